@@ -1,0 +1,122 @@
+"""Every exception that Quire raises on purpose, in one tree.
+
+A caller tells by the class who can mend it: `RequestError` is the sender's (HTTP 400), `CapacityError` is the moment's
+(503, try again), `LoadError` is the operator's, `EngineDeadError` is nobody's until a restart. Where users of this field
+expect a `ValueError` or `TypeError`, the class is one of these too.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of the tree; its text is fit to be shown to the person who made the call."""
+
+
+class RequestError(EngineError, ValueError):
+    """The request cannot be served as it was written; `http_status` is what a server answers."""
+
+    http_status = 400
+
+    def __init__(
+        self, message: str, *, parameter: str | None = None, value: object | None = None
+    ) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+
+class InvalidParameter(RequestError):
+    """A parameter has a value that it may not have: what was given, what is allowed, what to do."""
+
+    def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        text = f"{name}={shown} is not allowed: {allowed}."
+        super().__init__(f"{text} {hint}".rstrip(), parameter=name, value=value)
+
+
+class InvalidType(InvalidParameter, TypeError):
+    """A parameter has a value of a type that it may not have."""
+
+
+class UnknownParameter(InvalidParameter, TypeError):
+    """A keyword or field that does not exist."""
+
+    def __init__(self, name: str, allowed: str, hint: str = "") -> None:
+        RequestError.__init__(
+            self, f"{name!r} is not a parameter here: {allowed}. {hint}".rstrip(), parameter=name
+        )
+
+
+class NotBuiltYet(InvalidParameter, NotImplementedError):
+    """A documented parameter at a value that this release does not implement."""
+
+    def __init__(self, name: str, value: object, hint: str) -> None:
+        super().__init__(name, value, "this release does not implement it", hint)
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for a single new token."""
+
+    def __init__(self, num_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"The prompt has {num_tokens} tokens, but the model holds {max_model_len} tokens of prompt "
+            f"and output together. Shorten the prompt or raise max_model_len.",
+            parameter="prompt",
+            value=num_tokens,
+        )
+
+
+class GenerationError(EngineError):
+    """One request failed inside the engine; the others go on (HTTP 500)."""
+
+    http_status = 500
+
+
+class EngineGenerateError(GenerationError):
+    """A stream ended because of an unexpected failure while it was served."""
+
+
+class CapacityError(EngineError):
+    """There is no room at the moment; trying again later can succeed (HTTP 503)."""
+
+    http_status = 503
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(EngineError):
+    """The engine core has ended and was not brought back; no request can be served."""
+
+    http_status = 503
+
+
+class LoadError(EngineError, ValueError):
+    """A model, tokenizer or configuration cannot be loaded."""
+
+
+class ModelNotFound(LoadError):
+    """Neither a folder nor a reachable hub repository has this name."""
+
+
+class UnsupportedArchitecture(LoadError):
+    """config.json names an architecture that no family of ours describes."""
+
+
+class UnknownConfigKey(LoadError):
+    """config.json has a key whose meaning we do not know, so that ignoring it could change the answers."""
+
+
+class UnsupportedConfigValue(LoadError):
+    """config.json has a known key at a value that is not implemented."""
+
+
+class WeightMismatch(LoadError):
+    """The checkpoint's tensors are not exactly those that the model needs."""
+
+
+class CorruptCheckpoint(LoadError):
+    """A weight file is truncated or is not what its header claims."""

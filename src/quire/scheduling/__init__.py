@@ -1,0 +1,1 @@
+"""Who gets how many tokens in which blocks: pure decisions, integers in and integers out."""
