@@ -1,0 +1,127 @@
+"""The checks of parameters: each returns the value in its plain form or raises by name.
+
+Numbers of any library are taken (`numbers.Real`, `numbers.Integral`) and come back as Python's own,
+so that they encode and compare exactly; a bool is never a number here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.errors import InvalidParameter, InvalidType, UnknownParameter
+
+MAX_FLOAT32 = 3.4028234663852886e38
+MIN_FLOAT32 = 1.1754943508222875e-38
+"""The normal float32 numbers: what lies outside becomes infinity or zero in the sampler."""
+MAX_INT = 2**31 - 1
+"""No count of tokens is larger."""
+
+_Item = TypeVar("_Item")
+
+
+class CheckedMeta(msgspec.StructMeta):
+    """Makes a Struct refuse an unknown keyword by name, as `UnknownParameter` (a TypeError too)."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        known = cls.__struct_fields__
+        for name in fields:
+            if name not in known:
+                public = ", ".join(field for field in known if not field.startswith("_"))
+                raise UnknownParameter(name, f"{cls.__name__} has {public}")
+        return super().__call__(*args, **fields)
+
+
+def number(name: str, value: object, low: float, high: float, allowed: str) -> float:
+    """`value` as a float when low <= value <= high, which no NaN is."""
+    if value.__class__ is not float and (not isinstance(value, Real) or isinstance(value, bool)):
+        raise InvalidType(name, value, allowed)
+    if not low <= value <= high:  # type: ignore[operator]
+        raise InvalidParameter(name, value, allowed)
+    return float(value)  # type: ignore[arg-type]
+
+
+def integer(name: str, value: object, low: int, high: int, allowed: str) -> int:
+    """`value` as an int when low <= value <= high."""
+    if value.__class__ is not int and (not isinstance(value, Integral) or isinstance(value, bool)):
+        raise InvalidType(name, value, allowed)
+    if not low <= value <= high:  # type: ignore[operator]
+        raise InvalidParameter(name, value, allowed)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def flag(name: str, value: object) -> bool:
+    """`value` when it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidType(name, value, "it must be True or False")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """`value` when it is a str that has a UTF-8 form (no lone surrogates)."""
+    if not isinstance(value, str):
+        raise InvalidType(name, value, "it must be a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        allowed = "it must be valid Unicode without lone surrogates"
+        raise InvalidParameter(name, ascii(value[:40]), allowed) from None
+    return value
+
+
+def texts(name: str, value: object, max_items: int, max_chars: int) -> list[str]:
+    """`value` (None, a str, or several) as a list of different non-empty strings."""
+    if value is None:
+        return []
+    items = [value] if isinstance(value, str) else value
+    items = sequence(name, items, f"a str or a list of at most {max_items} strings", max_items)
+    for item in items:
+        if text(name, item) == "":
+            raise InvalidParameter(name, value, "no string in it may be empty")
+    if sum(map(len, items)) > max_chars:
+        raise InvalidParameter(name, "...", f"it may have at most {max_chars} characters in all")
+    return without_repeats(items)
+
+
+def sequence(name: str, value: object, kind: str, max_items: int) -> Sequence[Any]:
+    """`value` when it is a list or tuple of at most `max_items`; its items are not looked at."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidType(name, value, f"it must be {kind}")
+    if len(value) > max_items:
+        raise InvalidParameter(name, f"<{len(value)} items>", f"it must be {kind}")
+    return value
+
+
+def integers(name: str, value: object, max_items: int) -> list[int]:
+    """`value` (a list or tuple) as a list of ints of any size."""
+    ids = sequence(name, value, f"a list of at most {max_items} ints", max_items)
+    return [integer(name, item, -(2**63), 2**63 - 1, "each item must be an int") for item in ids]
+
+
+def in_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise for the first of the ids that is not one of the model's."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            allowed = f"each must be a token id from 0 to {vocab_size - 1}"
+            raise InvalidParameter(name, token_id, allowed)
+
+
+def without_repeats(items: Iterable[_Item]) -> list[_Item]:
+    """The items in order, each once."""
+    return list(dict.fromkeys(items))
+
+
+def wire_ints(name: str, value: object, depth: int = 0) -> None:
+    """Raise unless every int anywhere in `value` fits 64 bits, as messages need it."""
+    if depth > 32:
+        raise InvalidParameter(name, "...", "it may be nested at most 32 levels deep")
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            wire_ints(name, item, depth + 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise InvalidParameter(name, value, "every int in it must fit 64 bits")

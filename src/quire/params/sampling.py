@@ -1,0 +1,252 @@
+"""How tokens are chosen, when a request ends, and what comes back: `SamplingParams`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from quire.errors import InvalidParameter
+from quire.params import checks, model_rules, sampling_rules
+from quire.params.kinds import RequestOutputKind, SamplingType
+from quire.params.structured import RepetitionDetectionParams, StructuredOutputsParams
+
+MAX_BAD_WORD_SEQUENCES = 128
+MAX_BAD_WORD_TOKENS = 1024
+"""How many token sequences, and tokens in all, the bad words of one request may become."""
+
+_MUTABLE = (
+    *("stop", "stop_token_ids", "logprob_token_ids", "structured_outputs", "logit_bias"),
+    *("allowed_token_ids", "extra_args", "bad_words", "repetition_detection"),
+    *("prompt_logprob_token_ids", "trace_decode_token_ids", "watermarking"),
+    *("_all_stop_token_ids", "_bad_words_token_ids"),
+)
+
+
+class TextEncoder(Protocol):
+    """The part of a tokenizer that turns bad words into token ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+        """The token ids of `text`."""
+        ...
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, metaclass=checks.CheckedMeta):
+    """The parameters of one generation; checked when made, and again when a request is added.
+
+    Assigning to a field is allowed and unchecked until then; `validate()` checks at once. Raises
+    InvalidParameter, InvalidType (a TypeError) or UnknownParameter (a TypeError), all of them
+    ValueErrors.
+    """
+
+    n: int = 1
+    """How many completions; child i draws with seed + i."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """The first two look at the output alone, the third at prompt and output."""
+    temperature: float = 1.0
+    """0 is greedy; what lies between 0 and 0.01 counts as 0.01."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 and -1 turn it off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """None and -1: drawn when the request is added."""
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None: as many as fit behind the prompt."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report; 0: the chosen one alone, -1: all."""
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    """Report exactly these tokens (and the chosen one) instead of the likeliest."""
+    flat_logprobs: bool = False
+    """Logprobs come as `FlatLogprobs` instead of a list of dicts."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    """DELTA outputs come every so many tokens; never more often than the engine's own interval."""
+    skip_clone: bool = False
+    """`clone()` may be shallow, because nobody changes the containers."""
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    """Arguments of custom logits processors."""
+    bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    routed_experts_prompt_start: int = 0
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    prompt_logprob_start: int | None = None
+    trace_decode_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    """None: only if prompt logprobs are asked for, which need every position computed."""
+    watermarking: Any = None
+
+    _eos_token_id: int | None = None
+    _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
+    _bad_words_token_ids: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @classmethod
+    def from_optional(cls, **fields: Any) -> SamplingParams:
+        """Make one from fields of which None means the default; clamps biases to [-100, 100]."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        if "logit_bias" in given:
+            given["logit_bias"] = _clamped(given["logit_bias"])
+        made: SamplingParams = cls(**given)
+        return made
+
+    @staticmethod
+    def for_sampler_warmup() -> SamplingParams:
+        """Parameters that take the parts of the sampler once each."""
+        return SamplingParams(
+            temperature=0.9,
+            top_p=0.9,
+            top_k=50,
+            min_p=0.1,
+            presence_penalty=0.5,
+            frequency_penalty=0.5,
+            repetition_penalty=1.2,
+            min_tokens=2,
+            logit_bias={0: -1.0, 1: 0.5},
+            logprobs=5,
+            prompt_logprobs=1,
+        )
+
+    def clone(self) -> SamplingParams:
+        """A copy whose containers are its own (shared with this one when `skip_clone`)."""
+        twin = copy.copy(self)
+        if not self.skip_clone:
+            for name in _MUTABLE:
+                value = getattr(self, name)
+                if value is not None:
+                    setattr(twin, name, copy.deepcopy(value) if value else type(value)())
+        return twin
+
+    def validate(self) -> None:
+        """Bring every field into its plain form, or raise for the first that is not allowed."""
+        sampling_rules.check(self)
+
+    def verify(self, *, vocab_size: int, max_logprobs: int) -> None:
+        """Raise InvalidParameter when a model of this vocabulary cannot honour a field."""
+        model_rules.verify(self, vocab_size=vocab_size, max_logprobs=max_logprobs)
+
+    def limit_output(self, room: int) -> None:
+        """Make `max_tokens` a number when the model has `room` tokens of room behind the prompt."""
+        if self.max_tokens is None:
+            self.max_tokens = room
+            sampling_rules.check_min_tokens(self)
+
+    def update_from_generation_config(
+        self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
+    ) -> None:
+        """Take over what ends a text of this model: its EOS token and further ones.
+
+        After this `eos_token_id`, `stop_token_ids` and `all_stop_token_ids` are complete. With
+        `ignore_eos` none of the model's ids stop the request; `all_stop_token_ids`, which
+        `min_tokens` forbids, has them all the same.
+        """
+        listed = generation_config.get("eos_token_id")
+        extra = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+        extra = [token_id for token_id in extra if token_id != eos_token_id]
+        stops = list(self.stop_token_ids or [])
+        masked = {*stops, *extra} if eos_token_id is None else {*stops, *extra, eos_token_id}
+        self._all_stop_token_ids = masked
+        self._eos_token_id = None if self.ignore_eos else eos_token_id
+        if not self.ignore_eos:
+            self.stop_token_ids = checks.without_repeats([*stops, *extra])
+
+    def update_from_tokenizer(self, tokenizer: TextEncoder) -> None:
+        """Turn the bad words into token ids, each word as it is and with a space in front.
+
+        The form with a space counts only if it begins with another token and has the same number of
+        tokens.
+        """
+        self._bad_words_token_ids = None
+        if not self.bad_words:
+            return
+        sequences: list[list[int]] = []
+        for word in self.bad_words:
+            sequences += _forms(word, tokenizer)
+        num_tokens = sum(map(len, sequences))
+        if len(sequences) > MAX_BAD_WORD_SEQUENCES or num_tokens > MAX_BAD_WORD_TOKENS:
+            allowed = (
+                f"with a leading space and without, the words may become {MAX_BAD_WORD_SEQUENCES} "
+                f"sequences and {MAX_BAD_WORD_TOKENS} tokens, and these become {len(sequences)} "
+                f"and {num_tokens}"
+            )
+            raise InvalidParameter("bad_words", self.bad_words, allowed)
+        self._bad_words_token_ids = sequences
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """Whether the draw is greedy, random, or random with a seed of its own."""
+        if self.temperature < 1e-5:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends this request without a stop reason; None under `ignore_eos`."""
+        return self._eos_token_id
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """Every id that must not be drawn before `min_tokens`."""
+        return self._all_stop_token_ids
+
+    @property
+    def bad_words_token_ids(self) -> list[list[int]] | None:
+        """The bad words as token ids; None when there are none."""
+        return self._bad_words_token_ids
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many logprobs a position gets beside its own token: -1 all, None no logprobs."""
+        if self.logprobs is None and self.logprob_token_ids is not None:
+            return len(self.logprob_token_ids)
+        return self.logprobs
+
+    @property
+    def output_text_buffer_length(self) -> int:
+        """How many characters are held back, because a stop string may begin in them."""
+        if not self.stop or self.include_stop_str_in_output:
+            return 0
+        return max(map(len, self.stop)) - 1
+
+
+def _forms(word: str, tokenizer: TextEncoder) -> list[list[int]]:
+    plain = list(tokenizer.encode(word.lstrip(), add_special_tokens=False))
+    spaced = list(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+    if not plain:
+        raise InvalidParameter("bad_words", word, "the tokenizer makes no token of it")
+    checks.in_vocabulary("bad_words", plain + spaced, tokenizer.vocab_size)
+    if len(spaced) == len(plain) and spaced[0] != plain[0]:
+        return [plain, spaced]
+    return [plain]
+
+
+def _clamped(bias: Mapping[Any, float]) -> dict[int, float]:
+    try:
+        return {int(key): min(100.0, max(-100.0, value)) for key, value in bias.items()}
+    except (AttributeError, TypeError, ValueError):
+        allowed = "it must be a dict from token id (or its digits) to number"
+        raise InvalidParameter("logit_bias", bias, allowed) from None
