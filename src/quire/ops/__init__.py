@@ -1,0 +1,40 @@
+"""The operations of a decoder: one contract file per family, whose plain-torch bodies are the
+definitions.
+
+`select` chooses a provider for each op once and returns `Ops`, the namespace that models and the
+runner call. The rest of what is exported here are the values that travel through ops.
+"""
+
+from quire.ops.attention import AttentionArgs, AttentionPlan
+from quire.ops.batch import PAD_SLOT, Batch, GroupBatch
+from quire.ops.catalog import CATALOG
+from quire.ops.kv import LayerKV
+from quire.ops.linear import LinearWeight
+from quire.ops.moe import ExpertWeights, MoeArgs
+from quire.ops.norm import NormWeight
+from quire.ops.registry import Facts, Implementation, Op
+from quire.ops.rotary import QKNorm, RotaryTable
+from quire.ops.select import Choice, Ops, bind, select
+
+__all__ = [
+    "CATALOG",
+    "PAD_SLOT",
+    "AttentionArgs",
+    "AttentionPlan",
+    "Batch",
+    "Choice",
+    "ExpertWeights",
+    "Facts",
+    "GroupBatch",
+    "Implementation",
+    "LayerKV",
+    "LinearWeight",
+    "MoeArgs",
+    "NormWeight",
+    "Op",
+    "Ops",
+    "QKNorm",
+    "RotaryTable",
+    "bind",
+    "select",
+]

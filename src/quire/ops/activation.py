@@ -1,0 +1,55 @@
+"""The non-linearities of feed-forward layers, and the gate on a layer's output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.registry import nbytes, op
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
+ACTIVATIONS: MappingProxyType[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "relu": F.relu,
+        "relu2": _relu2,
+    }
+)
+"""Name in a spec -> function; each returns a new tensor of x's dtype."""
+
+
+def gated(gate_up: Tensor, act: str) -> Tensor:
+    """act(gate) * up for gate_up [*, 2F] that holds the gate, then the up half -> [*, F]."""
+    gate, up = gate_up.chunk(2, -1)
+    return ACTIVATIONS[act](gate).mul_(up)
+
+
+def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
+    """gpt-oss's form of the gate, [*, 2F] -> [*, F].
+
+    (up + 1) * gate * sigmoid(1.702 * gate), gate cut at +limit and up at +-limit (GptOssExperts in
+    transformers).
+    """
+    gate, up = gate_up.chunk(2, -1)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
+    return up.add_(1).mul_(gate * (gate * 1.702).sigmoid_())
+
+
+@op(
+    num_bytes=lambda y, gate: 2 * nbytes(y) + nbytes(gate),
+    flops=lambda y, gate: y.numel() + 4 * gate.numel(),
+)
+def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
+    """y * sigmoid(gate): y [T, F], gate [T, F] or [T, 1] -> [T, F] in y's dtype."""
+    return y * gate.sigmoid()

@@ -1,0 +1,40 @@
+"""The tensors of one step, which travel as one argument down the layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.ops.attention import AttentionPlan
+from quire.ops.kv import LayerKV
+
+PAD_SLOT = -1
+"""The slot of a token whose keys and values are written nowhere."""
+
+
+@dataclass(slots=True)
+class GroupBatch:
+    """What differs between KV groups: slots [T] int64, where the new K/V go, and the group's
+    attention plan.
+    """
+
+    slots: Tensor
+    plan: AttentionPlan
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's input to the model, made by the runner and valid during that step.
+
+    ids [T] int64, or embeds [T, C] in the model's dtype where the embedding stage ran before;
+    positions [P, T] int64 (P = 1); one entry of `groups` per KV group; one entry of `kv` per layer.
+    Tokens of a row are consecutive.
+    """
+
+    ids: Tensor | None
+    embeds: Tensor | None
+    positions: Tensor
+    groups: list[GroupBatch]
+    kv: list[LayerKV]
+    num_tokens: int

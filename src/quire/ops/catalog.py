@@ -1,0 +1,43 @@
+"""All operations, in the order in which a reader meets them on the way through a decoder."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from quire.ops.activation import scale_gate
+from quire.ops.attention import attend, plan_attention
+from quire.ops.embed import embed
+from quire.ops.kv import allocate_kv, copy_kv, export_kv, import_kv, zero_kv
+from quire.ops.linear import linear, logits, mlp, pack_linear
+from quire.ops.moe import moe, pack_experts
+from quire.ops.norm import add, add_norm, norm
+from quire.ops.registry import Op
+from quire.ops.rotary import rope_store
+
+CATALOG: MappingProxyType[str, Op] = MappingProxyType(
+    {
+        record.name: record
+        for record in (
+            embed,
+            norm,
+            add,
+            add_norm,
+            scale_gate,
+            pack_linear,
+            linear,
+            mlp,
+            logits,
+            allocate_kv,
+            export_kv,
+            import_kv,
+            copy_kv,
+            zero_kv,
+            rope_store,
+            plan_attention,
+            attend,
+            pack_experts,
+            moe,
+        )
+    }
+)
+"""Name -> op."""

@@ -1,0 +1,37 @@
+"""Token ids to hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.registry import op
+
+
+def _embed_bytes(ids: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
+    return ids.numel() * (8 + 2 * table.shape[1] * table.element_size())
+
+
+@op(num_bytes=_embed_bytes, flops=lambda ids, table, *_, **__: ids.numel() * table.shape[1])
+def embed(
+    ids: Tensor,
+    table: Tensor,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+) -> Tensor:
+    """table[ids] * scale (+ position_table[positions]): ids [T] int64, table [V, C] -> [T, C].
+
+    positions [T] int64 are rows of position_table [P, C] (a family's offset already added); both or
+    neither are given. `scale` is used as given: Gemma rounds its own to the model's dtype, which is
+    the caller's part. An id outside the table raises IndexError on the CPU.
+    """
+    assert (positions is None) == (position_table is None)
+    x = F.embedding(ids, table)
+    if scale != 1.0:
+        x = x.mul_(scale)
+    if positions is not None and position_table is not None:
+        x = x.add_(F.embedding(positions, position_table))
+    return x

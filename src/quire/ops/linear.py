@@ -1,0 +1,118 @@
+"""Matrix products with weights: packing at load, projections, feed-forward layers, logits.
+
+The four ops share the format "linear": whoever packs a weight also multiplies with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.activation import ACTIVATIONS, gated
+from quire.ops.registry import WIDE, nbytes, op
+
+
+class LinearWeight(Protocol):
+    """A packed weight, opaque to all but the provider that packed it; `nbytes` is what it keeps in
+    memory.
+    """
+
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """Plain torch's format: weight [out, in] as in the checkpoint, bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.weight, self.bias)
+
+
+@op(num_bytes=lambda weight, bias: 2 * nbytes(weight, bias), format="linear")
+def pack_linear(weight: Tensor, bias: Tensor | None) -> PlainLinear:
+    """Take weight [out, in] and bias [out] into the provider's format, once at load.
+
+    Plain torch keeps the caller's tensors (no copy), so a weight may stay a view of a mapped file.
+    """
+    assert weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    return PlainLinear(weight, bias)
+
+
+def _linear_bytes(x: Tensor, w: LinearWeight) -> int:
+    rows = x.numel() // w.in_features
+    return nbytes(x) + w.nbytes + rows * w.out_features * x.element_size()
+
+
+def _linear_flops(x: Tensor, w: LinearWeight) -> int:
+    return 2 * x.numel() * w.out_features
+
+
+@op(num_bytes=_linear_bytes, flops=_linear_flops, format="linear")
+def linear(x: Tensor, w: PlainLinear) -> Tensor:
+    """x [T, in] times the weight, plus bias -> [T, out] in x's dtype, which is the weight's."""
+    return F.linear(x, w.weight, w.bias)
+
+
+def _mlp_bytes(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> int:
+    return 2 * nbytes(x) + up.nbytes + down.nbytes
+
+
+def _mlp_flops(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> int:
+    rows = x.numel() // up.in_features
+    return 2 * rows * (up.in_features * up.out_features + down.in_features * down.out_features)
+
+
+@op(num_bytes=_mlp_bytes, flops=_mlp_flops, format="linear")
+def mlp(x: Tensor, up: PlainLinear, down: PlainLinear, act: str, gated: bool) -> Tensor:
+    """A feed-forward layer, x [T, C] -> [T, C].
+
+    gated: `up` is [2F, C], gate rows first, and the hidden layer is act(gate) * up; else it is
+    act(up). `act` is a name in `ACTIVATIONS`.
+    """
+    return F.linear(_hidden(F.linear(x, up.weight, up.bias), act, gated), down.weight, down.bias)
+
+
+def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
+    return gated(h, act) if is_gated else ACTIVATIONS[act](h)
+
+
+@op(
+    num_bytes=lambda x, head, *_, **__: _linear_bytes(x, head) + 2 * x.shape[0] * head.out_features,
+    flops=lambda x, head, *_, **__: _linear_flops(x, head),
+    format="linear",
+)
+def logits(
+    x: Tensor, head: PlainLinear, scale: float = 1.0, softcap: float | None = None
+) -> Tensor:
+    """The vocabulary's scores for x [R, C] -> fp32 [R, V]: softcap * tanh(scale * (x @ head) /
+    softcap).
+
+    The product is rounded to x's dtype before it is widened, as transformers does, so that ties in
+    bf16 are the same; scale and cap are applied in fp32.
+    """
+    y = F.linear(x, head.weight, head.bias).to(WIDE[x.dtype])
+    if scale != 1.0:
+        y = y.mul_(scale)
+    if softcap is not None:
+        y = y.div_(softcap).tanh_().mul_(softcap)
+    return y

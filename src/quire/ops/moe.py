@@ -1,0 +1,178 @@
+"""Mixture of experts: packing at load, routing, and the experts' feed-forward layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.activation import gated, gated_with_limit
+from quire.ops.linear import LinearWeight, PlainLinear, linear
+from quire.ops.registry import WIDE, nbytes, op
+
+
+@dataclass(frozen=True, slots=True)
+class MoeArgs:
+    """How tokens choose experts and how the chosen ones' results are weighed.
+
+    score: "softmax" over all experts, "sigmoid" of each, or "softmax_topk", softmax over the chosen
+    logits only. renorm: the chosen scores are divided by their sum (not for softmax_topk, whose sum
+    is 1); then times `scale`. groups > 1: only experts of the top_groups groups with the best sum
+    of two scores are eligible (DeepSeek-V3). clamp: gpt-oss's limited gate instead of `act`.
+    """
+
+    experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid", "softmax_topk"]
+    renorm: bool
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    act: str = "silu"
+    clamp: float | None = None
+
+    def __post_init__(self) -> None:
+        assert 0 < self.top_k <= self.experts and self.experts % self.groups == 0
+        assert self.clamp is None or self.act == "silu"
+
+
+class ExpertWeights(Protocol):
+    """The packed weights of all experts of a layer; `nbytes` is what they take in memory."""
+
+    experts: int
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExperts:
+    """Plain torch's format: one gate/up and one down weight per expert, views of the packed
+    tensors.
+    """
+
+    experts: int
+    up: tuple[PlainLinear, ...]
+    down: tuple[PlainLinear, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in self.up + self.down)
+
+
+@op(num_bytes=lambda *tensors, **__: 2 * nbytes(*tensors), format="experts")
+def pack_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> PlainExperts:
+    """Take gate_up [E, 2F, C] (gate rows, then up rows), down [E, C, F] and biases [E, 2F], [E, C]
+    into the format.
+
+    Plain torch keeps the caller's tensors (no copy).
+    """
+    experts = gate_up.shape[0]
+    assert down.shape == (experts, gate_up.shape[2], gate_up.shape[1] // 2)
+    return PlainExperts(experts, _per_expert(gate_up, gate_up_bias), _per_expert(down, down_bias))
+
+
+def _per_expert(weight: Tensor, bias: Tensor | None) -> tuple[PlainLinear, ...]:
+    biases = [None] * len(weight) if bias is None else bias.unbind()
+    return tuple(PlainLinear(w, b) for w, b in zip(weight.unbind(), biases, strict=True))
+
+
+def _moe_bytes(
+    x: Tensor, router: LinearWeight, experts: ExpertWeights, args: MoeArgs, *_: Any, **__: Any
+) -> int:
+    used = min(args.experts, x.shape[0] * args.top_k)
+    return 2 * nbytes(x) + router.nbytes + experts.nbytes * used // args.experts
+
+
+def _moe_flops(
+    x: Tensor, router: LinearWeight, experts: ExpertWeights, args: MoeArgs, *_: Any, **__: Any
+) -> int:
+    per_expert = experts.nbytes // x.element_size() // args.experts
+    return 2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert)
+
+
+@op(num_bytes=_moe_bytes, flops=_moe_flops, format="experts")
+def moe(
+    x: Tensor,
+    router: LinearWeight,
+    experts: PlainExperts,
+    args: MoeArgs,
+    select_bias: Tensor | None = None,
+) -> Tensor:
+    """Each token's top_k experts, weighed and summed in fp32 in top-k order: x [T, C] -> [T, C].
+
+    router maps C to E; select_bias [E] joins the scores for the choice only (DeepSeek-V3). Equal
+    scores are chosen in an order that torch leaves open.
+    """
+    num_tokens, width = x.shape
+    chosen, weights = route(linear(x, router), args, select_bias)
+    # (token, choice) pairs grouped by expert
+    order = chosen.flatten().argsort(stable=True)
+    counts = torch.bincount(chosen.flatten(), minlength=args.experts).tolist()
+    rows = order // args.top_k
+    results = x.new_empty(num_tokens * args.top_k, width)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            pairs = slice(start, start + count)
+            start += count
+            y = _expert(x[rows[pairs]], experts.up[expert], experts.down[expert], args)
+            results.index_copy_(0, order[pairs], y)
+    return _weighted_sum(results.view(num_tokens, args.top_k, width), weights).to(x.dtype)
+
+
+def _expert(x: Tensor, up: PlainLinear, down: PlainLinear, args: MoeArgs) -> Tensor:
+    h = F.linear(x, up.weight, up.bias)
+    h = gated(h, args.act) if args.clamp is None else gated_with_limit(h, args.clamp)
+    return F.linear(h, down.weight, down.bias)
+
+
+def _weighted_sum(y: Tensor, weights: Tensor) -> Tensor:
+    """y [T, k, C] times weights [T, k], added one choice after the other, in the weights' type ->
+    [T, C].
+    """
+    total = y[:, 0] * weights[:, 0, None]
+    for i in range(1, y.shape[1]):
+        total += y[:, i] * weights[:, i, None]
+    return total
+
+
+def route(logits: Tensor, args: MoeArgs, select_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Router logits [T, E] -> chosen experts [T, k] int64, best first, and their weights [T, k]
+    fp32.
+    """
+    logits = logits.to(WIDE[logits.dtype])
+    scores = logits
+    if args.score == "softmax":
+        scores = logits.softmax(-1)
+    elif args.score == "sigmoid":
+        scores = logits.sigmoid()
+    eligible = scores if select_bias is None else scores + select_bias
+    if args.groups > 1:
+        eligible = _best_groups(eligible, args)
+    chosen = eligible.topk(args.top_k, -1).indices
+    weights = scores.gather(1, chosen)
+    if args.score == "softmax_topk":
+        weights = weights.softmax(-1)
+    elif args.renorm:
+        # DeepSeek-V3's constant: its sigmoids may all be 0, while a softmax's best is at least 1/E
+        tiny = 1e-20 if args.score == "sigmoid" else 0.0
+        weights = weights / (weights.sum(-1, keepdim=True) + tiny)
+    return chosen, weights * args.scale
+
+
+def _best_groups(scores: Tensor, args: MoeArgs) -> Tensor:
+    """scores [T, E], -inf outside the groups whose two best scores have the largest sums."""
+    grouped = scores.unflatten(1, (args.groups, -1))
+    best_two = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)
+    keep = torch.zeros_like(best_two, dtype=torch.bool)
+    keep.scatter_(1, best_two.topk(args.top_groups, -1).indices, True)
+    return grouped.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(1)

@@ -1,0 +1,267 @@
+"""Plain torch's attention plan: which lanes of KV memory each row reads, in what groups, under
+which masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TILE = 512
+"""New tokens of a row that are attended to at once: bounds the mask, and skips keys that none of
+them sees.
+"""
+
+MAX_LANES = 8192
+"""Lanes (tokens of KV) that rows with one new token gather at once; a longer row is gathered alone.
+"""
+
+SMALL_LANES = 1024
+"""Below this many padded lanes, one larger gather is cheaper than two calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Consecutive new tokens of one row and the keys that they can see.
+
+    `tokens` index the step's tokens, `keys` the row's gathered lanes; the last key belongs to the
+    last token. is_causal: token i sees the keys 0..i and the tile has as many keys as tokens, so
+    that no mask is needed.
+    """
+
+    tokens: slice
+    keys: slice
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """A row with more than one new token: the lanes of all keys that any of them sees, and its
+    tiles.
+    """
+
+    lanes: Tensor
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows with one new token that are attended to together.
+
+    tokens: their places among the step's tokens; lanes [R * L] int64, padded with lane 0, which
+    holds zeros; distance [R, 1, 1, L] fp32 = key's position - query's; valid [R, 1, 1, L] or None
+    where nothing is padded.
+    """
+
+    tokens: slice | Tensor
+    lanes: Tensor
+    distance: Tensor
+    valid: Tensor | None
+    _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """0 where a lane is a key, -inf where it is padding; made once per dtype."""
+        if self.valid is None:
+            return None
+        if dtype not in self._biases:
+            self._biases[dtype] = _bias(self.valid, dtype)
+        return self._biases[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """One step's rows for one KV group.
+
+    Tiles of all rows share one mask [t, L]: seen from the last token and the last key, it is the
+    same for all.
+    """
+
+    window: int | None
+    decode: tuple[DecodeRows, ...]
+    prefill: tuple[PrefillRow, ...]
+    num_keys: int
+    num_pairs: int
+    distance: Tensor
+    _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def tile_distance(self, tile: Tile) -> Tensor:
+        """Key's position - query's, [n, L] fp32."""
+        return _last(self.distance, tile)
+
+    def tile_bias(self, tile: Tile, dtype: torch.dtype) -> Tensor:
+        """0 where a token of the tile sees a key, else -inf, [n, L]."""
+        if dtype not in self._biases:
+            visible = self.distance <= 0
+            if self.window is not None:
+                visible &= self.distance > -self.window
+            self._biases[dtype] = _bias(visible, dtype)
+        return _last(self._biases[dtype], tile)
+
+
+def _last(square: Tensor, tile: Tile) -> Tensor:
+    rows, columns = tile.tokens.stop - tile.tokens.start, tile.keys.stop - tile.keys.start
+    return square[square.shape[0] - rows :, square.shape[1] - columns :]
+
+
+def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return bias.masked_fill_(~visible, float("-inf"))
+
+
+def plan_rows(
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    block_table: Tensor,
+    block_size: int,
+    window: int | None,
+) -> PlainPlan:
+    """See `attention.plan_attention`."""
+    num_new = np.diff(query_start)
+    assert len(num_new) == len(seq_lens) == block_table.shape[0]
+    assert (num_new <= seq_lens).all(), "a row has more new tokens than tokens"
+    # the first key that the row's first new token sees
+    first = np.maximum(seq_lens - num_new + 1 - window, 0) if window else np.zeros_like(seq_lens)
+    spans = seq_lens - first
+    lanes = _Lanes(block_table, block_size)
+    decode = tuple(
+        _decode_rows(group, query_start, first, spans, lanes)
+        for group in _decode_groups(np.flatnonzero(num_new == 1), spans)
+    )
+    prefill = tuple(
+        _prefill_row(row, query_start, seq_lens, int(first[row]), window, lanes)
+        for row in np.flatnonzero(num_new > 1).tolist()
+    )
+    shown = num_new > 0
+    return PlainPlan(
+        window,
+        decode,
+        prefill,
+        num_keys=int(spans[shown].sum()),
+        num_pairs=_count_pairs(num_new[shown], seq_lens[shown], window),
+        distance=_distance(prefill, block_table.device),
+    )
+
+
+class _Lanes:
+    """Looks lanes up in a block table."""
+
+    def __init__(self, block_table: Tensor, block_size: int) -> None:
+        self.block_table = block_table
+        self.block_size = block_size
+        self.device = block_table.device
+
+    def of_row(self, row: int, first: int, stop: int) -> Tensor:
+        """Lanes of positions first..stop-1, int64."""
+        size = self.block_size
+        first_block = first // size
+        blocks = self.block_table[row, first_block : -(-stop // size)].to(torch.int64)
+        offsets = torch.arange(1, size + 1, device=self.device)  # lane = slot + 1
+        lanes = (blocks.unsqueeze(1) * size + offsets).flatten()
+        return lanes[first - first_block * size : stop - first_block * size]
+
+    def of_rows(self, rows: np.ndarray, positions: Tensor, valid: Tensor) -> Tensor:
+        """Lanes of positions [R, L], 0 where not valid; flat."""
+        table = self.block_table[torch.from_numpy(rows).to(self.device)]
+        blocks = (positions // self.block_size).clamp_(max=table.shape[1] - 1)
+        slots = table.gather(1, blocks).to(torch.int64) * self.block_size
+        return (slots + positions % self.block_size + 1).where(valid, 0).flatten()
+
+
+def _decode_groups(rows: np.ndarray, spans: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut rows into groups of similar length, so that padding at most doubles the gather; order
+    kept where possible.
+    """
+    if not len(rows):
+        return
+    longest = int(spans[rows].max())
+    if len(rows) * longest <= max(SMALL_LANES, min(MAX_LANES, 2 * int(spans[rows].sum()))):
+        yield rows
+        return
+    rows = rows[np.argsort(-spans[rows], kind="stable")]
+    start = 0
+    while start < len(rows):
+        longest = int(spans[rows[start]])
+        stop = start + 1
+        while (
+            stop < len(rows)
+            and (stop + 1 - start) * longest <= MAX_LANES
+            and 2 * spans[rows[stop]] >= longest
+        ):
+            stop += 1
+        yield np.sort(rows[start:stop])
+        start = stop
+
+
+def _decode_rows(
+    rows: np.ndarray, query_start: np.ndarray, first: np.ndarray, spans: np.ndarray, lanes: _Lanes
+) -> DecodeRows:
+    device = lanes.device
+    span = torch.from_numpy(spans[rows].astype(np.int64)).to(device).unsqueeze(1)
+    begin = torch.from_numpy(first[rows].astype(np.int64)).to(device).unsqueeze(1)
+    steps = torch.arange(int(spans[rows].max()), device=device)
+    valid = steps < span
+    distance = (steps - span + 1).to(torch.float32)
+    padded = bool((spans[rows] != spans[rows[0]]).any())
+    return DecodeRows(
+        tokens=_as_slice(query_start[rows], device),
+        lanes=lanes.of_rows(rows, begin + steps, valid),
+        distance=distance[:, None, None],
+        valid=valid[:, None, None] if padded else None,
+    )
+
+
+def _as_slice(indices: np.ndarray, device: torch.device) -> slice | Tensor:
+    """Increasing indices as a slice where they have no gap: a view instead of a copy."""
+    start, stop = int(indices[0]), int(indices[-1]) + 1
+    if stop - start == len(indices):
+        return slice(start, stop)
+    return torch.from_numpy(indices.astype(np.int64)).to(device)
+
+
+def _prefill_row(
+    row: int,
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    first: int,
+    window: int | None,
+    lanes: _Lanes,
+) -> PrefillRow:
+    begin, end, length = int(query_start[row]), int(query_start[row + 1]), int(seq_lens[row])
+    computed = length - (end - begin)
+    if computed == 0 and (window is None or window >= length):
+        whole = Tile(slice(begin, end), slice(0, length), is_causal=True)
+        return PrefillRow(lanes.of_row(row, 0, length), (whole,))
+    tiles = []
+    for start in range(begin, end, TILE):
+        stop = min(start + TILE, end)
+        low, high = computed + start - begin, computed + stop - begin  # positions of the tile
+        seen_from = max(low + 1 - window, first) if window else first
+        tiles.append(Tile(slice(start, stop), slice(seen_from - first, high - first), False))
+    return PrefillRow(lanes.of_row(row, first, length), tuple(tiles))
+
+
+def _distance(prefill: tuple[PrefillRow, ...], device: torch.device) -> Tensor:
+    """[t, L] for the longest tile and the most keys of any tile: entry (-1, -1) is the last token's
+    own key.
+    """
+    tiles = [tile for row in prefill for tile in row.tiles]
+    num_tokens = max((t.tokens.stop - t.tokens.start for t in tiles), default=0)
+    num_keys = max((t.keys.stop - t.keys.start for t in tiles), default=0)
+    queries = torch.arange(1 - num_tokens, 1, device=device, dtype=torch.float32)
+    keys = torch.arange(1 - num_keys, 1, device=device, dtype=torch.float32)
+    return keys - queries.unsqueeze(1)
+
+
+def _count_pairs(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> int:
+    """Sum over new tokens of the keys that each sees: position + 1, at most the window."""
+    low = (seq_lens - num_new).astype(np.int64)
+    high = seq_lens.astype(np.int64)
+    if window is None:
+        return int((high * (high + 1) - low * (low + 1)).sum()) // 2
+    # counts up to the window rise by one per position, after it they stay
+    a, b = np.minimum(low, window), np.minimum(high, window)
+    return int(((b * (b + 1) - a * (a + 1)) // 2 + window * (high - low - (b - a))).sum())

@@ -1,0 +1,123 @@
+"""What an operation is, and what it means to implement one.
+
+An `Op` is a record: its plain-torch body is the definition, and with it come the format that its
+opaque arguments share with other ops, what it writes to, and formulas for its traffic and
+arithmetic. An `Implementation` is somebody's faster body for one op. Neither file nor process keeps
+a table that can change: the ops are listed in `catalog.py`, and the implementations are constants
+of the provider's module, which `select.py` imports by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+"""The type that reductions run in, per activation type; float64 is for references in tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a provider may look at to say whether it serves a model."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+Formula = Callable[..., int]
+Supports = Callable[[Facts], "bool | str"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation: name, definition, and the facts that tests and benchmarks need.
+
+    `format` names the opaque objects (packed weights, KV layout) that the op shares with others:
+    all ops of one format come from one provider. `mutates` names the arguments whose contents
+    change; everything else is only read. `binds` names the parameters that `select` fills in from
+    `Facts`, so that callers do not pass them. `num_bytes` and `flops` take the op's arguments and
+    give the least traffic and the arithmetic of one call.
+    """
+
+    name: str
+    definition: Callable[..., Any]
+    num_bytes: Formula
+    flops: Formula
+    mutates: tuple[str, ...] = ()
+    format: str | None = None
+    binds: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The definition's parameters; every implementation takes the same."""
+        return inspect.signature(self.definition)
+
+    @property
+    def group(self) -> str:
+        """The unit of selection: the format where there is one, else the op itself."""
+        return self.format or self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the definition."""
+        return self.definition(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """A provider's body for one op.
+
+    `supports` answers True, or the reason for refusing as a short sentence. `batch_invariant`
+    claims that a row's bits do not depend on the other rows of the step.
+    """
+
+    op: str
+    provider: str
+    function: Callable[..., Any]
+    supports: Supports
+    batch_invariant: bool = False
+
+
+def op(
+    *,
+    num_bytes: Formula,
+    flops: Formula | None = None,
+    mutates: tuple[str, ...] = (),
+    format: str | None = None,
+    binds: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Any]], Op]:
+    """Make the decorated plain-torch body the definition of an op of the same name."""
+
+    def wrap(definition: Callable[..., Any]) -> Op:
+        record = Op(
+            definition.__name__,
+            definition,
+            num_bytes=num_bytes,
+            flops=flops or no_flops,
+            mutates=mutates,
+            format=format,
+            binds=binds,
+        )
+        unknown = set(mutates + binds) - set(record.signature.parameters)
+        assert not unknown, f"{record.name} has no parameter {sorted(unknown)}"
+        return record
+
+    return wrap
+
+
+def no_flops(*_: Any, **__: Any) -> int:
+    """The formula of an op that only moves data."""
+    return 0
+
+
+def nbytes(*tensors: torch.Tensor | None) -> int:
+    """Bytes that the elements of the tensors take; None takes none."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
