@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def verify(params: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
-    """Raise InvalidParameter for the first field that cannot be honoured (`max_logprobs` -1: any)."""
+    """Raise InvalidParameter for the first field that cannot be honoured; -1 logprobs means any."""
     limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
     _verify_logprobs(params, vocab_size, limit)
     for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):

@@ -1,0 +1,127 @@
+"""The forms in which a prompt can be given, and what every form comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
+
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, UnknownParameter
+from quire.params import checks
+
+MAX_CACHE_SALT_CHARS = 1024
+
+
+class _PromptOptions(TypedDict):
+    cache_salt: NotRequired[str | None]
+    """Prompts share cached blocks only with those of the same salt."""
+    multi_modal_data: NotRequired[Mapping[str, Any] | None]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any] | None]
+    multi_modal_uuids: NotRequired[Mapping[str, Any] | None]
+    media_io_kwargs: NotRequired[Mapping[str, Any] | None]
+
+
+class TextPrompt(_PromptOptions):
+    """A prompt as text, which the tokenizer turns into tokens."""
+
+    prompt: str
+
+
+class TokensPrompt(_PromptOptions):
+    """A prompt as token ids; `prompt` is the text to report with it."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str | None]
+    token_type_ids: NotRequired[list[int] | None]
+    prompt_token_offsets: NotRequired[list[tuple[int, int]] | None]
+
+
+PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
+"""What counts as one prompt."""
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_UNBUILT = {
+    "multi_modal_data": "Give text alone.",
+    "mm_processor_kwargs": "Give text alone.",
+    "multi_modal_uuids": "Give text alone.",
+    "media_io_kwargs": "Give text alone.",
+    "token_type_ids": "Leave it out: decoders have no token types.",
+    "prompt_token_offsets": "Leave it out.",
+    "prompt_embeds": "Give prompt or prompt_token_ids.",
+    "encoder_prompt": "Encoder-decoder models are not served.",
+    "decoder_prompt": "Encoder-decoder models are not served.",
+    "data": "Give prompt or prompt_token_ids.",
+}
+
+
+class ParsedPrompt(NamedTuple):
+    """One prompt in its plain form: text, or token ids (then the text is only for show)."""
+
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str | None = None
+
+
+def parse_prompt(prompt: object) -> ParsedPrompt:
+    """Read one prompt of any form.
+
+    Raises InvalidType for what is no prompt, UnknownParameter for a key that does not exist,
+    NotBuiltYet for media and the like. Token ids are checked to be ints here, and against the
+    vocabulary later.
+    """
+    if isinstance(prompt, str):
+        return ParsedPrompt(checks.text("prompt", prompt), None)
+    if isinstance(prompt, (list, tuple)):
+        return ParsedPrompt(None, _token_ids("prompt", prompt))
+    if isinstance(prompt, Mapping):
+        return _parse_dict(prompt)
+    allowed = "it must be a str, a list of token ids, a TextPrompt or a TokensPrompt"
+    raise InvalidType("prompt", prompt, allowed)
+
+
+def as_prompts(prompts: object) -> list[Any]:
+    """The prompts in `prompts`, which may be one prompt or a sequence of them; [] has none."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        allowed = "it must be a prompt or a list of prompts"
+        raise InvalidType("prompts", prompts, allowed)
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return list(prompts)
+
+
+def _parse_dict(prompt: Mapping[str, Any]) -> ParsedPrompt:
+    for key, value in prompt.items():
+        if key in _UNBUILT:
+            if value is not None and value != {}:
+                raise NotBuiltYet(key, value, _UNBUILT[key])
+        elif key not in _KEYS:
+            raise UnknownParameter(str(key), f"a prompt has {', '.join(_KEYS)}")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and token_ids is None:
+        allowed = "a prompt needs the key prompt or prompt_token_ids"
+        raise InvalidParameter("prompt", dict(prompt), allowed)
+    if text is not None:
+        checks.text("prompt", text)
+    if token_ids is not None:
+        token_ids = _token_ids("prompt_token_ids", token_ids)
+    return ParsedPrompt(text, token_ids, _cache_salt(prompt.get("cache_salt")))
+
+
+def _token_ids(name: str, value: object) -> list[int]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidType(name, value, "it must be a list of token ids")
+    if all(item.__class__ is int for item in value):
+        return list(value)
+    allowed = "each token id must be an int"
+    return [checks.integer(name, item, -(2**63), 2**63 - 1, allowed) for item in value]
+
+
+def _cache_salt(value: object) -> str | None:
+    if value is None:
+        return None
+    salt = checks.text("cache_salt", value)
+    if not 1 <= len(salt) <= MAX_CACHE_SALT_CHARS:
+        allowed = f"it must have from 1 to {MAX_CACHE_SALT_CHARS} characters"
+        raise InvalidParameter("cache_salt", salt, allowed)
+    return salt
