@@ -1,0 +1,201 @@
+"""Makes the parts of a decoder from its spec and its weights, in load order. All branches on a spec
+are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.models.heads import LanguageModelHead
+from quire.models.layers import (
+    AttentionLayer,
+    DenseFeedForward,
+    Embedding,
+    FeedForward,
+    Layer,
+    MixtureOfExperts,
+    make_entrance,
+    make_join,
+)
+from quire.models.rotary import rotary_table
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.weight_builder import WeightBuilder
+from quire.ops import (
+    AttentionArgs,
+    ExpertWeights,
+    LinearWeight,
+    MoeArgs,
+    NormWeight,
+    Ops,
+    QKNorm,
+    RotaryTable,
+)
+from quire.ops.linear import PlainLinear
+from quire.ops.moe import PlainExperts
+
+Part = Tensor | LinearWeight | ExpertWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """A block's parts before it is known what follows it."""
+
+    attn_pre: NormWeight | None
+    attend: AttentionLayer
+    attn_post: NormWeight | None
+    mlp_pre: NormWeight | None
+    feed: FeedForward
+    mlp_post: NormWeight | None
+    scale: float
+
+
+class Assembly:
+    """Builds each part once; `parts` lists by name what holds memory, each piece of memory once."""
+
+    def __init__(self, spec: Decoder, weights: WeightBuilder, ops: Ops, max_model_len: int) -> None:
+        self.parts: list[tuple[str, Part]] = []
+        self._spec, self._weights, self._ops = spec, weights, ops
+        self._max_model_len = max_model_len
+        self._tables: dict[Rope, RotaryTable] = {}
+
+    def embedding(self) -> Embedding:
+        """The embedding stage."""
+        table = self._tensor("embed.weight")
+        positions = self._tensor("positions.weight") if self._spec.learned_positions else None
+        # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
+        # in a config (Granite) are exact in every dtype in use
+        scale = torch.tensor(self._spec.embed_scale, dtype=self._weights.dtype).item()
+        return Embedding(self._ops, table, positions, scale)
+
+    def layers(self) -> list[Layer]:
+        """All layers and the final norm, which is part of the last one's end."""
+        pieces = [self._pieces(f"layers.{i}.", b) for i, b in enumerate(self._spec.blocks)]
+        following = [p.attn_pre for p in pieces[1:]]
+        following.append(self._norm("norm", self._spec.final_norm))
+        return [self._layer(p, after) for p, after in zip(pieces, following, strict=True)]
+
+    def head(self, embedding: Embedding) -> LanguageModelHead:
+        """The language-model head, over the embedding's table where the spec ties them."""
+        spec = self._spec
+        weight = self._tied(embedding.table) if spec.tie else self._linear("head", "head")
+        return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
+
+    def _pieces(self, at: str, b: Block) -> _Pieces:
+        norm = b.norm
+        return _Pieces(  # evaluated in this order, which is the order of the leaves
+            attn_pre=self._norm(at + "attn_pre", norm) if b.pre else None,
+            attend=self._attention(at + "attn.", b.attn),
+            attn_post=self._norm(at + "attn_post", norm) if b.post else None,
+            mlp_pre=self._norm(at + "mlp_pre", norm) if b.pre else None,
+            feed=self._feed_forward(at + "mlp.", b.mlp),
+            mlp_post=self._norm(at + "mlp_post", norm) if b.post else None,
+            scale=b.residual_scale,
+        )
+
+    def _layer(self, p: _Pieces, after: NormWeight | None) -> Layer:
+        ops = self._ops
+        return Layer(
+            enter=make_entrance(ops, p.attn_pre),
+            attend=p.attend,
+            join_attention=make_join(ops, p.attn_post, p.mlp_pre, p.scale),
+            feed=p.feed,
+            join_feed=make_join(ops, p.mlp_post, after, p.scale),
+        )
+
+    def _attention(self, at: str, a: Attention) -> AttentionLayer:
+        return AttentionLayer(
+            ops=self._ops,
+            qkv=self._linear(at + "qkv", at + "q", at + "k", at + "v"),
+            qk_norm=self._qk_norm(at, a),
+            out=self._linear(at + "o", at + "o"),
+            heads=a.heads,
+            kv_heads=a.kv_heads,
+            head_dim=a.head_dim,
+            rotary=None if a.rope is None else self._rotary(a.rope),
+            args=AttentionArgs(
+                scale=a.scale,
+                softcap=a.softcap,
+                window=a.window,
+                sinks=self._tensor(at + "sinks") if a.sinks else None,
+                alibi=None,
+            ),
+        )
+
+    def _qk_norm(self, at: str, a: Attention) -> QKNorm | None:
+        if a.qk_norm is None:
+            return None
+        q, k = (self._norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
+        return QKNorm(q, k, over=a.qk_norm_over, after_rope=False)
+
+    def _rotary(self, rope: Rope) -> RotaryTable:
+        if rope not in self._tables:
+            self._tables[rope] = rotary_table(rope, self._max_model_len, self._weights.device)
+        return self._tables[rope]
+
+    def _feed_forward(self, at: str, m: Mlp | Moe) -> FeedForward:
+        if isinstance(m, Moe):
+            return self._mixture(at, m)
+        ups = (at + "gate", at + "up") if m.gated else (at + "up",)
+        up, down = self._linear(at + "up", *ups), self._linear(at + "down", at + "down")
+        return DenseFeedForward(self._ops, up, down, m.act, m.gated)
+
+    def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
+        router = self._linear(at + "router", at + "router")
+        experts = [f"{at}experts.{e}." for e in range(m.experts)]
+        packed = self._ops.pack_experts(
+            self._stacked(experts, ("gate", "up"), ".weight"),
+            self._stacked(experts, ("down",), ".weight"),
+            self._stacked(experts, ("gate", "up"), ".bias") if m.bias else None,
+            self._stacked(experts, ("down",), ".bias") if m.bias else None,
+        )
+        self.parts.append((at + "experts", packed))
+        args = MoeArgs(
+            experts=m.experts,
+            top_k=m.top_k,
+            score=m.score,
+            renorm=m.renorm,
+            act=m.act,
+            clamp=m.clamp,
+        )
+        return MixtureOfExperts(self._ops, router, packed, args)
+
+    def _norm(self, at: str, n: Norm) -> NormWeight:
+        weight = self._tensor(at + ".weight")
+        return NormWeight(n.kind, n.eps, weight, self._tensor(at + ".bias") if n.bias else None)
+
+    def _tensor(self, name: str) -> Tensor:
+        tensor = self._weights.tensor(name)
+        self.parts.append((name, tensor))
+        return tensor
+
+    def _linear(self, name: str, *leaves: str) -> LinearWeight:
+        packed = self._ops.pack_linear(*self._weights.linear(*leaves))
+        self.parts.append((name, packed))
+        return packed
+
+    def _tied(self, table: Tensor) -> LinearWeight:
+        packed = self._ops.pack_linear(table, None)
+        if not (isinstance(packed, PlainLinear) and packed.weight is table):
+            self.parts.append(("head", packed))
+        return packed
+
+    def _stacked(self, experts: list[str], projections: tuple[str, ...], leaf: str) -> Tensor:
+        return self._weights.stacked([[at + p + leaf for p in projections] for at in experts])
+
+
+def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
+    """The plain tensors in a part; none where a provider keeps it in a form of its own."""
+    if isinstance(part, Tensor):
+        yield name, part
+    elif isinstance(part, PlainLinear):
+        yield name + ".weight", part.weight
+        if part.bias is not None:
+            yield name + ".bias", part.bias
+    elif isinstance(part, PlainExperts):
+        for which, weights in (("up", part.up), ("down", part.down)):
+            for expert, weight in enumerate(weights):
+                yield from tensors_of(f"{name}.{expert}.{which}", weight)

@@ -1,0 +1,208 @@
+"""Strict reading of a Hugging Face config.json: each key is consumed, known to be irrelevant, or an
+error.
+
+A key that is silently ignored can change every answer, so a family takes its keys through
+`ConfigReader`, which remembers them; `finish()` raises `UnknownConfigKey` for whatever is left.
+Free of torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.errors import LoadError, UnknownConfigKey, UnsupportedConfigValue
+
+# Keys that say nothing about the computation of a forward pass, by reason.
+_IRRELEVANT_BY_REASON = {
+    "identity and provenance; auto_map names code of the repository, which is never executed": (
+        "architectures model_type auto_map _name_or_path name_or_path _commit_hash "
+        "transformers_version unsloth_fixed unsloth_version finetuning_task task_specific_params"
+    ),
+    "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
+    "training only": (
+        "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
+        "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "
+        "router_jitter_noise output_router_logits"
+    ),
+    "outputs and kernels of another library": (
+        "use_cache cache_implementation output_attentions output_hidden_states return_dict "
+        "torchscript attn_implementation _attn_implementation _attn_implementation_autoset "
+        "experts_implementation use_flash_attention_2 chunk_size_feed_forward pretraining_tp "
+        "reorder_and_upcast_attn"
+    ),
+    "token ids and labels: text and sampling, not the decoder": (
+        "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "
+        "forced_bos_token_id forced_eos_token_id prefix id2label label2id num_labels problem_type"
+    ),
+    "heads for classification that a causal model does not have": (
+        "summary_type summary_use_proj summary_activation summary_proj_to_labels "
+        "summary_first_dropout"
+    ),
+    "lengths, which models/max_length.py reads": (
+        "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_target_positions "
+        "max_sequence_length max_seq_length seq_len model_max_length"
+    ),
+    "generation defaults of old files: quire reads generation_config.json": (
+        "max_length min_length do_sample temperature top_k top_p typical_p repetition_penalty "
+        "length_penalty num_beams num_beam_groups diversity_penalty no_repeat_ngram_size "
+        "encoder_no_repeat_ngram_size num_return_sequences bad_words_ids begin_suppress_tokens "
+        "suppress_tokens early_stopping output_scores return_dict_in_generate "
+        "exponential_decay_length_penalty remove_invalid_values use_bfloat16"
+    ),
+}
+_IRRELEVANT = frozenset(key for keys in _IRRELEVANT_BY_REASON.values() for key in keys.split())
+
+# Keys at which only one value is implemented in any family: the one that changes nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False, None),
+    "is_decoder": (False, True, None),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False, None),
+    "pruned_heads": ({}, None),
+    "use_bidirectional_attention": (False, None),
+    "per_layer_config": (None, {}),
+}
+
+_REQUIRED: Any = object()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed config.json of a model folder. Raises LoadError when it is missing or no JSON
+    object.
+    """
+    path = folder / "config.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise LoadError(
+            f"{folder} has no config.json: it is not a model folder in Hugging Face form."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LoadError(f"{path} holds a JSON {type(config).__name__}, not an object.")
+    return config
+
+
+def unsupported(key: str, value: object, allowed: str) -> UnsupportedConfigValue:
+    """The refusal of a known key at a value that is not implemented: names key, value and what
+    would do.
+    """
+    return UnsupportedConfigValue(
+        f"config.json: {key}={value!r} is not implemented; supported: {allowed}."
+    )
+
+
+def _quantised(value: object) -> UnsupportedConfigValue:
+    method = value.get("quant_method") if isinstance(value, dict) else value
+    hint = "none. Quantised weights are not implemented yet; take a checkpoint in bfloat16"
+    return unsupported("quantization_config", method, hint)
+
+
+class ConfigReader:
+    """Typed access to one JSON object of a config that remembers which keys were read.
+
+    Invariant: after `finish()` returned, each key was taken by the family, has its neutral value,
+    or is listed as irrelevant.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str = "") -> None:
+        self._config = config
+        self._where = where
+        self._taken: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return self._config.get(key) is not None
+
+    def raw(self, key: str, default: Any = _REQUIRED) -> Any:
+        """The value as JSON gave it; null counts as absent."""
+        self._taken.add(key)
+        value = self._config.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise LoadError(f"config.json lacks {self._where}{key}, which this model needs.")
+        return default
+
+    def integer(self, key: str, default: Any = _REQUIRED, *, minimum: int = 1) -> Any:
+        """A whole number of at least `minimum`."""
+        value = self.raw(key, default)
+        if value is default and default is not _REQUIRED:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise unsupported(self._where + key, value, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A finite number greater than zero."""
+        value = self.raw(key, default)
+        if value is default and default is not _REQUIRED:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise unsupported(self._where + key, value, "a positive number")
+        return float(value)
+
+    def bound(self, key: str, absent: float | None) -> Any:
+        """A positive number, or None where the file says null; `absent` is what a missing key
+        means.
+        """
+        self._taken.add(key)
+        if key in self._config and self._config[key] is None:
+            return None
+        return self.number(key, absent)
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+        """true or false."""
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise unsupported(self._where + key, value, "true or false")
+        return value
+
+    def choice(self, key: str, table: Mapping[str, Any], default: Any = _REQUIRED) -> Any:
+        """The entry of `table` that the key's string names."""
+        value = self.raw(key, default)
+        if not isinstance(value, str) or value not in table:
+            raise unsupported(self._where + key, value, ", ".join(map(repr, table)))
+        return table[value]
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Refuse the key unless it is absent or has one of these values."""
+        self._taken.add(key)
+        value = self._config.get(key)
+        if value is not None and value not in allowed:
+            raise unsupported(self._where + key, value, " or ".join(map(repr, allowed)))
+
+    def section(self, key: str) -> ConfigReader | None:
+        """A nested object, to be finished by the caller; None when absent or empty."""
+        value = self.raw(key, None)
+        if value is None or value == {}:
+            return None
+        if not isinstance(value, dict):
+            raise unsupported(self._where + key, value, "an object")
+        return ConfigReader(value, f"{self._where}{key}.")
+
+    def finish(self) -> None:
+        """Raise unless every key of the object is accounted for."""
+        if "quantization_config" in self:
+            raise _quantised(self._config["quantization_config"])
+        for key, allowed in _NEUTRAL.items():
+            value = self._config.get(key)
+            if value is not None and key not in self._taken and value not in allowed:
+                raise unsupported(self._where + key, value, " or ".join(map(repr, allowed)))
+        known = self._taken | _NEUTRAL.keys() | (_IRRELEVANT if not self._where else frozenset())
+        unknown = sorted(k for k, v in self._config.items() if k not in known and v is not None)
+        if unknown:
+            names = ", ".join(self._where + key for key in unknown)
+            raise UnknownConfigKey(
+                f"config.json has keys whose meaning is not known here: {names}. Ignoring them "
+                "could change the answers; if they are harmless, remove them with "
+                f'hf_overrides={{"{unknown[0]}": null}}.'
+            )

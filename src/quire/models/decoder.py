@@ -1,0 +1,99 @@
+"""Step 7 of 8: the transformer, built from a spec.
+
+In: a `Batch` (ids or embeddings, positions, slots and attention plans per KV group, the layers' KV
+memory) from runner/runner.py. Out: hidden states [T, C], of which the runner picks rows for
+`logits`. Next: the sampler, then engine/output_processor.py.
+
+Branches on the spec are taken while the parts are built (`assembly.py`); the forward pass calls ops
+and nothing else on activations, so that a step can be recorded and replayed. The model holds no
+state besides its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from quire.models.assembly import Assembly, tensors_of
+from quire.models.kv_groups import layer_group
+from quire.models.spec import Decoder
+from quire.models.weight_builder import WeightBuilder
+from quire.ops import Batch, Ops
+
+
+class DecoderModel:
+    """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
+    are stages of their own.
+
+    `layer_group[i]` is the KV group of layer i, its index in `Batch.groups`.
+    """
+
+    def __init__(
+        self, spec: Decoder, weights: WeightBuilder, ops: Ops, *, max_model_len: int
+    ) -> None:
+        """Take every leaf of `spec` from `weights`; positions are below `max_model_len`."""
+        self.spec = spec
+        self.max_model_len = max_model_len
+        self.layer_group = layer_group(spec)
+        assembly = Assembly(spec, weights, ops, max_model_len)
+        self._embedding = assembly.embedding()
+        self._layers = assembly.layers()
+        self.head = assembly.head(self._embedding)
+        self._parts = assembly.parts
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self._layers)
+
+    def embed(self, batch: Batch) -> Tensor:
+        """The first hidden states [T, C]: of `batch.ids`, or of `batch.embeds` taken as they are
+        plus learned positions.
+        """
+        return self._embedding(batch)
+
+    def forward(
+        self, batch: Batch, layers: slice | None = None, hidden: Tensor | None = None
+    ) -> Tensor:
+        """Run layers[a:b] (default all) and write their K/V into the slots of the batch -> [T, C].
+
+        `hidden` is what the layer before a gave out; None embeds the batch. After the last layer
+        the result has gone through the final norm and is ready for `logits`; before it, it is the
+        residual stream.
+        """
+        start, stop, _ = (layers or slice(None)).indices(len(self._layers))
+        x = self.embed(batch) if hidden is None else hidden
+        if start >= stop:
+            return x
+        h = self._layers[start].enter(x)
+        for i in range(start, stop):
+            group = batch.groups[self.layer_group[i]]
+            x, h = self._layers[i](x, h, batch.positions, group, batch.kv[i])
+        return h if stop == len(self._layers) else x
+
+    __call__ = forward
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary for hidden [R, C] as a whole `forward` gives it -> fp32 [R,
+        V].
+        """
+        return self.head.logits(hidden)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The weight tensors by name as they are kept: fused, tied ones once.
+
+        What a provider packed into a form of its own is no tensor and is left out; `weight_bytes`
+        counts it.
+        """
+        for name, part in self._parts:
+            yield from tensors_of(name, part)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The tensors of `named_parameters`."""
+        return (tensor for _, tensor in self.named_parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take in memory, tied ones once."""
+        return sum(part.nbytes for _, part in self._parts)

@@ -1,0 +1,73 @@
+"""Gemma 2: norms before and after each sub-layer, windows in every other layer, soft caps on scores
+and logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.gemma import gemma_attention, gemma_norm, gemma_top
+from quire.models.families.llama import (
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    MLP_RULES,
+    context_of,
+    head_dim_of,
+    mlp,
+    norm_rules,
+    read_layer_types,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family
+from quire.models.spec import Attention, Block, Decoder, Mlp
+
+SANDWICH_RULES = (
+    *EMBEDDING_RULES,
+    *ATTENTION_RULES,
+    *MLP_RULES,
+    *norm_rules(
+        attn_pre="input_layernorm",
+        attn_post="post_attention_layernorm",
+        mlp_pre="pre_feedforward_layernorm",
+        mlp_post="post_feedforward_layernorm",
+    ),
+)
+
+
+def sandwich(c: ConfigReader, attn: Attention) -> Block:
+    """The block of Gemma 2 and 3."""
+    c.only(
+        "hidden_act", "gelu_pytorch_tanh"
+    )  # some files repeat it; hidden_activation is what counts
+    feed: Mlp = mlp(c, act_key="hidden_activation", act="gelu_pytorch_tanh")
+    return Block(attn, feed, gemma_norm(c), post=True)
+
+
+def capped(c: ConfigReader, default: float | None) -> dict[str, Any]:
+    """Gemma's top with the cap on logits."""
+    cap = c.bound("final_logit_softcapping", default)
+    return {**gemma_top(c), "logit_softcap": cap}
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim = head_dim_of(c, 256)
+    rope = read_rope(c, dim, context=context_of(c))
+    attn = gemma_attention(
+        c,
+        rope,
+        dim,
+        scale=c.number("query_pre_attn_scalar", 256) ** -0.5,
+        softcap=c.bound("attn_logit_softcapping", 50.0),
+    )
+    depth = c.integer("num_hidden_layers")
+    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]
+    kinds = read_layer_types(c, alternating)
+    window = window_of(c, 4096)
+    return stack_of(c, with_windows(sandwich(c, attn), kinds, window), **capped(c, 30.0))
+
+
+FAMILY = Family(("Gemma2ForCausalLM",), _describe, SANDWICH_RULES)

@@ -1,0 +1,50 @@
+"""Gemma 3, text: Gemma 2 with q/k norms and a rope of its own for the sliding layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.gemma import gemma_attention, gemma_norm
+from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
+from quire.models.families.llama import (
+    context_of,
+    head_dim_of,
+    read_layer_types,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rope_config import read_ropes
+from quire.models.rules import Family
+from quire.models.spec import Decoder
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim = head_dim_of(c, 256)
+    scale = c.number("query_pre_attn_scalar", 256) ** -0.5
+    cap = c.bound("attn_logit_softcapping", None)
+    attn = gemma_attention(c, None, dim, scale=scale, softcap=cap, qk_norm=gemma_norm(c))
+    kinds = read_layer_types(c, _pattern(c))
+    window = window_of(c, 4096)
+    blocks = with_windows(sandwich(c, attn), kinds, window)
+    bases = {
+        "full_attention": c.number("rope_theta", 1e6),
+        "sliding_attention": c.number("rope_local_base_freq", 1e4),
+    }
+    ropes = read_ropes(c, dim, bases, context=context_of(c))
+    blocks = [
+        replace(block, attn=replace(block.attn, rope=ropes[kind]))
+        for block, kind in zip(blocks, kinds, strict=True)
+    ]
+    return stack_of(c, blocks, **capped(c, None))
+
+
+def _pattern(c: ConfigReader) -> list[str]:
+    """Every n-th layer sees everything; transformers 5 writes n with an underscore in front."""
+    period = c.integer("sliding_window_pattern", c.integer("_sliding_window_pattern", 6))
+    depth = c.integer("num_hidden_layers")
+    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(depth)]
+
+
+FAMILY = Family(("Gemma3ForCausalLM",), _describe, SANDWICH_RULES)

@@ -1,0 +1,167 @@
+"""Llama, and the vocabulary in which the other families say what differs from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.errors import LoadError
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family, Rule, rule
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+EMBEDDING_RULES = (
+    rule("{prefix}embed_tokens.{leaf}", "embed.{leaf}"),
+    rule("{prefix}norm.{leaf}", "norm.{leaf}"),
+    rule("lm_head.{leaf}", "head.{leaf}"),
+)
+ATTENTION_RULES = tuple(
+    rule(
+        f"{{prefix}}layers.{{layer}}.self_attn.{stored}.{{leaf}}",
+        f"layers.{{layer}}.attn.{ours}.{{leaf}}",
+    )
+    for stored, ours in (
+        *((f"{part}_proj", part) for part in "qkvo"),
+        *((f"{part}_norm", f"{part}_norm") for part in "qk"),
+    )
+)
+MLP_RULES = tuple(
+    rule(f"{{prefix}}layers.{{layer}}.mlp.{p}_proj.{{leaf}}", f"layers.{{layer}}.mlp.{p}.{{leaf}}")
+    for p in ("gate", "up", "down")
+)
+
+
+def norm_rules(**places: str) -> tuple[Rule, ...]:
+    """Rules of the norms in a layer: canonical name = what the checkpoint calls it."""
+    return tuple(
+        rule(f"{{prefix}}layers.{{layer}}.{stored}.{{leaf}}", f"layers.{{layer}}.{ours}.{{leaf}}")
+        for ours, stored in places.items()
+    )
+
+
+PRE_NORM_RULES = norm_rules(attn_pre="input_layernorm", mlp_pre="post_attention_layernorm")
+RULES = EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
+
+
+def context_of(c: ConfigReader) -> int:
+    """The number of positions that the config declares."""
+    context: int = c.integer("max_position_embeddings")
+    return context
+
+
+def attention(c: ConfigReader, rope: Rope | None, head_dim: int, **facts: Any) -> Attention:
+    """Llama's attention with what differs as keywords."""
+    heads = c.integer("num_attention_heads")
+    kv_heads = c.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise unsupported("num_key_value_heads", kv_heads, f"a divisor of {heads} query heads")
+    return Attention(
+        **{
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "scale": head_dim**-0.5,
+            "rope": rope,
+            **facts,
+        }
+    )
+
+
+def head_dim_of(c: ConfigReader, default: int | None = None) -> int:
+    """`head_dim`, or the hidden width shared out over the heads; `default` is the family's own."""
+    width, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
+    dim: int = c.integer("head_dim", default or width // heads)
+    if dim % 2:
+        raise unsupported("head_dim", dim, "an even number")
+    return dim
+
+
+def mlp(c: ConfigReader, *, act_key: str = "hidden_act", act: str = "silu", **facts: Any) -> Mlp:
+    """Llama's gated feed-forward part with what differs as keywords."""
+    return Mlp(c.integer("intermediate_size"), c.choice(act_key, ACTIVATIONS, act), **facts)
+
+
+def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
+    """The same block in every layer."""
+    return stack_of(c, [block] * c.integer("num_hidden_layers"), **facts)
+
+
+def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
+    """A decoder from its blocks, the shared keys and what differs as keywords."""
+    context = context_of(c)
+    return Decoder(
+        **{
+            "vocab": c.integer("vocab_size"),
+            "dim": c.integer("hidden_size"),
+            "blocks": tuple(_trim_window(block, context) for block in blocks),
+            "final_norm": blocks[0].norm,
+            "context": context,
+            "tie": c.flag("tie_word_embeddings", False),
+            **facts,
+        }
+    )
+
+
+def rms(c: ConfigReader, eps: float, kind: Any = "rms") -> Norm:
+    """The family's RMS norm; `eps` is what an absent `rms_norm_eps` means."""
+    return Norm(kind, c.number("rms_norm_eps", eps))
+
+
+def read_layer_types(c: ConfigReader, default: list[str]) -> list[str]:
+    """`layer_types`, one of full_attention and sliding_attention per layer."""
+    kinds = c.raw("layer_types", default)
+    if not isinstance(kinds, list) or len(kinds) != c.integer("num_hidden_layers"):
+        raise LoadError(f"config.json: layer_types={kinds!r} does not name one type per layer.")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise unsupported("layer_types", kind, "full_attention, sliding_attention")
+    return kinds
+
+
+def window_of(c: ConfigReader, absent: int | None = None) -> int | None:
+    """`sliding_window`; null means none, `absent` is what a missing key means to the family."""
+    window = c.bound("sliding_window", absent)
+    if window is not None and (window < 1 or window % 1):
+        raise unsupported("sliding_window", window, "a positive integer or null")
+    return None if window is None else int(window)
+
+
+def with_windows(block: Block, kinds: list[str], window: int | None) -> list[Block]:
+    """The block for each layer type: sliding layers see `window` tokens, full ones everything."""
+    if window is None and "sliding_attention" in kinds:
+        raise LoadError("config.json has sliding_attention layers but no sliding_window.")
+    seeing = {"full_attention": None, "sliding_attention": window}
+    return [replace(block, attn=replace(block.attn, window=seeing[kind])) for kind in kinds]
+
+
+def _trim_window(block: Block, context: int) -> Block:
+    """A window no shorter than the context hides nothing; without it the layer shares the full
+    layers' KV group.
+    """
+    window = block.attn.window
+    if window is None or window < context:
+        return block
+    return replace(block, attn=replace(block.attn, window=None))
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
+    rope = read_rope(c, dim, context=context_of(c))
+    attn = attention(c, rope, dim, qkv_bias=bias, o_bias=bias)
+    feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
+    return stack(c, Block(attn, feed, rms(c, 1e-6)))
+
+
+FAMILY = Family(("LlamaForCausalLM", "LLaMAForCausalLM"), _describe, RULES)

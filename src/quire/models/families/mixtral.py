@@ -1,0 +1,51 @@
+"""Mixtral: Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    ACTIVATIONS,
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    PRE_NORM_RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    rms,
+    stack,
+    window_of,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Moe
+
+_STORED, _OURS = "{prefix}layers.{layer}.block_sparse_moe.", "layers.{layer}.mlp."
+RULES = (
+    *EMBEDDING_RULES,
+    *ATTENTION_RULES,
+    *PRE_NORM_RULES,
+    rule(_STORED + "gate.weight", _OURS + "router.weight"),
+    *(
+        rule(
+            f"{_STORED}experts.{{expert}}.{stored}.weight",
+            f"{_OURS}experts.{{expert}}.{ours}.weight",
+        )
+        for stored, ours in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim = head_dim_of(c)
+    rope = read_rope(c, dim, theta=1e6, context=context_of(c))
+    attn = attention(c, rope, dim, window=window_of(c))
+    moe = Moe(
+        experts=c.integer("num_local_experts"),
+        top_k=c.integer("num_experts_per_tok"),
+        width=c.integer("intermediate_size"),
+        act=c.choice("hidden_act", ACTIVATIONS, "silu"),
+    )
+    return stack(c, Block(attn, moe, rms(c, 1e-5)))
+
+
+FAMILY = Family(("MixtralForCausalLM",), _describe, RULES)

@@ -1,0 +1,37 @@
+"""OLMo 2: norms after the sub-layers only, and over the full width of queries and keys."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    MLP_RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    mlp,
+    norm_rules,
+    rms,
+    stack,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+RULES = (
+    *EMBEDDING_RULES,
+    *ATTENTION_RULES,
+    *MLP_RULES,
+    *norm_rules(attn_post="post_attention_layernorm", mlp_post="post_feedforward_layernorm"),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim, norm, bias = head_dim_of(c), rms(c, 1e-5, "rms_late_cast"), c.flag("attention_bias", False)
+    rope = read_rope(c, dim, context=context_of(c))
+    attn = attention(c, rope, dim, qk_norm=norm, qk_norm_over="full", qkv_bias=bias, o_bias=bias)
+    return stack(c, Block(attn, mlp(c), norm, pre=False, post=True))
+
+
+FAMILY = Family(("Olmo2ForCausalLM",), _describe, RULES)

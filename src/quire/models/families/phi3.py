@@ -1,0 +1,55 @@
+"""Phi-3, 3.5 and 4: Llama with q, k and v and gate and up stored as one tensor each, long contexts
+through LongRoPE.
+"""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    MLP_RULES,
+    PRE_NORM_RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    mlp,
+    rms,
+    stack,
+    window_of,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder
+
+_AT = "{prefix}layers.{layer}."
+_FUSED_RULES = (
+    rule(
+        _AT + "self_attn.qkv_proj.weight",
+        *(f"layers.{{layer}}.attn.{p}.weight" for p in "qkv"),
+        steps=("split",),
+    ),
+    rule(
+        _AT + "mlp.gate_up_proj.weight",
+        *(f"layers.{{layer}}.mlp.{p}.weight" for p in ("gate", "up")),
+        steps=("split",),
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        c.only(bias, False)
+    for factor in ("full_attn_mod", "interpolate_factor"):  # Phi-4-mini: only 1 has a meaning
+        c.only(factor, 1)
+    dim = head_dim_of(c)
+    original = c.integer("original_max_position_embeddings", 4096)
+    rope = read_rope(
+        c, dim, context=context_of(c), kinds=("default", "longrope"), original=original
+    )
+    attn = attention(c, rope, dim, window=window_of(c))
+    return stack(c, Block(attn, mlp(c), rms(c, 1e-5)))
+
+
+RULES = _FUSED_RULES + EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
+FAMILY = Family(("Phi3ForCausalLM",), _describe, RULES)

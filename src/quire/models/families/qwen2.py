@@ -1,0 +1,45 @@
+"""Qwen2 and 2.5: Llama with biases on q, k and v, and windows from some layer on where they are
+switched on.
+"""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    mlp,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+
+def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
+    """The block of each layer: `layer_types`, else windows from `max_window_layers` on if
+    `use_sliding_window`.
+    """
+    c.only("use_mrope", False)
+    window, first = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
+    window = window if c.flag("use_sliding_window", False) else None
+    depth = c.integer("num_hidden_layers")
+    sliding = [window is not None and layer >= first for layer in range(depth)]
+    default = ["sliding_attention" if s else "full_attention" for s in sliding]
+    return with_windows(block, read_layer_types(c, default), window)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim = head_dim_of(c)
+    rope = read_rope(c, dim, context=context_of(c))
+    attn = attention(c, rope, dim, qkv_bias=True)
+    return stack_of(c, qwen_layers(c, Block(attn, mlp(c), rms(c, 1e-6))))
+
+
+FAMILY = Family(("Qwen2ForCausalLM",), _describe, RULES)

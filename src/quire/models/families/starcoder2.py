@@ -1,0 +1,42 @@
+"""StarCoder2: Llama's attention with layer norms, biases and a plain gelu feed-forward part."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    PRE_NORM_RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    mlp,
+    stack,
+    window_of,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Norm
+
+RULES = (
+    *EMBEDDING_RULES,
+    *ATTENTION_RULES,
+    *PRE_NORM_RULES,
+    rule("{prefix}layers.{layer}.mlp.c_fc.{leaf}", "layers.{layer}.mlp.up.{leaf}"),
+    rule("{prefix}layers.{layer}.mlp.c_proj.{leaf}", "layers.{layer}.mlp.down.{leaf}"),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.only("mlp_type", "default")
+    c.only("norm_type", "layer_norm")
+    dim, bias = head_dim_of(c), c.flag("use_bias", True)
+    rope = read_rope(c, dim, context=context_of(c))
+    window = window_of(c)
+    attn = attention(c, rope, dim, window=window, qkv_bias=bias, o_bias=bias)
+    feed = mlp(c, act="gelu_pytorch_tanh", gated=False, bias=bias)
+    norm = Norm("layer", c.number("norm_epsilon", 1e-5), bias=True)
+    return stack(c, Block(attn, feed, norm), tie=c.flag("tie_word_embeddings", True))
+
+
+FAMILY = Family(("Starcoder2ForCausalLM",), _describe, RULES)

@@ -1,0 +1,153 @@
+"""The parts of a decoder that run: embedding, attention, feed-forward, and the residual joints
+between them.
+
+Each is given finished weights and the ops it calls; what to do was decided when it was built
+(`assembly.py`). Activations go through ops only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.ops import (
+    AttentionArgs,
+    Batch,
+    ExpertWeights,
+    GroupBatch,
+    LayerKV,
+    LinearWeight,
+    MoeArgs,
+    NormWeight,
+    Ops,
+    QKNorm,
+    RotaryTable,
+)
+
+FeedForward = Callable[[Tensor], Tensor]
+Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The first stage. `table` [V, C]; `position_table` [P, C] where positions are learned."""
+
+    ops: Ops
+    table: Tensor
+    position_table: Tensor | None
+    scale: float
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Of `batch.ids`, or `batch.embeds` as they are plus learned positions -> [T, C]."""
+        positions = None if self.position_table is None else batch.positions[0]
+        if batch.embeds is None:
+            return self.ops.embed(batch.ids, self.table, self.scale, positions, self.position_table)
+        if positions is None:
+            return batch.embeds
+        return self.ops.add(batch.embeds, self.ops.embed(positions, self.position_table))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """Attention over the paged KV cache: project, rotate and store, attend, project."""
+
+    ops: Ops
+    qkv: LinearWeight
+    out: LinearWeight
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: RotaryTable | None
+    qk_norm: QKNorm | None
+    args: AttentionArgs
+
+    def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
+        """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
+        ops = self.ops
+        q = ops.rope_store(
+            ops.linear(h, self.qkv),
+            kv,
+            group.slots,
+            positions,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            rotary=self.rotary,
+            qk_norm=self.qk_norm,
+            clip=None,
+        )
+        return ops.linear(ops.attend(q, kv, group.plan, self.args), self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFeedForward:
+    """A feed-forward part that all tokens go through."""
+
+    ops: Ops
+    up: LinearWeight
+    down: LinearWeight
+    act: str
+    gated: bool
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        return self.ops.mlp(h, self.up, self.down, self.act, self.gated)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts:
+    """A feed-forward part in which a router sends each token to a few experts."""
+
+    ops: Ops
+    router: LinearWeight
+    experts: ExpertWeights
+    args: MoeArgs
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        return self.ops.moe(h, self.router, self.experts, self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block. Carries the residual stream x, and h: x made ready for the next sub-layer."""
+
+    enter: Callable[[Tensor], Tensor]  # h for a pass that begins with this layer
+    attend: AttentionLayer
+    join_attention: Join
+    feed: FeedForward
+    join_feed: Join
+
+    def __call__(
+        self, x: Tensor, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV
+    ) -> tuple[Tensor, Tensor]:
+        """x, h [T, C] -> x, h for the next layer."""
+        x, h = self.join_attention(x, self.attend(h, positions, group, kv))
+        return self.join_feed(x, self.feed(h))
+
+
+def make_entrance(ops: Ops, pre: NormWeight | None) -> Callable[[Tensor], Tensor]:
+    """The way from the residual stream into a sub-layer that no join precedes."""
+    if pre is None:
+        return lambda x: x
+    return lambda x: ops.norm(x, pre)
+
+
+def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float) -> Join:
+    """The end of a sub-layer: x plus scale * post(delta), and that sum normed by `pre` for the next
+    one.
+    """
+
+    def plain(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = ops.add(x, delta, scale)
+        return total, total
+
+    def normed(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.add_norm(x, delta, pre, scale)
+
+    inner = plain if pre is None else normed
+    if post is None:
+        return inner
+    return lambda x, delta: inner(x, ops.norm(delta, post))

@@ -1,0 +1,117 @@
+"""The parameters that a spec has: canonical name, shape and role of each, in the order in which the
+decoder asks for them.
+
+Canonical names are the unfused leaves (`layers.3.attn.q.weight`); what is fused (q, k and v; gate
+and up) and how a leaf is cut over tensor-parallel ranks follows from its role and is the business
+of loader and decoder, never of a family. Free of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
+
+Role = Literal["column", "row", "vocab", "replicated"]
+Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One leaf tensor. `role` says which axis ranks share (column: axis 0, row: axis 1, vocab: axis
+    0 padded), `kind` what it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+
+def parameters(decoder: Decoder) -> dict[str, Parameter]:
+    """Every leaf of the decoder by canonical name, in load order. A tied head is no leaf."""
+    return {p.name: p for p in _leaves(decoder)}
+
+
+def layer_parameters(decoder: Decoder, layer: int) -> dict[str, Parameter]:
+    """The leaves of one layer by canonical name."""
+    return {p.name: p for p in _block(f"layers.{layer}.", decoder.blocks[layer], decoder.dim)}
+
+
+def num_parameters(decoder: Decoder) -> int:
+    """How many values the weights have; a tied embedding counts once."""
+    return sum(p.size for p in _leaves(decoder))
+
+
+def _leaves(d: Decoder) -> Iterator[Parameter]:
+    yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
+    if d.learned_positions:
+        shape = (d.learned_positions, d.dim)
+        yield Parameter("positions.weight", shape, "replicated", "position")
+    for i, block in enumerate(d.blocks):
+        yield from _block(f"layers.{i}.", block, d.dim)
+    yield from _norm("norm", d.final_norm, d.dim)
+    if not d.tie:
+        yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
+
+
+def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
+    if b.pre:
+        yield from _norm(at + "attn_pre", b.norm, dim)
+    yield from _attention(at + "attn.", b.attn, dim)
+    if b.post:
+        yield from _norm(at + "attn_post", b.norm, dim)
+    if b.pre:
+        yield from _norm(at + "mlp_pre", b.norm, dim)
+    part = _moe if isinstance(b.mlp, Moe) else _mlp
+    yield from part(at + "mlp.", b.mlp, dim)  # type: ignore[operator]
+    if b.post:
+        yield from _norm(at + "mlp_post", b.norm, dim)
+
+
+def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
+    for part, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
+        yield from _linear(at + part, heads * a.head_dim, dim, "column", a.qkv_bias)
+    if a.qk_norm is not None:
+        for part, heads in (("q_norm", a.heads), ("k_norm", a.kv_heads)):
+            width = a.head_dim * (heads if a.qk_norm_over == "full" else 1)
+            yield from _norm(at + part, a.qk_norm, width)
+    yield from _linear(at + "o", dim, a.heads * a.head_dim, "row", a.o_bias)
+    if a.sinks:
+        yield Parameter(at + "sinks", (a.heads,), "column", "sink")
+
+
+def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
+    for part in ("gate", "up") if m.gated else ("up",):
+        yield from _linear(at + part, m.width, dim, "column", m.bias)
+    yield from _linear(at + "down", dim, m.width, "row", m.bias)
+
+
+def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
+    yield from _linear(at + "router", m.experts, dim, "replicated", m.router_bias)
+    for e in range(m.experts):
+        yield from _mlp(f"{at}experts.{e}.", Mlp(m.width, m.act, bias=m.bias), dim)
+
+
+def _linear(at: str, outputs: int, inputs: int, role: Role, bias: bool) -> Iterator[Parameter]:
+    yield Parameter(at + ".weight", (outputs, inputs), role, "matrix")
+    if bias:
+        # the sum over ranks must add a row-parallel bias once, so it is not cut
+        yield Parameter(
+            at + ".bias", (outputs,), role if role == "column" else "replicated", "bias"
+        )
+
+
+def _norm(at: str, n: Norm, width: int) -> Iterator[Parameter]:
+    kind: Kind = "norm1p" if n.kind == "rms1p" else "norm"
+    yield Parameter(at + ".weight", (width,), "replicated", kind)
+    if n.bias:
+        yield Parameter(at + ".bias", (width,), "replicated", "bias")

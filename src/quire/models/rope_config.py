@@ -1,0 +1,166 @@
+"""From the rope keys of a config.json, in all their historical forms, to `spec.Rope`.
+
+Old files have `rope_theta`, `rope_scaling` (with `type` or `rope_type`) and `partial_rotary_factor`
+at top level; files written by transformers 5 have them in `rope_parameters`, flat or one object per
+layer type. Free of torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+
+_NAMES = {"su": "longrope"}  # what the first Phi-3 files called it
+SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def read_rope(
+    c: ConfigReader,
+    head_dim: int,
+    *,
+    theta: float = 1e4,
+    context: int,
+    kinds: tuple[str, ...] = SCALINGS,
+    original: int | None = None,
+) -> Rope:
+    """One rope for all layers. `theta` is the family's default base, `context` its number of
+    positions.
+
+    `kinds` are the scalings that the family may have; `original` wins over what the scaling object
+    says. Raises UnsupportedConfigValue for another scaling.
+    """
+    section = _only_section(c)
+    theta = c.number("rope_theta", theta)
+    partial = c.number("partial_rotary_factor", 1.0)
+    return rope_from(section, head_dim, theta, partial, context, kinds, original)
+
+
+def read_ropes(
+    c: ConfigReader, head_dim: int, defaults: dict[str, float], *, context: int
+) -> dict[str, Rope]:
+    """One rope per layer type; `defaults` gives each type's base. Old files scale only
+    `full_attention`.
+    """
+    section = c.section("rope_parameters")
+    scaling = c.section("rope_scaling")
+    if section is None or not any(kind in section for kind in defaults):
+        sections = {"full_attention": section or scaling}
+    else:
+        sections = {kind: section.section(kind) for kind in defaults}
+        section.finish()
+    return {
+        kind: rope_from(sections.get(kind), head_dim, theta, 1.0, context, SCALINGS, None)
+        for kind, theta in defaults.items()
+    }
+
+
+def rope_from(
+    section: ConfigReader | None,
+    head_dim: int,
+    theta: float,
+    partial: float,
+    context: int,
+    kinds: tuple[str, ...],
+    original: int | None,
+) -> Rope:
+    """The rope that one rope object describes, completed from the keys beside it."""
+    if section is None:
+        return Rope(theta, int(head_dim * partial))
+    theta = section.number("rope_theta", theta)
+    dim = int(head_dim * section.number("partial_rotary_factor", partial))
+    scaling = _scaling(section, context, kinds, original)
+    section.finish()
+    if isinstance(scaling, LongRopeScaling):
+        _check_divisors(scaling, dim)
+    return Rope(theta, dim, scaling)
+
+
+def _only_section(c: ConfigReader) -> ConfigReader | None:
+    section, old = c.section("rope_parameters"), c.section("rope_scaling")
+    return old if section is None else section
+
+
+def _scaling(
+    s: ConfigReader, context: int, kinds: tuple[str, ...], original: int | None
+) -> RopeScaling | None:
+    named = s.raw("rope_type", None) or s.raw("type", "default")
+    s.raw("type", None)  # files for both generations of readers carry both spellings
+    kind = _NAMES.get(named, named)
+    if kind not in kinds:
+        raise unsupported("rope_type", named, ", ".join(kinds))
+    if kind == "default":
+        s.raw("original_max_position_embeddings", None)  # written even where nothing is scaled
+        return None
+    if kind == "linear":
+        return LinearScaling(s.number("factor"))
+    if kind == "dynamic":
+        s.only("original_max_position_embeddings", context)
+        return DynamicScaling(s.number("factor"), context)
+    written = s.integer("original_max_position_embeddings", context)
+    return _READERS[kind](s, context, original or written)
+
+
+def _llama3(s: ConfigReader, context: int, original: int) -> RopeScaling:
+    low, high = s.number("low_freq_factor"), s.number("high_freq_factor")
+    if low >= high:
+        raise unsupported("low_freq_factor", low, f"less than high_freq_factor={high}")
+    return Llama3Scaling(s.number("factor"), low, high, original)
+
+
+def _yarn(s: ConfigReader, context: int, original: int) -> RopeScaling:
+    factor = s.number("factor", context / original)
+    scale, scale_all = s.number("mscale", None), s.number("mscale_all_dim", None)
+    derived = _yarn_attention(factor, 1.0)
+    if scale is not None and scale_all is not None:
+        derived = _yarn_attention(factor, scale) / _yarn_attention(factor, scale_all)
+    return YarnScaling(
+        factor=factor,
+        original=original,
+        beta_fast=s.number("beta_fast", 32.0),
+        beta_slow=s.number("beta_slow", 1.0),
+        attention_factor=s.number("attention_factor", derived),
+        truncate=s.flag("truncate", True),
+    )
+
+
+def _yarn_attention(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0  # YaRN, equation 22
+
+
+def _longrope(s: ConfigReader, context: int, original: int) -> RopeScaling:
+    factor = s.number("factor", context / original)
+    derived = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        short=_divisors(s, "short_factor"),
+        long=_divisors(s, "long_factor"),
+        original=original,
+        attention_factor=s.number("attention_factor", derived),
+    )
+
+
+def _divisors(s: ConfigReader, key: str) -> tuple[float, ...]:
+    values = s.raw(key)
+    if not isinstance(values, list) or not all(
+        isinstance(v, int | float) and v > 0 for v in values
+    ):
+        raise unsupported(key, values, "a list of positive numbers")
+    return tuple(float(v) for v in values)
+
+
+def _check_divisors(scaling: LongRopeScaling, dim: int) -> None:
+    for key, divisors in (("short_factor", scaling.short), ("long_factor", scaling.long)):
+        if len(divisors) != dim // 2:
+            raise unsupported(key, f"{len(divisors)} numbers", f"{dim // 2}, one per frequency")
+
+
+_READERS = {"llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

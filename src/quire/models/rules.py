@@ -1,0 +1,150 @@
+"""Weight rules: how the tensors of a checkpoint correspond to canonical parameters, as data that
+can be read both ways.
+
+A rule is a pair of name templates and the steps between them; `{layer}`, `{expert}` and `{leaf}`
+(weight or bias) stand for what a name contains. `tensor_map` expands the rules of a family for one
+spec into concrete names, which the loader reads forwards and the checkpoint writer backwards. Free
+of torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.models.config_reader import ConfigReader
+from quire.models.parameters import Parameter, parameters
+from quire.models.spec import Decoder
+
+Step = Literal["transpose", "split", "deal", "stacked"]
+"""What lies between a stored tensor and its leaves.
+
+stacked: a leading axis over the experts; transpose: the last two axes swapped; split: the targets
+one after the other along the first axis (that of an expert, if stacked); deal: the targets take
+turns along it, as cards are dealt.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One checkpoint tensor (`source`) and the canonical parameters (`targets`) that it holds after
+    `steps`.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All that Quire knows of a family of checkpoints.
+
+    `describe` reads a config into a spec. `prefix` is what all checkpoint names but the head's
+    start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of tensors that
+    old files carry and that hold nothing of the model.
+    """
+
+    architectures: tuple[str, ...]
+    describe: Callable[[ConfigReader], Decoder]
+    rules: tuple[Rule, ...]
+    prefix: str = "model."
+    ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint tensor of this name is to be passed over."""
+        bare = name.removeprefix(self.prefix)
+        return any(re.fullmatch(pattern, bare) for pattern in self.ignored)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A rule made concrete: checkpoint name and shape, and the leaves that it holds, in order."""
+
+    name: str
+    shape: tuple[int, ...]
+    leaves: tuple[Parameter, ...]
+    steps: tuple[Step, ...]
+
+
+class RuleError(Exception):
+    """A family's rules do not cover its own parameters: a bug in the family."""
+
+
+def rule(source: str, *targets: str, steps: tuple[Step, ...] = ()) -> Rule:
+    """Short form for the tables of the families."""
+    return Rule(source, targets, steps)
+
+
+def tensor_map(family: Family, decoder: Decoder) -> list[StoredTensor]:
+    """The concrete tensors of a checkpoint of `decoder`, in load order of their first leaf.
+
+    Each canonical parameter is in exactly one of them; raises RuleError if the rules do not say so.
+    """
+    leaves = parameters(decoder)
+    covered: set[str] = set()
+    out: list[StoredTensor] = []
+    templates = [(rule, _pattern(target)) for rule in family.rules for target in rule.targets]
+    for name in leaves:
+        if name in covered:
+            continue
+        stored = _covering(name, templates, leaves, family)
+        names = {leaf.name for leaf in stored.leaves}
+        if covered & names:
+            raise RuleError(f"{stored.name} covers again {sorted(covered & names)}")
+        covered |= names
+        out.append(stored)
+    return out
+
+
+def _covering(
+    name: str,
+    templates: list[tuple[Rule, re.Pattern[str]]],
+    leaves: dict[str, Parameter],
+    family: Family,
+) -> StoredTensor:
+    for rule, pattern in templates:
+        if found := pattern.fullmatch(name):
+            return _expand(rule, found.groupdict(), leaves, family)
+    raise RuleError(f"no weight rule covers {name}")
+
+
+def _expand(
+    rule: Rule, values: dict[str, str], leaves: dict[str, Parameter], family: Family
+) -> StoredTensor:
+    experts = _count_experts(rule, values, leaves) if "stacked" in rule.steps else None
+    names = [
+        target.format(**{**values, "expert": expert})
+        for target in rule.targets
+        for expert in (range(experts) if experts is not None else [values.get("expert")])
+    ]
+    held = tuple(leaves[n] for n in names)
+    source = rule.source.format(prefix=family.prefix, **values)
+    return StoredTensor(
+        source, _shape(held, len(rule.targets), rule.steps, experts), held, rule.steps
+    )
+
+
+def _count_experts(rule: Rule, values: dict[str, str], leaves: dict[str, Parameter]) -> int:
+    count = 0
+    while rule.targets[0].format(**{**values, "expert": count}) in leaves:
+        count += 1
+    return count
+
+
+def _shape(
+    held: tuple[Parameter, ...], parts: int, steps: tuple[Step, ...], experts: int | None
+) -> tuple[int, ...]:
+    first = held[:: len(held) // parts]
+    shape = (sum(p.shape[0] for p in first), *held[0].shape[1:])
+    if "transpose" in steps:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    return shape if experts is None else (experts, *shape)
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    escaped = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
+    escaped = escaped.replace("{layer}", r"(?P<layer>\d+)").replace("{expert}", r"(?P<expert>\d+)")
+    return re.compile(escaped.replace("{leaf}", r"(?P<leaf>weight|bias)"))

@@ -1,0 +1,189 @@
+"""What a decoder *is*, as values: every architecture of this release is one `Decoder` made of these
+dataclasses.
+
+A spec holds facts that change the answers and nothing else; it is frozen, hashable, comparable and
+printable. Memory plans, parameter lists and the model itself are functions of it. Families
+(`models/families`) make specs from Hugging Face configs, `models/decoder.py` builds modules from
+them. Free of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+NormKind = Literal["rms", "rms_late_cast", "rms1p", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+RouterScore = Literal["softmax", "softmax_topk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalisation over the last axis.
+
+    `rms` scales by weight / root mean square (Zhang & Sennrich 2019); `rms_late_cast` does so
+    before it rounds to the model's dtype instead of after; `rms1p` scales by 1 + weight; `layer`
+    also removes the mean.
+    """
+
+    kind: NormKind = "rms"
+    eps: float = 1e-6
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (position interpolation)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware base that grows once a context is longer than `original` tokens; see
+    `models/rotary.py` for what that means here.
+    """
+
+    factor: float
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies; cos and sin times
+    `attention_factor`.
+    """
+
+    factor: float
+    original: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): one divisor per frequency, `long` for contexts beyond `original`
+    tokens, else `short`.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding of the first `dim` values of each head, halves paired (value i with
+    i + dim / 2).
+    """
+
+    theta: float
+    dim: int
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal softmax attention with H query heads over K key/value heads of D values.
+
+    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `softcap` c
+    bounds scores as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the
+    softmax and has no value. `qk_norm` normalises queries and keys before rotation, over each head
+    or over the full width.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None = None
+    window: int | None = None
+    softcap: float | None = None
+    qk_norm: Norm | None = None
+    qk_norm_over: Literal["head", "full"] = "head"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`."""
+
+    width: int
+    act: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """`top_k` of `experts` gated feed-forward networks of `width` F per token.
+
+    `score` softmax: weights are the chosen probabilities over all experts, summing to 1 if
+    `renorm`; softmax_topk: a softmax over the chosen logits. `clamp` c is gpt-oss's form: gate at
+    most c, up within ±c, (up + 1) * gate * sigmoid(1.702 gate).
+    """
+
+    experts: int
+    top_k: int
+    width: int
+    act: Activation = "silu"
+    score: RouterScore = "softmax"
+    renorm: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    clamp: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer: x += r * post(f(pre(x))) for attention and then for the feed-forward part, r =
+    `residual_scale`.
+
+    `pre` and `post` say whether these norms exist.
+    """
+
+    attn: Attention
+    mlp: Mlp | Moe
+    norm: Norm
+    pre: bool = True
+    post: bool = False
+    residual_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A whole decoder: embedding, L blocks, final norm, language-model head.
+
+    `learned_positions` counts the rows of a learned position table (0: none). `context` is the
+    number of positions that the config declares. Logits are c * tanh(l / c) of l = `logit_scale` *
+    head(x) where `logit_softcap` c is given.
+    """
+
+    vocab: int
+    dim: int
+    blocks: tuple[Block, ...]
+    final_norm: Norm
+    context: int
+    embed_scale: float = 1.0
+    learned_positions: int = 0
+    tie: bool = False
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None

@@ -1,0 +1,49 @@
+"""Weight rules applied to tensors: a stored tensor to its leaves (views of it) and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.models.rules import StoredTensor
+
+
+def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
+    """The leaves in `tensor`, in the order of `stored.leaves`; views, so nothing is read yet."""
+    if "transpose" in stored.steps:
+        tensor = tensor.transpose(-1, -2)
+    if "stacked" not in stored.steps:
+        return _divide(stored, tensor)
+    per_expert = [_divide(stored, expert) for expert in tensor]
+    return [leaf for part in zip(*per_expert, strict=True) for leaf in part]
+
+
+def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
+    """The inverse of `to_leaves`: a new tensor as the checkpoint stores it."""
+    if "stacked" in stored.steps:
+        experts = stored.shape[0]
+        tensor = torch.stack([_combine(stored, leaves[e::experts]) for e in range(experts)])
+    else:
+        tensor = _combine(stored, leaves)
+    return (tensor.transpose(-1, -2) if "transpose" in stored.steps else tensor).contiguous()
+
+
+def _num_parts(stored: StoredTensor) -> int:
+    experts = stored.shape[0] if "stacked" in stored.steps else 1
+    return len(stored.leaves) // experts
+
+
+def _divide(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
+    parts = _num_parts(stored)
+    if "deal" in stored.steps:
+        return [tensor[i::parts] for i in range(parts)]
+    first_of_each = stored.leaves[:: len(stored.leaves) // parts]
+    return list(tensor.split([leaf.shape[0] for leaf in first_of_each]))
+
+
+def _combine(stored: StoredTensor, parts: Sequence[Tensor]) -> Tensor:
+    if "deal" in stored.steps:
+        return torch.stack(list(parts), dim=1).flatten(0, 1)
+    return torch.cat(list(parts))

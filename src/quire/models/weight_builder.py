@@ -1,0 +1,85 @@
+"""Fills the tensors that the decoder asks for, leaf by leaf: fusing, converting and placing happen
+here and only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quire.models.parameters import Parameter, parameters
+from quire.models.spec import Decoder
+
+
+class WeightBuilder:
+    """Hands out finished tensors in the model's dtype on its device.
+
+    Invariant: each leaf of the spec is copied exactly once; `finish` asserts that none was left
+    over.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        read: Callable[[Parameter], Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`read` gives a leaf in any float dtype, valid until its next call."""
+        self.dtype, self.device = dtype, device
+        self._left = parameters(decoder)
+        self._read, self._progress = read, progress
+        self._total = sum(leaf.size for leaf in self._left.values())
+        self._done = 0
+
+    def has(self, name: str) -> bool:
+        """Whether the spec has this leaf (biases, norms) and it is still to be taken."""
+        return name in self._left
+
+    def tensor(self, name: str) -> Tensor:
+        """One leaf as a tensor of its own."""
+        return self.merged([name])
+
+    def linear(self, *names: str) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of projections with one input, one above the other: [sum of rows, C] and
+        [sum of rows].
+        """
+        biases = [name + ".bias" for name in names if self.has(name + ".bias")]
+        weight = self.merged([name + ".weight" for name in names])
+        return weight, self.merged(biases) if biases else None
+
+    def merged(self, names: Sequence[str]) -> Tensor:
+        """Leaves concatenated along their first axis."""
+        rows = sum(self._left[name].shape[0] for name in names)
+        out = self._empty(rows, *self._left[names[0]].shape[1:])
+        self._fill(out, names)
+        return out
+
+    def stacked(self, groups: Sequence[Sequence[str]]) -> Tensor:
+        """One `merged` tensor per group, stacked along a new first axis."""
+        rows = sum(self._left[name].shape[0] for name in groups[0])
+        out = self._empty(len(groups), rows, *self._left[groups[0][0]].shape[1:])
+        for part, names in zip(out, groups, strict=True):
+            self._fill(part, names)
+        return out
+
+    def finish(self) -> None:
+        """The model is complete; a leaf that nobody asked for is a bug in the decoder."""
+        assert not self._left, f"the decoder left {list(self._left)[:3]} unused"
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def _fill(self, out: Tensor, names: Sequence[str]) -> None:
+        at = 0
+        for name in names:
+            leaf = self._left.pop(name)
+            out[at : at + leaf.shape[0]].copy_(self._read(leaf))
+            at += leaf.shape[0]
+            self._done += leaf.size
+            if self._progress is not None:
+                self._progress(self._done, self._total)
