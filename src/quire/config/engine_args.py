@@ -1,0 +1,295 @@
+"""What a user wishes: `EngineArgs`, one flat declaration with the field's names.
+
+Each field carries its type, default, unit and one sentence. The command line (`add_cli_args`), the
+checks and `docs/engine_args.md` are made from it. The names that are documented but not built are
+in `unbuilt_args.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from quire.config.command_line import add_options
+from quire.config.option import Kind, option, unbuilt
+from quire.config.unbuilt_args import UnbuiltArgs
+from quire.errors import UnknownParameter
+
+if TYPE_CHECKING:
+    from quire.config.plan import EnginePlan
+
+_MODEL, _LOAD, _MEMORY, _SCHEDULE = "Model", "Loading", "Memory", "Scheduling"
+_TOKENS, _OUTPUT = "Tokenizer and prompts", "Sampling and output"
+
+
+@dataclass
+class EngineArgs(UnbuiltArgs):
+    """Everything that can be wished for when an engine is made. None means: let `resolve()` decide.
+
+    Plain and mutable: assign fields, `vars(args)`, `dataclasses.asdict(args)` and
+    `LLM(**vars(args))` all work. Values are checked when the engine is made. Raises
+    UnknownParameter for a keyword that is not a field, with the nearest name.
+    """
+
+    model: str | None = option(
+        None,
+        "Folder or hub id of the model; None is the small model inside the package.",
+        Kind.TEXT,
+        _MODEL,
+    )
+    served_model_name: str | list[str] | None = option(
+        None,
+        "Names that the model answers to; the first is reported. None: `model`.",
+        Kind.NAMES,
+        _MODEL,
+    )
+    dtype: str = option(
+        "auto",
+        "Type of weights, activations and K/V; auto is the checkpoint's where the CPU suits it.",
+        Kind.TEXT,
+        _MODEL,
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+    )
+    seed: int = option(
+        0,
+        "Start of the seeds of requests that bring none.",
+        Kind.INTEGER,
+        _MODEL,
+        minimum=-(2**63),
+        maximum=2**63 - 1,
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt and output together; None is the model's own limit, -1 (`auto` on the "
+        "command line) the longest that fits in memory.",
+        Kind.SIZE,
+        _MODEL,
+        unit="tokens",
+        minimum=-1,
+        hint="Use None, -1 or a length of at least 1.",
+    )
+    revision: str | None = option(None, "Branch, tag or commit on the hub.", Kind.TEXT, _MODEL)
+    hf_token: str | bool | None = option(
+        None, "Access token for the hub; True takes the stored one.", Kind.TOKEN, _MODEL
+    )
+    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None = option(
+        {},
+        "Changes to config.json before it is read; nested dicts are merged.",
+        Kind.OVERRIDES,
+        _MODEL,
+        is_optional=True,
+    )
+    enforce_eager: bool = option(
+        False,
+        "Run every step without a recorded graph; on a CPU none is recorded anyway.",
+        Kind.FLAG,
+        _MODEL,
+    )
+    load_format: str = option(
+        "auto",
+        "Where weights come from: safetensors files (auto, safetensors) or chance (dummy).",
+        Kind.TEXT,
+        _LOAD,
+        choices=("auto", "safetensors", "dummy"),
+        hint="Convert other formats to safetensors first.",
+    )
+    download_dir: str | None = option(
+        None, "Folder for downloads; None is the cache of huggingface_hub.", Kind.TEXT, _LOAD
+    )
+    tokenizer: str | None = option(
+        None, "Folder or hub id of the tokenizer; None: the model's own.", Kind.TEXT, _TOKENS
+    )
+    tokenizer_mode: str = option(
+        "auto",
+        "Which tokenizer files are read; both values read the Hugging Face ones.",
+        Kind.TEXT,
+        _TOKENS,
+        choices=("auto", "hf"),
+        hint="Other tokenizer formats are not built: provide a tokenizer.json.",
+    )
+    tokenizer_revision: str | None = option(
+        None,
+        "Branch, tag or commit of the tokenizer on the hub; None: `revision`.",
+        Kind.TEXT,
+        _TOKENS,
+    )
+    skip_tokenizer_init: bool = option(
+        False, "Load no tokenizer: prompts and outputs are token ids.", Kind.FLAG, _TOKENS
+    )
+    chat_template: str | None = option(
+        None,
+        "Jinja chat template: a file, or the text itself. None: the tokenizer's.",
+        Kind.TEXT,
+        _TOKENS,
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "Share of the memory that is free now for weights, workspace and KV cache, on a CPU too. "
+        "None: the KV cache gets half of what weights and workspace leave.",
+        Kind.NUMBER,
+        _MEMORY,
+        above=0,
+        maximum=1,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "Size of the KV cache; overrides gpu_memory_utilization.",
+        Kind.SIZE,
+        _MEMORY,
+        unit="bytes",
+        minimum=1,
+    )
+    num_gpu_blocks_override: int | None = option(
+        None,
+        "Blocks of the pool that all KV groups share; overrides every other size of the KV cache.",
+        Kind.INTEGER,
+        _MEMORY,
+        unit="blocks",
+        minimum=2,
+        hint="One block is never handed out, so that 2 is the smallest pool.",
+    )
+    block_size: int | None = option(
+        None,
+        "Tokens in one block of K/V; None: 32.",
+        Kind.INTEGER,
+        _MEMORY,
+        unit="tokens",
+        minimum=1,
+        maximum=4096,
+    )
+    enable_prefix_caching: bool | None = option(
+        None,
+        "Keep K/V of finished requests for prompts that begin alike; None: yes.",
+        Kind.FLAG,
+        _MEMORY,
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        "Most tokens computed in one step; None: 4096.",
+        Kind.SIZE,
+        _SCHEDULE,
+        unit="tokens",
+        minimum=1,
+    )
+    max_num_seqs: int | None = option(
+        None,
+        "Most requests that run at the same time; None: 256.",
+        Kind.SIZE,
+        _SCHEDULE,
+        unit="requests",
+        minimum=1,
+    )
+    enable_chunked_prefill: bool | None = option(
+        None, "Let a long prompt take several steps; None: yes.", Kind.FLAG, _SCHEDULE
+    )
+    long_prefill_token_threshold: int = option(
+        0,
+        "Most tokens of one prompt in one step; 0: no such limit.",
+        Kind.SIZE,
+        _SCHEDULE,
+        unit="tokens",
+        minimum=0,
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "Who runs first: in order of arrival, or by priority (lower first).",
+        Kind.TEXT,
+        _SCHEDULE,
+        choices=("fcfs", "priority"),
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Plan the next step while one is running; None: not on a CPU, which would do both.",
+        Kind.FLAG,
+        _SCHEDULE,
+    )
+    max_logprobs: int = option(
+        20,
+        "Most logprobs that a request may ask for; -1: no limit.",
+        Kind.INTEGER,
+        _OUTPUT,
+        minimum=-1,
+    )
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "Take logprobs before (raw) or after penalties, temperature and top-k; or the logits.",
+        Kind.TEXT,
+        _OUTPUT,
+        choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
+    logits_processors: list[str | type] | None = option(
+        None, "Own logits processors.", Kind.PROCESSORS, _OUTPUT
+    )
+    generation_config: str = option(
+        "auto",
+        "Where default sampling parameters come from: auto is generation_config.json of the "
+        "model, vllm (or quire) nothing, anything else a folder.",
+        Kind.TEXT,
+        _OUTPUT,
+    )
+    override_generation_config: dict[str, Any] | None = option(
+        {}, "Default sampling parameters on top of these.", Kind.OBJECT, _OUTPUT, is_optional=True
+    )
+    stream_interval: int = option(
+        1,
+        "Tokens between two outputs of a stream.",
+        Kind.INTEGER,
+        _OUTPUT,
+        unit="tokens",
+        minimum=1,
+    )
+    disable_log_stats: bool = option(
+        False,
+        "Keep no statistics: `get_metrics()` and `RequestOutput.metrics` stay empty.",
+        Kind.FLAG,
+        _OUTPUT,
+    )
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Refuse unknown keywords with our own error, before the generated `__init__` runs."""
+        for name in kwargs:
+            if name not in cls.__dataclass_fields__:
+                raise _unknown(name, list(cls.__dataclass_fields__))
+        return super().__new__(cls)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Give `parser` a flag for every field; names that are not built are taken too, but not
+        shown in the help.
+        """
+        return add_options(parser, cls)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The arguments from what `argparse` made of the command line; further names in it are left
+        alone.
+        """
+        given = vars(args)
+        return cls(
+            **{field.name: given[field.name] for field in fields(cls) if field.name in given}
+        )
+
+    def create_engine_config(self) -> EnginePlan:
+        """Look at model and machine and decide everything: what an engine is built from."""
+        facts = importlib.import_module("quire.engine.facts")  # upward, hence by name
+        plan: EnginePlan = facts.make_plan(self)
+        return plan
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """`EngineArgs` for an engine that serves several callers at once."""
+
+    enable_log_requests: bool = unbuilt(
+        False, "log every request on arrival", "There is no server in this release; leave it out."
+    )
+
+
+def _unknown(name: str, known: list[str]) -> UnknownParameter:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else "See docs/engine_args.md for the names."
+    return UnknownParameter(name, "the names are the fields of EngineArgs", hint)

@@ -1,0 +1,77 @@
+"""The environment variables that Quire reads: all of them, with type and meaning.
+
+They are for debugging and for places; what changes answers or speed is an argument.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from quire.errors import InvalidParameter
+
+_PREFIX = "QUIRE_"
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """One variable: its form and what it is for."""
+
+    name: str
+    form: str
+    help: str
+
+
+VARIABLES = (
+    Variable("QUIRE_DEBUG", "0 or 1", "Show the traceback of an error on the command line."),
+    Variable(
+        "QUIRE_CACHE_DIR",
+        "a folder",
+        "Where random checkpoints of `quire bench` are kept; default ~/.cache/quire.",
+    ),
+    Variable("OMP_NUM_THREADS", "an integer >= 1", "At most so many threads compute."),
+)
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """The variables' values, read once."""
+
+    debug: bool
+    cache_dir: Path
+    thread_limit: int | None
+    unknown: tuple[str, ...]
+    """Names that begin like ours and mean nothing."""
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """The values in `environ` (default: the process's). Raises InvalidParameter for one that has
+    another form.
+    """
+    given = os.environ if environ is None else environ
+    known = {variable.name for variable in VARIABLES}
+    return Environment(
+        debug=_flag(given, "QUIRE_DEBUG"),
+        cache_dir=Path(given.get("QUIRE_CACHE_DIR") or Path.home() / ".cache" / "quire"),
+        thread_limit=_count(given, "OMP_NUM_THREADS"),
+        unknown=tuple(sorted(n for n in given if n.startswith(_PREFIX) and n not in known)),
+    )
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "0")
+    if text not in ("", "0", "1"):
+        raise InvalidParameter(name, text, "0 or 1")
+    return text == "1"
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    text = (
+        given.get(name, "").split(",")[0].strip()
+    )  # OpenMP allows a list; the outer level is ours
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InvalidParameter(name, text, "an integer >= 1")
+    return int(text)

@@ -1,0 +1,70 @@
+"""The arithmetic of the KV pool: how many blocks a request needs, how many memory holds, which
+length fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.config.facts import KVGroupFacts
+
+
+class PoolShape(msgspec.Struct, frozen=True):
+    """Blocks of `block_size` tokens, `values_per_token` elements of `itemsize` bytes each, for the
+    given groups.
+    """
+
+    block_size: int
+    values_per_token: int
+    itemsize: int
+    groups: tuple[KVGroupFacts, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block."""
+        return self.block_size * self.values_per_token * self.itemsize
+
+    def request_blocks(self, length: int, chunk: int = 1) -> int:
+        """Blocks that one request of `length` tokens holds at most, when steps bring up to `chunk`
+        of its tokens.
+        """
+        return sum(self._group_blocks(group.window, length, chunk) for group in self.groups)
+
+    def _group_blocks(self, window: int | None, length: int, chunk: int) -> int:
+        whole = -(-length // self.block_size)
+        if window is None:
+            return whole
+        # Window and chunk may begin and end inside a block.
+        return min(whole, -(-(window - 1 + chunk) // self.block_size) + 1)
+
+    def longest(self, num_blocks: int, limit: int) -> int:
+        """The longest request, at most `limit`, for which a pool of `num_blocks` is enough; 0 if
+        none.
+        """
+        usable = num_blocks - 1  # the null block is never handed out
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.request_blocks(middle) <= usable:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes for people, in binary units."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def describe_groups(groups: Sequence[KVGroupFacts]) -> str:
+    """The groups in a few words, such as `1 full group of 28 layers`."""
+    return ", ".join(
+        f"{g.num_layers} layers " + ("full" if g.window is None else f"window {g.window}")
+        for g in groups
+    )

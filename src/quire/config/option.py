@@ -1,0 +1,178 @@
+"""What one engine option is: how its text is read, which values it takes, and the sentence that
+documents it.
+
+An option lives in the metadata of the dataclass field that it describes, so that the declaration of
+`EngineArgs` is the one source of the checks, the command line and the reference page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
+
+
+class Kind(enum.Enum):
+    """The shape of an option's value; its text says so in error messages.
+
+    SIZE is an INTEGER that the command line also takes as 1k = 1000 or 1K = 1024.
+    """
+
+    TEXT = "a string"
+    INTEGER = "an integer"
+    SIZE = "an integer "
+    NUMBER = "a number"
+    FLAG = "True or False"
+    OBJECT = "a dict"
+    NAMES = "a string or a list of strings"
+    PROCESSORS = "a list of classes or of 'module:Class' strings"
+    TOKEN = "a string, or True for the token that huggingface_hub has stored"
+    OVERRIDES = "a dict, or a callable that takes and returns the dict of config.json"
+    ANY = "a value of the reference"
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option's contract. `minimum` is inclusive, `above` exclusive; `accepts` (not built) is
+    the whole set of values.
+
+    `hint` ends the error text: what to do instead.
+    """
+
+    help: str
+    kind: Kind
+    group: str
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    is_optional: bool = False
+    is_built: bool = True
+    accepts: tuple[object, ...] = ()
+    hint: str = ""
+    flags: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        """The values in words, for errors and for the reference page."""
+        if not self.is_built:
+            return " or ".join(repr(value) for value in self.accepts)
+        words = "one of " + ", ".join(self.choices) if self.choices else self.kind.value.strip()
+        signs = ((">=", self.minimum), (">", self.above), ("<=", self.maximum))
+        bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
+        return f"{words} {bounds}".strip() + (", or None" if self.is_optional else "")
+
+
+def option(default: object, help: str, kind: Kind, group: str, **facts: Any) -> Any:
+    """A dataclass field that carries its `Option`; `default` None makes the value optional."""
+    facts.setdefault("is_optional", default is None)
+    metadata = {"option": Option(help, kind, group, **facts)}
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=type(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def unbuilt(
+    default: object, help: str, hint: str, *also: object, flags: tuple[str, ...] = ()
+) -> Any:
+    """A field that has a documented name but no implementation: only `default` and the values in
+    `also` pass.
+    """
+    accepts = tuple(dict.fromkeys(map(repr, (default, *also))))
+    values = {repr(value): value for value in (default, *also)}
+    facts = {"is_built": False, "accepts": tuple(values[text] for text in accepts)}
+    return option(default, help, Kind.ANY, "Not built yet", hint=hint, flags=flags, **facts)
+
+
+def options_of(args: Any) -> dict[str, Option]:
+    """Name -> option of an arguments class or object, what is built first."""
+    return {field.name: field.metadata["option"] for field in fields_of(args)}
+
+
+def fields_of(args: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of an arguments class or object, what is built first (`model` at the head)."""
+    return sorted(dataclasses.fields(args), key=lambda field: not field.metadata["option"].is_built)
+
+
+def default_of(field: dataclasses.Field[Any]) -> object:
+    """The value that a field has when nothing is given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def check(name: str, value: object, option: Option) -> None:
+    """Raise InvalidType, InvalidParameter or NotBuiltYet unless `name` may have `value`."""
+    if not option.is_built:
+        if not any(_same(value, neutral) for neutral in option.accepts):
+            raise NotBuiltYet(name, value, option.hint)
+        return
+    if value is None and option.is_optional:
+        return
+    if not _CHECKS[option.kind](value):
+        raise InvalidType(name, value, option.allowed, option.hint)
+    if option.choices and value not in option.choices:
+        raise InvalidParameter(name, value, option.allowed, option.hint)
+    if isinstance(value, int | float) and not _in_bounds(value, option):
+        raise InvalidParameter(name, value, option.allowed, option.hint)
+
+
+def _same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _in_bounds(value: float, option: Option) -> bool:
+    return (
+        (option.minimum is None or value >= option.minimum)
+        and (option.above is None or value > option.above)
+        and (option.maximum is None or value <= option.maximum)
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(name, str) for name in value)
+    )
+
+
+def _is_processors(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(p, str | type) for p in value)
+
+
+_CHECKS: dict[Kind, Callable[[object], bool]] = {
+    Kind.TEXT: _is_text,
+    Kind.INTEGER: _is_integer,
+    Kind.SIZE: _is_integer,
+    Kind.NUMBER: _is_number,
+    Kind.FLAG: lambda value: isinstance(value, bool),
+    Kind.OBJECT: _is_object,
+    Kind.NAMES: _is_names,
+    Kind.PROCESSORS: _is_processors,
+    Kind.TOKEN: lambda value: value is True or isinstance(value, str),
+    Kind.OVERRIDES: lambda value: callable(value) or _is_object(value),
+    Kind.ANY: lambda value: True,
+}

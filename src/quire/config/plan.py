@@ -1,0 +1,98 @@
+"""What `resolve()` decided: `EnginePlan`, in which nothing is automatic and every value has its
+reason.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import msgspec
+
+
+class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine is built from. Frozen; the builder reads it and hands values on.
+
+    `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
+    `kv_cache_bytes` is what the blocks take in all groups' layers. `tokenizer_folder` is None when
+    no tokenizer is wanted. `max_logprobs` is at most the vocabulary. `reasons` has an entry for
+    every field shown by `explain()`; `notes` are what a user should hear.
+    """
+
+    # the model
+    model: str
+    model_folder: str
+    served_model_names: tuple[str, ...]
+    architecture: str
+    hf_config: dict[str, Any]
+    load_format: str
+    dtype: str
+    seed: int
+    max_model_len: int
+    tokenizer_folder: str | None
+    tokenizer_mode: str
+    chat_template: str | None
+    # the machine
+    device: str
+    num_threads: int
+    use_graphs: bool
+    # KV memory
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    kv_dtype: str
+    enable_prefix_caching: bool
+    # scheduling
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    scheduling_policy: str
+    max_steps_in_flight: int
+    # sampling and output
+    max_logprobs: int
+    logprobs_mode: str
+    logits_processors: tuple[Any, ...]
+    sampling_defaults: dict[str, Any]
+    generation_eos_token_ids: tuple[int, ...]
+    log_stats: bool
+    stream_interval: int
+    reasons: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    def explain(self, width: int = 120) -> str:
+        """A table of every decision: name, value, reason."""
+        shown = [(name, _short(value), self.reasons[name]) for name, value in self.decided()]
+        names, values = (max(len(row[i]) for row in shown) for i in (0, 1))
+        indent = " " * (names + values + 4)
+        lines = [
+            textwrap.fill(
+                f"{name:{names}}  {value:{values}}  {reason}",
+                width=max(width, len(indent) + 30),
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for name, value, reason in shown
+        ]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) + "\n"
+
+    def decided(self) -> list[tuple[str, object]]:
+        """The fields that are decisions, in order, with their values."""
+        hidden = ("hf_config", "reasons", "notes")
+        fields = [name for name in self.__struct_fields__ if name not in hidden]
+        return [(name, msgspec.structs.asdict(self)[name]) for name in fields]
+
+
+def _short(value: object) -> str:
+    """A value in at most 40 characters."""
+    if isinstance(value, dict):
+        text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    elif isinstance(value, tuple):
+        text = " ".join(str(item) for item in value) or "none"
+    elif value is None or isinstance(value, bool):
+        text = "none" if value is None else "yes" if value else "no"
+    else:
+        text = str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 40 else "..." + text[-37:]

@@ -1,0 +1,108 @@
+"""Wishes and facts become a plan: a pure function, so that a changed default is a changed line in a
+golden file.
+
+Rules 12.2 to 12.6 and 12.13 of the reference, as far as this release has what they speak of.
+"""
+
+from __future__ import annotations
+
+from quire.config.decisions import Decisions
+from quire.config.engine_args import EngineArgs
+from quire.config.facts import MachineFacts, ModelFacts
+from quire.config.generation_defaults import eos_token_ids, sampling_defaults
+from quire.config.option import check, options_of
+from quire.config.plan import EnginePlan
+from quire.config.resolve_dtype import decide_dtype
+from quire.config.resolve_memory import decide_memory
+from quire.config.resolve_schedule import decide_schedule
+
+
+def resolve(args: EngineArgs, model: ModelFacts, machine: MachineFacts) -> EnginePlan:
+    """Decide everything about an engine. Pure; `args` is not changed.
+
+    Raises InvalidParameter, InvalidType or NotBuiltYet for an argument that cannot be, LoadError
+    where model and machine do not go together.
+    """
+    check_args(args)
+    decisions = Decisions(args, model, machine)
+    _decide_model(decisions)
+    decide_dtype(decisions)
+    _decide_machine(decisions)
+    decide_memory(decisions, decide_schedule(decisions))
+    _decide_output(decisions)
+    return decisions.plan()
+
+
+def check_args(args: EngineArgs) -> None:
+    """Raise for the first argument with a value that it may not have, by type, range and choice."""
+    values = vars(args)
+    for name, option in options_of(args).items():
+        check(name, values[name], option)
+
+
+def _decide_model(d: Decisions) -> None:
+    args, model = d.args, d.model
+    embedded = args.model is None
+    d.decide("model", model.name, "no model was given" if embedded else "model was given")
+    d.decide("model_folder", model.folder, "where its files are")
+    _decide_names(d)
+    d.decide("architecture", model.architecture, "architectures of config.json")
+    d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
+    if args.load_format == "auto":
+        d.decide("load_format", "safetensors", "the one format of weights that is read")
+    else:
+        d.wished("load_format")
+    d.wished("seed")
+    if args.skip_tokenizer_init:
+        d.decide("tokenizer_folder", None, "skip_tokenizer_init was given")
+    else:
+        own = "the model's own" if args.tokenizer is None else "tokenizer was given"
+        d.decide("tokenizer_folder", model.tokenizer_folder, own)
+    d.decide("tokenizer_mode", "hf", "the one kind of tokenizer files that is read")
+    source = model.chat_template_source or "left to the tokenizer"
+    d.decide("chat_template", model.chat_template, source)
+
+
+def _decide_names(d: Decisions) -> None:
+    given = d.args.served_model_name
+    if given is None:
+        d.decide("served_model_names", (d.model.name,), "the model's name")
+        return
+    names = (given,) if isinstance(given, str) else tuple(given)
+    d.decide("served_model_names", names, "served_model_name was given")
+
+
+def _decide_machine(d: Decisions) -> None:
+    machine = d.machine
+    d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
+    limit = machine.thread_limit
+    if limit is not None and limit < machine.num_cores:
+        d.decide("num_threads", limit, "OMP_NUM_THREADS")
+    else:
+        d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
+    d.decide("use_graphs", False, "the CPU back end runs its operations one by one")
+
+
+def _decide_output(d: Decisions) -> None:
+    args, model = d.args, d.model
+    if args.max_logprobs == -1:
+        d.decide("max_logprobs", model.vocab_size, "max_logprobs=-1: the whole vocabulary")
+    else:
+        d.wished("max_logprobs")
+    d.wished("logprobs_mode")
+    processors = tuple(args.logits_processors or ())
+    d.decide(
+        "logits_processors",
+        processors,
+        "logits_processors" + (" were given" if processors else ": none"),
+    )
+    override = args.override_generation_config or {}
+    source = model.generation_config_source or "no generation config"
+    if override:
+        source += " and override_generation_config"
+    defaults = sampling_defaults(model.generation_config, override)
+    d.decide("sampling_defaults", defaults, source)
+    ids = eos_token_ids(model.generation_config, override)
+    d.decide("generation_eos_token_ids", ids, source)
+    d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
+    d.wished("stream_interval")

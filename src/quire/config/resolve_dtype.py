@@ -1,0 +1,66 @@
+"""Rule 12.2: which type the weights, activations and K/V have."""
+
+from __future__ import annotations
+
+from quire.config.decisions import Decisions
+from quire.errors import InvalidParameter, UnsupportedConfigValue
+
+_LONG_NAMES = {"half": "float16", "float": "float32"}
+_NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
+"""Models whose activations leave float16's range."""
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one value."""
+
+
+def decide_dtype(d: Decisions) -> None:
+    """Fix `dtype` and, since K/V are stored alike, `kv_dtype`."""
+    if d.args.dtype == "auto":
+        dtype, reason = _automatic(d)
+    else:
+        dtype, reason = _LONG_NAMES.get(d.args.dtype, d.args.dtype), "dtype was given"
+        _check_given(d, dtype)
+    d.decide("dtype", dtype, reason)
+    d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
+
+
+def _automatic(d: Decisions) -> tuple[str, str]:
+    stored = d.model.checkpoint_dtype
+    if stored not in ITEMSIZE:
+        raise UnsupportedConfigValue(
+            f"The checkpoint is stored as {stored}, which this release cannot compute in. "
+            "Pass dtype='bfloat16' or dtype='float32'."
+        )
+    if stored == "float32":
+        return _for_float32(d)
+    if stored == "float16" and d.model.model_type in _NOT_IN_FLOAT16:
+        return "bfloat16", f"{d.model.model_type} leaves the range of float16"
+    fast = d.machine.has_fast_bfloat16 if stored == "bfloat16" else d.machine.has_fast_float16
+    if fast:
+        return stored, "the checkpoint's type, which this CPU multiplies in hardware"
+    return stored, (
+        "the checkpoint's type, half the memory traffic of float32; this CPU has no instructions "
+        "for it, so that dtype=float32 is faster for many tokens at once"
+    )
+
+
+def _for_float32(d: Decisions) -> tuple[str, str]:
+    if d.machine.has_fast_bfloat16:
+        return "bfloat16", "float32 checkpoint, and this CPU multiplies bfloat16 in hardware"
+    return "float32", (
+        "the checkpoint's type; this CPU has no bfloat16 instructions, so that rounding would cost "
+        "digits and time"
+    )
+
+
+def _check_given(d: Decisions, dtype: str) -> None:
+    stored, model_type = d.model.checkpoint_dtype, d.model.model_type
+    if dtype == "float16" and model_type in _NOT_IN_FLOAT16:
+        raise InvalidParameter(
+            "dtype",
+            "float16",
+            f"activations of {model_type} leave its range",
+            "Use bfloat16 or float32.",
+        )
+    if {stored, dtype} == {"float16", "bfloat16"}:
+        d.note(f"dtype={dtype} converts a {stored} checkpoint; neither holds the other's values.")

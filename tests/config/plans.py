@@ -1,0 +1,186 @@
+"""Models and machines for the tests of `resolve()`, written by hand from the published configs."""
+
+from quire.config.engine_args import EngineArgs
+from quire.config.facts import KVGroupFacts, MachineFacts, ModelFacts, ModelLength
+
+GIB = 2**30
+
+
+def make_model(**changes):
+    """Qwen3-0.6B unless changed."""
+    facts = {
+        "name": "Qwen/Qwen3-0.6B",
+        "architecture": "Qwen3ForCausalLM",
+        "model_type": "qwen3",
+        "checkpoint_dtype": "bfloat16",
+        "hf_config": {},
+        "num_parameters": 596_049_920,
+        "num_layers": 28,
+        "hidden_size": 1024,
+        "widest": 6144,
+        "vocab_size": 151_936,
+        "kv_groups": (KVGroupFacts("full", None, 28),),
+        "kv_values_per_token": 28 * 2 * 8 * 128,
+        "length": ModelLength(40_960, 40_960, "max_position_embeddings of config.json"),
+        "generation_config": {
+            "temperature": 0.6,
+            "top_k": 20,
+            "top_p": 0.95,
+            "do_sample": True,
+            "eos_token_id": [151_645, 151_643],
+        },
+        "generation_config_source": "generation_config.json",
+    }
+    facts = {**facts, **changes}
+    folder = f"/models/{facts['name']}"
+    return ModelFacts(**{"folder": folder, "tokenizer_folder": folder, **facts})
+
+
+def make_machine(**changes):
+    """A laptop without bfloat16 instructions unless changed."""
+    facts = {
+        "cpu_name": "Laptop CPU",
+        "num_cpus": 8,
+        "num_cores": 4,
+        "features": ("avx2",),
+        "total_memory_bytes": 16 * GIB,
+        "free_memory_bytes": 12 * GIB,
+    }
+    return MachineFacts(**{**facts, **changes})
+
+
+def tiny():
+    """The shape `tiny` of the random checkpoints, stored in float32."""
+    return make_model(
+        name="tiny",
+        checkpoint_dtype="float32",
+        num_parameters=1_000_000,
+        num_layers=4,
+        hidden_size=128,
+        widest=768,
+        vocab_size=1024,
+        kv_groups=(KVGroupFacts("full", None, 4),),
+        kv_values_per_token=4 * 2 * 2 * 32,
+        length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
+        generation_config={},
+        generation_config_source="the model has no generation_config.json",
+    )
+
+
+def llama_8b():
+    """Llama-3.1-8B: 128k context."""
+    return make_model(
+        name="meta-llama/Llama-3.1-8B",
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        num_parameters=8_030_261_248,
+        num_layers=32,
+        hidden_size=4096,
+        widest=28_672,
+        vocab_size=128_256,
+        kv_groups=(KVGroupFacts("full", None, 32),),
+        kv_values_per_token=32 * 2 * 8 * 128,
+        length=ModelLength(131_072, 131_072, "max_position_embeddings of config.json"),
+    )
+
+
+def gemma_2b(dtype="float32"):
+    """Gemma-2-2B: every other layer has a window of 4096."""
+    return make_model(
+        name="google/gemma-2-2b",
+        architecture="Gemma2ForCausalLM",
+        model_type="gemma2",
+        checkpoint_dtype=dtype,
+        num_parameters=2_614_341_888,
+        num_layers=26,
+        hidden_size=2304,
+        widest=18_432,
+        vocab_size=256_000,
+        kv_groups=(KVGroupFacts("full", None, 13), KVGroupFacts("sliding", 4096, 13)),
+        kv_values_per_token=13 * 2 * 4 * 256,
+        length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
+        generation_config={},
+        generation_config_source="the model has no generation_config.json",
+    )
+
+
+SERVER = make_machine(
+    cpu_name="Server CPU",
+    num_cpus=128,
+    num_cores=64,
+    features=("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
+    total_memory_bytes=512 * GIB,
+    free_memory_bytes=480 * GIB,
+)
+CONTAINER = make_machine(
+    cpu_name="Server CPU",
+    num_cpus=2,
+    num_cores=2,
+    features=("avx2", "avx512f", "avx512_bf16"),
+    total_memory_bytes=4 * GIB,
+    free_memory_bytes=3 * GIB,
+    memory_limit_source="the container",
+    thread_limit=1,
+)
+LAPTOP = make_machine()
+
+PAIRS = {
+    "qwen3-0.6b_on_a_laptop": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), LAPTOP),
+    "qwen3-0.6b_on_a_server": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), SERVER),
+    "qwen3-0.6b_in_a_container": (
+        EngineArgs(model="Qwen/Qwen3-0.6B", max_num_seqs=16, max_model_len=-1),
+        make_model(),
+        CONTAINER,
+    ),
+    "embedded_on_a_laptop": (EngineArgs(), tiny(), LAPTOP),
+    "tiny_with_a_small_pool": (
+        EngineArgs(
+            model="tiny",
+            max_model_len=256,
+            num_gpu_blocks_override=20,
+            block_size=16,
+            max_num_batched_tokens=16,
+            async_scheduling=True,
+        ),
+        tiny(),
+        LAPTOP,
+    ),
+    "tiny_float32_on_a_server": (EngineArgs(model="tiny"), tiny(), SERVER),
+    "llama-8b_on_a_server": (
+        EngineArgs(model="meta-llama/Llama-3.1-8B", gpu_memory_utilization=0.9),
+        llama_8b(),
+        SERVER,
+    ),
+    "llama-8b_with_given_kv_memory": (
+        EngineArgs(
+            model="meta-llama/Llama-3.1-8B",
+            max_model_len=8192,
+            kv_cache_memory_bytes=2 * GIB,
+            enable_chunked_prefill=False,
+            served_model_name=["llama", "default"],
+        ),
+        llama_8b(),
+        SERVER,
+    ),
+    "gemma-2b_on_a_server": (EngineArgs(model="google/gemma-2-2b"), gemma_2b(), SERVER),
+    "gemma-2b_float16_on_a_laptop": (
+        EngineArgs(model="google/gemma-2-2b", generation_config="vllm"),
+        gemma_2b("float16"),
+        LAPTOP,
+    ),
+    "qwen3-0.6b_wishes": (
+        EngineArgs(
+            model="Qwen/Qwen3-0.6B",
+            dtype="half",
+            seed=7,
+            max_logprobs=-1,
+            scheduling_policy="priority",
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+            stream_interval=4,
+            override_generation_config={"temperature": 0.1, "max_new_tokens": 64},
+        ),
+        make_model(),
+        LAPTOP,
+    ),
+}

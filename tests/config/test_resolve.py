@@ -1,0 +1,296 @@
+"""`resolve()`: relations between options, memory, lengths, types and sampling defaults."""
+
+import copy
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.config.engine_args import EngineArgs
+from quire.config.facts import KVGroupFacts, ModelLength
+from quire.config.kv_memory import PoolShape, gib
+from quire.config.max_model_len import model_length
+from quire.config.resolve import resolve
+from quire.errors import InvalidParameter, LoadError, UnknownParameter, UnsupportedConfigValue
+from quire.scheduling.kv_groups import FullGroup, SlidingGroup
+
+_spec = importlib.util.spec_from_file_location("config_plans", Path(__file__).parent / "plans.py")
+plans = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(plans)
+GIB = plans.GIB
+
+
+def plan_of(model=None, machine=None, **wishes):
+    return resolve(
+        EngineArgs(model="m", **wishes), model or plans.make_model(), machine or plans.LAPTOP
+    )
+
+
+@pytest.mark.parametrize("name", plans.PAIRS)
+def test_pure_and_every_value_has_a_reason(name):
+    args, model, machine = plans.PAIRS[name]
+    before = copy.deepcopy((args, model, machine))
+    plan = resolve(args, model, machine)
+    assert plan == resolve(args, model, machine)
+    assert (args, model, machine) == before
+    assert {field for field, _ in plan.decided()} == set(plan.reasons) - {"hf_config"}
+    assert all(plan.reasons.values())
+    assert "auto" not in [value for _, value in plan.decided()]
+    with pytest.raises(AttributeError):
+        plan.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("wishes", "tokens", "seqs"),
+    [
+        ({}, 4096, 256),
+        ({"max_num_batched_tokens": 16}, 16, 16),
+        ({"max_num_seqs": 8}, 4096, 8),
+        ({"max_num_seqs": 5000}, 5000, 5000),
+        ({"max_num_seqs": 2, "max_model_len": 100}, 200, 2),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 64}, 64, 64),
+        ({"enable_chunked_prefill": False}, 40_960, 256),
+        ({"enable_chunked_prefill": False, "max_model_len": 512}, 4096, 256),
+    ],
+    ids=str,
+)
+def test_tokens_and_requests_of_a_step(wishes, tokens, seqs):
+    plan = plan_of(machine=plans.SERVER, **wishes)
+    assert (plan.max_num_batched_tokens, plan.max_num_seqs) == (tokens, seqs)
+    assert plan.max_num_batched_tokens >= plan.max_num_seqs
+
+
+@pytest.mark.parametrize(
+    ("wishes", "part"),
+    [
+        ({"max_num_batched_tokens": 16, "max_num_seqs": 17}, "at least max_num_seqs=17"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64, "max_model_len": 65},
+            "at least max_model_len=65",
+        ),
+        ({"max_model_len": 40_961}, "the model's limit is 40960"),
+        ({"max_model_len": 0}, "at least 1, -1 or None"),
+    ],
+    ids=str,
+)
+def test_wishes_that_contradict_each_other_are_refused(wishes, part):
+    with pytest.raises(InvalidParameter, match=re.escape(part)):
+        plan_of(**wishes)
+
+
+@pytest.mark.parametrize(
+    ("stored", "machine", "wish", "dtype"),
+    [
+        ("bfloat16", plans.LAPTOP, "auto", "bfloat16"),
+        ("float16", plans.LAPTOP, "auto", "float16"),
+        ("float32", plans.LAPTOP, "auto", "float32"),
+        ("float32", plans.SERVER, "auto", "bfloat16"),
+        ("float32", plans.SERVER, "float", "float32"),
+        ("bfloat16", plans.SERVER, "half", "float16"),
+        ("float8_e4m3fn", plans.SERVER, "bfloat16", "bfloat16"),
+    ],
+)
+def test_dtype(stored, machine, wish, dtype):
+    plan = plan_of(plans.make_model(checkpoint_dtype=stored), machine, dtype=wish, max_model_len=64)
+    assert (plan.dtype, plan.kv_dtype) == (dtype, dtype)
+    assert bool(plan.notes and "converts" in plan.notes[0]) == (
+        {stored, dtype} == {"bfloat16", "float16"}
+    )
+
+
+def test_float16_is_refused_where_it_overflows():
+    with pytest.raises(InvalidParameter, match="gemma2"):
+        plan_of(plans.gemma_2b(), dtype="half")
+    assert plan_of(plans.gemma_2b("float16")).dtype == "bfloat16"
+
+
+def test_stored_type_that_cannot_compute_is_refused():
+    with pytest.raises(UnsupportedConfigValue, match="float8_e4m3fn"):
+        plan_of(plans.make_model(checkpoint_dtype="float8_e4m3fn"))
+
+
+def test_kv_memory_is_never_more_than_is_useful():
+    plan = plan_of(plans.tiny(), plans.SERVER, max_num_seqs=3, max_model_len=100)
+    assert plan.num_blocks == 1 + 3 * 4
+
+
+def test_share_of_free_memory_counts_weights_in():
+    plan = plan_of(gpu_memory_utilization=0.8)
+    weights = 2 * plans.make_model().num_parameters
+    assert plan.kv_cache_bytes + weights <= 0.8 * plans.LAPTOP.free_memory_bytes
+    assert plan.kv_cache_bytes + weights > 0.6 * plans.LAPTOP.free_memory_bytes
+
+
+def test_overrides_of_the_pool():
+    assert plan_of(num_gpu_blocks_override=2000, kv_cache_memory_bytes=1).num_blocks == 2000
+    block = 32 * 28 * 2 * 8 * 128 * 2
+    plan = plan_of(kv_cache_memory_bytes=10 * block - 1, max_model_len=256)
+    assert (plan.num_blocks, plan.kv_cache_bytes) == (9, 9 * block)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"num_gpu_blocks_override": 20},
+        {"kv_cache_memory_bytes": 1 << 30},
+        {"num_gpu_blocks_override": 5, "block_size": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [plans.make_model(), plans.gemma_2b()], ids=["full", "sliding"])
+def test_too_little_memory_names_a_length_that_fits_and_the_next_does_not(model, wishes):
+    small = model.length.default
+    with pytest.raises(LoadError, match=f"max_model_len={small} needs") as caught:
+        plan_of(model, max_model_len=small, **wishes)
+    fits = int(re.search(r"Pass max_model_len=(\d+)", str(caught.value))[1])
+    assert plan_of(model, max_model_len=fits, **wishes).max_model_len == fits
+    with pytest.raises(LoadError):
+        plan_of(model, max_model_len=fits + 1, **wishes)
+    assert plan_of(model, max_model_len=-1, **wishes).max_model_len == fits
+
+
+def test_a_window_needs_only_its_window():
+    shape = PoolShape(16, 1, 1, (KVGroupFacts("sliding", 64, 1),))
+    assert shape.request_blocks(10_000) == 5
+    model = plans.make_model(kv_groups=(KVGroupFacts("sliding", 64, 28),))
+    assert plan_of(model, block_size=16, num_gpu_blocks_override=6).max_model_len == 40_960
+    with pytest.raises(LoadError):
+        plan_of(model, block_size=16, num_gpu_blocks_override=5)
+
+
+@given(
+    st.integers(1, 64),
+    st.integers(1, 5000),
+    st.integers(1, 300),
+    st.one_of(st.none(), st.integers(1, 700)),
+)
+def test_blocks_of_a_request_are_those_that_the_scheduler_counts(size, length, chunk, window):
+    shape = PoolShape(size, 1, 1, (KVGroupFacts("any", window, 1),))
+    group = FullGroup(size) if window is None else SlidingGroup(size, window)
+    assert shape.request_blocks(length, chunk) == group.num_needed(length, chunk)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 400),
+    st.integers(1, 64),
+    st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=4),
+)
+def test_longest_is_the_border(num_blocks, size, windows):
+    shape = PoolShape(size, 1, 1, tuple(KVGroupFacts("any", w, 1) for w in windows))
+    limit = 3000
+    longest = shape.longest(num_blocks, limit)
+    assert longest == 0 or shape.request_blocks(longest) <= num_blocks - 1
+    assert longest == limit or shape.request_blocks(longest + 1) > num_blocks - 1
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_sum():
+    with pytest.raises(LoadError, match=r"weights 14\.96 GiB.*12\.00 GiB free now"):
+        plan_of(plans.llama_8b())
+
+
+def test_threads_follow_cores_and_the_environment():
+    assert plan_of().num_threads == 4
+    assert plan_of(machine=plans.make_machine(thread_limit=2)).num_threads == 2
+    assert plan_of(machine=plans.make_machine(thread_limit=99)).num_threads == 4
+
+
+def test_sampling_defaults_come_from_the_file_and_the_override():
+    model = plans.make_model(
+        generation_config={
+            "temperature": 0.6,
+            "top_k": None,
+            "max_new_tokens": 7,
+            "typical_p": 0.3,
+            "eos_token_id": [5, 6, 5],
+        }
+    )
+    plan = plan_of(model, override_generation_config={"top_p": 0.5, "temperature": 1})
+    assert plan.sampling_defaults == {"temperature": 1, "top_p": 0.5, "max_tokens": 7}
+    assert plan.generation_eos_token_ids == (5, 6)
+    assert plan_of(
+        model, override_generation_config={"eos_token_id": 9}
+    ).generation_eos_token_ids == (9,)
+
+
+def test_override_with_a_key_that_means_nothing_is_refused():
+    with pytest.raises(UnknownParameter, match="typical_p"):
+        plan_of(override_generation_config={"typical_p": 0.3})
+
+
+@pytest.mark.parametrize("bad", [{"temperature": "hot"}, {"eos_token_id": "</s>"}, {"top_k": True}])
+def test_generation_config_of_another_form_is_refused(bad):
+    with pytest.raises(UnsupportedConfigValue, match=next(iter(bad))):
+        plan_of(plans.make_model(generation_config=bad))
+
+
+def scaled(kind, factor, old=False):
+    """A config of 1000 positions with RoPE scaling, in the words of old files or of new ones."""
+    if old:
+        rope = {"rope_scaling": {"type": kind, "factor": factor}}
+    else:
+        rope = {"rope_parameters": {"rope_type": kind, "factor": factor}}
+    return {"max_position_embeddings": 1000, **rope}
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "default"),
+    [
+        ({"max_position_embeddings": 4096}, 4096, 4096),
+        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
+        ({"max_position_embeddings": 4096, "model_max_length": 9000}, 9000, 9000),
+        ({}, None, None),
+        (scaled("linear", 4.0, old=True), 4000, 4000),
+        (scaled("linear", 2), 2000, 2000),
+        (scaled("default", 1.0), 1000, 1000),
+        (scaled("yarn", 4.0, old=True), 1000, 1000),
+        (scaled("llama3", 8), 1000, 1000),
+        (scaled("dynamic", 2, old=True), 2000, 1000),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            131072,
+            4096,
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "max_position_embeddings": 1000,
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}},
+            },
+            1000,
+            1000,
+        ),
+    ],
+    ids=str,
+)
+def test_length_by_the_config(config, limit, default):
+    length = model_length(config)
+    assert (length.limit, length.default) == (limit, default)
+
+
+def test_length_without_a_key_is_a_guess_that_says_so():
+    model = plans.make_model(length=ModelLength(None, None, "config.json names no length"))
+    plan = plan_of(model)
+    assert plan.max_model_len == 2048
+    assert any("guess" in note for note in plan.notes)
+    assert plan_of(model, max_model_len=9999, kv_cache_memory_bytes=2 << 30).max_model_len == 9999
+
+
+def test_longer_than_the_short_form_is_told():
+    model = plans.make_model(length=ModelLength(131_072, 4096, "long rope"))
+    assert plan_of(model).max_model_len == 4096
+    assert any("long form" in note for note in plan_of(model, max_model_len=5000).notes)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(3 << 30, "3.00 GiB"), (1536, "1.50 KiB"), (5, "5 bytes")]
+)
+def test_bytes_for_people(size, text):
+    assert gib(size) == text
