@@ -1,8 +1,9 @@
 """Every exception that Quire raises on purpose, in one tree.
 
-A caller tells by the class who can mend it: `RequestError` is the sender's (HTTP 400), `CapacityError` is the moment's
-(503, try again), `LoadError` is the operator's, `EngineDeadError` is nobody's until a restart. Where users of this field
-expect a `ValueError` or `TypeError`, the class is one of these too.
+A caller tells by the class who can mend it: `RequestError` is the sender's (HTTP 400),
+`CapacityError` is the moment's (503, try again), `LoadError` is the operator's, `EngineDeadError`
+is nobody's until a restart. Where users of this field expect a `ValueError` or `TypeError`, the
+class is one of these too.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class PromptTooLong(RequestError):
 
     def __init__(self, num_tokens: int, max_model_len: int) -> None:
         super().__init__(
-            f"The prompt has {num_tokens} tokens, but the model holds {max_model_len} tokens of prompt "
-            f"and output together. Shorten the prompt or raise max_model_len.",
+            f"The prompt has {num_tokens} tokens, but the model holds {max_model_len} tokens of "
+            f"prompt and output together. Shorten the prompt or raise max_model_len.",
             parameter="prompt",
             value=num_tokens,
         )
@@ -107,7 +108,9 @@ class UnsupportedArchitecture(LoadError):
 
 
 class UnknownConfigKey(LoadError):
-    """config.json has a key whose meaning we do not know, so that ignoring it could change the answers."""
+    """config.json has a key whose meaning we do not know, so that ignoring it could change the
+    answers.
+    """
 
 
 class UnsupportedConfigValue(LoadError):

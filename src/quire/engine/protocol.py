@@ -1,6 +1,8 @@
-"""The messages between a front end and an engine core: requests go in, columns of new tokens come out.
+"""The messages between a front end and an engine core: requests go in, columns of new tokens come
+out.
 
-A request is known to the core by a small integer handle that the front end chose; names stay in the front end.
+A request is known to the core by a small integer handle that the front end chose; names stay in
+the front end.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ class FinishReason(enum.IntEnum):
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One generation, checked and completed by the input processor.
 
-    `seed` is concrete, so that the sampled tokens are a function of this message alone. `output_token_ids` are tokens that
-    an earlier life of the request has emitted already: the core goes on behind them.
+    `seed` is concrete, so that the sampled tokens are a function of this message alone.
+    `output_token_ids` are tokens that an earlier life of the request has emitted already: the core
+    goes on behind them.
     """
 
     handle: int
@@ -49,8 +52,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 class LogprobColumns(msgspec.Struct, gc=False):
     """Log-probabilities of M tokens in W columns (padding: id -1).
 
-    `index[m]` says whose: the position in the flat `token_ids` of the outputs that carry this frame. Column 0 is the
-    token itself, with its `ranks[m]`; `counts[m]` columns are valid.
+    `index[m]` says whose: the position in the flat `token_ids` of the outputs that carry this
+    frame. Column 0 is the token itself, with its `ranks[m]`; `counts[m]` columns are valid.
     """
 
     index: list[int]
@@ -79,7 +82,9 @@ class Finished(msgspec.Struct, array_like=True, gc=False):
 
 
 class Started(msgspec.Struct, array_like=True, gc=False):
-    """A request's first output: when it was scheduled first (seconds, monotonic) and what the prefix cache gave."""
+    """A request's first output: when it was scheduled first (seconds, monotonic) and what the
+    prefix cache gave.
+    """
 
     handle: int
     num_cached_tokens: int
@@ -98,7 +103,8 @@ class SchedulerStats(msgspec.Struct, gc=False):
 
 
 class EngineCoreOutputs(msgspec.Struct, gc=False):
-    """What one step brought, as columns: request `handles[i]` got `counts[i]` of the flat `token_ids` (None: one each).
+    """What one step brought, as columns: request `handles[i]` got `counts[i]` of the flat
+    `token_ids` (None: one each).
 
     A request in `finished` may have no new token (an error, an abort by the core).
     """

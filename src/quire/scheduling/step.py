@@ -1,7 +1,8 @@
 """What travels between the scheduler and the runner: a plan goes down, a result comes up.
 
-Plans speak in *rows* (a running request's stable index in the runner's state) and carry changes only. A steady decode
-of R rows is the same `decode_rows` list object step after step, and nothing else.
+Plans speak in *rows* (a running request's stable index in the runner's state) and carry changes
+only. A steady decode of R rows is the same `decode_rows` list object step after step, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import msgspec
 from quire.params import SamplingParams
 
 NULL_BLOCK = 0
-"""The block that fills table entries which no query may read (behind a sliding window); it is never allocated."""
+"""The block that fills table entries which no query may read (behind a sliding window); it is
+never allocated.
+"""
 
 
 class NewRow(msgspec.Struct, frozen=True, gc=False):
     """A request enters a row, fresh or resumed; the runner builds the row's state from this alone.
 
-    `token_ids` are prompt and output so far, the first `num_computed_tokens` of which have their K/V in the cache.
+    `token_ids` are prompt and output so far, the first `num_computed_tokens` of which have their
+    K/V in the cache.
     `block_ids[g][i]` is the block of KV group g that holds tokens [i*S, (i+1)*S).
     """
 
@@ -44,7 +48,9 @@ class NewBlocks(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """`num_tokens` next tokens of a row; `samples` when they reach its last known token, so that a new one is drawn."""
+    """`num_tokens` next tokens of a row; `samples` when they reach its last known token, so that a
+    new one is drawn.
+    """
 
     row: int
     num_tokens: int
@@ -54,9 +60,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 class StepPlan(msgspec.Struct, gc=False):
     """One step's work. Order of application: `removed`, `added`, `new_blocks`, then the tokens.
 
-    The step's tokens are ordered: one for each of `decode_rows`, then those of each chunk. A decode row's input token is the one
-    sampled last in that row, which only the runner may know yet. The rows that sample, in order: `decode_rows`,
-    then the chunks with `samples`.
+    The step's tokens are ordered: one for each of `decode_rows`, then those of each chunk. A
+    decode row's input token is the one sampled last in that row, which only the runner may know
+    yet. The rows that sample, in order: `decode_rows`, then the chunks with `samples`.
     """
 
     step_id: int
@@ -82,13 +88,11 @@ class StepPlan(msgspec.Struct, gc=False):
 
 
 class StepResult(msgspec.Struct, gc=False):
-    """What the runner learned: ids for the sampled rows of the plan, in order.
+    """What the runner learned: one id for each sampled row of the plan, in order.
 
-    `counts[i]` ids belong to the i-th sampled row; None means one each. A row named in `errors` failed alone; whatever
-    ids stand in its place are void.
+    A row named in `errors` failed alone; the id in its place, if it sampled, is void.
     """
 
     step_id: int
     token_ids: list[int]
-    counts: list[int] | None = None
     errors: dict[int, str] = {}

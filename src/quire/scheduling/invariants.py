@@ -1,0 +1,125 @@
+"""The scheduler's promises, written as checks. Tests call `check` after every step; it costs
+O(blocks + requests).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire.scheduling.request import Request, State
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.step import NULL_BLOCK, StepPlan
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise AssertionError, naming what is broken, unless every invariant holds."""
+    _check_pool(scheduler)
+    _check_keys(scheduler)
+    _check_places(scheduler)
+    for request in scheduler.running.values():
+        _check_request(scheduler, request)
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """The plan keeps the budget, and no row occurs twice."""
+    rows = [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
+    assert len(rows) == len(set(rows)), "a row is planned twice"
+    assert plan.num_tokens <= scheduler.config.max_num_batched_tokens, "the budget is exceeded"
+    assert all(chunk.num_tokens > 0 for chunk in plan.chunks), "an empty chunk"
+    assert len(rows) <= scheduler.config.max_num_seqs, "more rows than allowed"
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """Nothing is left of requests that ended."""
+    check(scheduler)
+    assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
+    assert scheduler.memory.pool.num_free == scheduler.config.num_blocks - 1, "blocks leaked"
+    assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
+    assert not scheduler.chunked and not scheduler.lane.members
+    assert not scheduler._watched, "stop ids leaked"
+    assert len(scheduler._free_rows) == scheduler.config.max_num_seqs, "rows leaked"
+
+
+def _check_pool(scheduler: Scheduler) -> None:
+    pool = scheduler.memory.pool
+    held = Counter(
+        block
+        for request in scheduler.running.values()
+        for table in request.block_ids
+        for block in table
+        if block != NULL_BLOCK
+    )
+    assert pool._ref[NULL_BLOCK] == 0
+    for block in range(1, pool.num_blocks):
+        assert pool._ref[block] == held[block], f"block {block}: references are not its holders"
+    listed = []
+    block = pool._next[0]
+    while block:
+        listed.append(block)
+        assert pool._prev[pool._next[block]] == block, "the free list is torn"
+        block = pool._next[block]
+    free = {b for b in range(1, pool.num_blocks) if pool._ref[b] == 0}
+    assert len(listed) == len(free) == pool.num_free and set(listed) == free
+
+
+def _check_keys(scheduler: Scheduler) -> None:
+    pool = scheduler.memory.pool
+    named = {key: block for block, key in enumerate(pool._key) if key is not None}
+    assert named == pool._by_key, "keys and blocks do not match"
+    for request in scheduler.memory._writing.values():
+        assert request.row >= 0, "a request without a row is said to write a block"
+
+
+def _check_places(scheduler: Scheduler) -> None:
+    """Every request is in exactly one place, and its state says which."""
+    waiting = list(scheduler.waiting)
+    assert waiting == sorted(waiting, key=scheduler.policy)
+    for request in waiting:
+        assert request.state in (State.WAITING, State.PREEMPTED) and request.row == -1
+        assert request.num_computed_tokens == 0 and not request.block_ids
+    for row, request in scheduler.running.items():
+        assert request.row == row and request.state in (State.RUNNING, State.IDLE)
+        places = (request in scheduler.lane) + scheduler.chunked.count(request)
+        assert places <= (request.state is State.RUNNING)
+    idle = [r for r in scheduler.requests.values() if r.state is State.IDLE and r.row < 0]
+    known = {r.handle for r in [*waiting, *scheduler.running.values(), *idle]}
+    assert known == set(scheduler.requests)
+    rows = sorted([*scheduler._free_rows, *scheduler.running])
+    assert rows == list(range(scheduler.config.max_num_seqs)), "a row is lost or double"
+
+
+def _check_request(scheduler: Scheduler, request: Request) -> None:
+    lane, size = scheduler.lane, scheduler.config.block_size
+    computed = request.num_computed_tokens
+    if request in lane:
+        computed = lane.position(request)
+        assert request.due >= lane.tick, "an event of the lane was missed"
+        assert request in lane._calendar[request.due]
+    ahead = sum(
+        request.handle not in step.void and _samples(step, request) for step in scheduler.in_flight
+    )
+    assert computed <= request.num_tokens + ahead <= request.max_total_tokens
+    assert len({len(table) for table in request.block_ids}) == 1
+    for group, table in zip(scheduler.memory.groups, request.block_ids, strict=True):
+        assert len(table) * size >= computed, "computed tokens without blocks"
+        unread = group.num_unread(computed)
+        assert NULL_BLOCK not in table[unread:], "a block that is still read was given back"
+    assert not _shares_writable(scheduler, request, computed)
+
+
+def _samples(step: object, request: Request) -> bool:
+    """Does this step in flight bring the request a token?"""
+    cohort, chunk = step.cohort, step.chunks.get(request.handle)  # type: ignore[attr-defined]
+    if chunk is not None:
+        return bool(chunk.samples)
+    return cohort is not None and request.handle in cohort.handles
+
+
+def _shares_writable(scheduler: Scheduler, request: Request, computed: int) -> bool:
+    """Is a block that this request will still write held by another one too?"""
+    first = computed // scheduler.config.block_size
+    return any(
+        scheduler.memory.pool._ref[block] > 1
+        for table in request.block_ids
+        for block in table[first:]
+    )

@@ -1,0 +1,484 @@
+"""Step 5 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
+
+In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner, `StepOutputs`
+for the engine core.
+Before: engine/core.py. Next: runner/runner.py.
+
+There are no phases. A request has known tokens and computed tokens, and a step hands out tokens
+until they meet; chunked prefill, prefix hits and resumption after preemption are all this one
+rule. A request that is only one token behind sits in the decode lane, where steady steps cost
+nothing per request. Pure: no clock, no randomness, no I/O; equal calls give equal plans.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import Counter, deque
+from collections.abc import Collection
+
+import msgspec
+
+from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.kv_memory import KVMemory
+from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
+from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
+from quire.scheduling.request import Reason, Request, State
+from quire.scheduling.step import Chunk, NewRow, StepPlan, StepResult
+from quire.scheduling.step_record import ScheduledChunk, StepRecord
+from quire.scheduling.stop import Stop, check_stop, stop_ids
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """The scheduler's facts. Counts are in tokens unless said; `windows` has one entry per KV
+    group (None: reads all).
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    windows: tuple[int | None, ...] = (None,)
+    policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+
+
+class Pause(enum.IntEnum):
+    """Whether new requests may enter rows (NEW: no) and whether anything runs at all (ALL: no)."""
+
+    NONE = 0
+    NEW = 1
+    ALL = 2
+
+
+class Scheduler:
+    """Invariants are in scheduling/invariants.py, which checks them after every step in the tests.
+
+    Order inside a step: the decode lane first (a stream never waits for somebody's prompt), then
+    running requests with more than one token to compute, then waiting ones in the policy's order.
+    Memory runs out only for running requests, and then the policy's last one gives its blocks back
+    and is recomputed later.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.policy = POLICIES[config.policy]
+        self.memory = KVMemory(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            windows=config.windows,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.requests: dict[int, Request] = {}
+        self.waiting = WaitingQueue(self.policy)
+        self.running: dict[int, Request] = {}
+        """By row; idle requests that hold a row included."""
+        self.lane = DecodeLane(config.block_size)
+        self.chunked: list[Request] = []
+        """Running requests outside the lane that have, or will have, tokens to compute."""
+        self.in_flight: deque[StepRecord] = deque()
+        self.pause = Pause.NONE
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._free_rows = list(range(config.max_num_seqs))
+        self._removed: list[int] = []
+        self._entered: dict[int, int] = {}
+        """Handle -> computed tokens, of requests whose row the runner has yet to build."""
+        self._watched: Counter[int] = Counter()
+        """Ids that end some running request, with how many."""
+        self._num_arrived = 0
+        self._next_step = 0
+
+    # ---- requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError when it could not run even alone (the caller checks
+        lengths first).
+        """
+        if request.num_tokens < 1 or request.num_tokens >= self.config.max_model_len + 1:
+            raise ValueError(f"a request of {request.num_tokens} tokens cannot be scheduled")
+        self._set_length(request)
+        needed = self.memory.num_needed(request.max_total_tokens, self._least_chunk(request))
+        if needed > self.config.num_blocks - 1:
+            raise ValueError(
+                f"a request of up to {request.max_total_tokens} tokens needs {needed} KV blocks, "
+                f"the cache has {self.config.num_blocks - 1}"
+            )
+        request.order = self._num_arrived
+        self._num_arrived += 1
+        self.requests[request.handle] = request
+        self.waiting.add(request)
+
+    def abort(self, handle: int) -> bool:
+        """End a request in whatever state it is, without an output. False when it has ended
+        already.
+        """
+        request = self.requests.get(handle)
+        if request is None:
+            return False
+        self._end(request)
+        return True
+
+    def extend(self, handle: int, token_ids: list[int], *, resumable: bool) -> Ending | None:
+        """More input for a resumable request: now if it is idle, else when it stops next.
+
+        The newest sampled token, whose K/V was never computed, is dropped; the other outputs
+        become prompt. Without ids and with `resumable` False the request ends instead, and its
+        ending is returned if that happens now.
+        """
+        request = self.requests[handle]
+        if not request.resumable:
+            raise ValueError(f"request {handle} takes no more input")
+        request.pending_input.append((token_ids, resumable))
+        return self._take_input(request) if request.state is State.IDLE else None
+
+    # ---- one step
+
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute. The only method that takes
+        blocks.
+        """
+        if self.pause is Pause.ALL:
+            return None
+        step = StepRecord(self._next_step)
+        self._run_due(step)
+        self._continue_chunked(step)
+        if not step.has_preempted:
+            self._admit(step, now)
+        return self._launch(step)
+
+    def update(self, result: StepResult, now: float = 0.0) -> StepOutputs:
+        """Learn what the oldest step in flight brought. The only method that finishes requests and
+        publishes blocks.
+        """
+        step = self.in_flight.popleft()
+        assert step.step_id == result.step_id, "results must come in the order of the plans"
+        failed = _failed(step, result) if result.errors else {}
+        gone = step.void | failed.keys()
+        out = gather(step, result, dropped=gone)
+        for handle, chunk in step.chunks.items():
+            if handle not in gone:
+                self._confirm(chunk, out)
+        self._end_stopped(step, out, gone)
+        for handle, text in failed.items():
+            request = self.requests[handle]
+            self._end(request)
+            out.endings.append(Ending(handle, Reason.ERROR, None, text))
+        return out
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget cached blocks; False while blocks are in use, unless running requests may be
+        preempted for it.
+        """
+        if reset_running_requests:
+            for request in list(self.running.values()):
+                self._preempt(request)
+        return self.memory.reset_prefix_cache()
+
+    @property
+    def has_work(self) -> bool:
+        """Is there a request that a step could advance, or a step in flight?"""
+        if self.pause is Pause.ALL:
+            return bool(self.in_flight)
+        if self.pause is Pause.NEW and not self.in_flight:
+            return any(r.state is State.RUNNING for r in self.running.values()) or any(
+                r.state is State.PREEMPTED for r in self.waiting
+            )
+        return bool(self.in_flight or self.waiting or self.lane.members or self.chunked)
+
+    # ---- planning
+
+    def _run_due(self, step: StepRecord) -> None:
+        """Serve the lane's members at a block boundary or at their last token."""
+        for request in sorted(self.lane.due(), key=self.policy):
+            if request not in self.lane:
+                continue  # gave way to an earlier one
+            position = self.lane.position(request)
+            request.num_computed_tokens = position
+            needs_block = position % self.config.block_size == 0
+            if needs_block and self._grow(step, request, 1) == 0:
+                continue
+            if position + 2 >= request.max_total_tokens:
+                step.ending[request.handle] = request
+            self.lane.reschedule(request)
+
+    def _continue_chunked(self, step: StepRecord) -> None:
+        for request in sorted(self.chunked, key=self.policy):
+            if request.state is not State.RUNNING:
+                continue  # gave way to an earlier one
+            want = self._wanted(step, request, request.num_computed_tokens)
+            if want == 0:
+                continue
+            count = self._grow(step, request, want)
+            if count == 0:
+                break
+            self._plan_chunk(step, request, count)
+
+    def _admit(self, step: StepRecord, now: float) -> None:
+        """Move waiting requests into rows while tokens, rows and blocks last. The first that does
+        not fit stops the rest.
+        """
+        admitted = []
+        for request in self.waiting:
+            if not self._free_rows or self._budget(step) == 0:
+                break
+            if self.pause is Pause.NEW and request.state is not State.PREEMPTED:
+                continue
+            hit = self.memory.hit(request)
+            if self.memory.is_being_written(request, hit):
+                continue  # a running request computes the next block: hit it then
+            want = self._wanted(step, request, hit)
+            cost = self.memory.admission_cost(request, hit, self._least_chunk(request))
+            reserved = self.memory.outstanding(self.chunked)
+            if want == 0 or cost + reserved > self.memory.pool.num_free:
+                break
+            self._enter_row(request, hit, now)
+            count = self.memory.room(request, want)
+            assert count > 0, "the cost of admission left no block"
+            self.memory.grow(request, count)
+            self._plan_chunk(step, request, count)
+            admitted.append(request)
+        for request in admitted:
+            self.waiting.remove(request)
+
+    def _wanted(self, step: StepRecord, request: Request, computed: int) -> int:
+        """How many tokens the request should get: all it lacks, within the budget and the cap for
+        long prompts.
+        """
+        missing = request.num_tokens - computed
+        want = min(missing, self._budget(step))
+        cap = self.config.long_prefill_token_threshold
+        if cap and self.config.enable_chunked_prefill and len(self.requests) > 1:
+            want = min(want, cap)
+        if want < missing and not self.config.enable_chunked_prefill:
+            return 0
+        return want
+
+    def _budget(self, step: StepRecord) -> int:
+        return max(
+            0, self.config.max_num_batched_tokens - len(self.lane.members) - step.num_chunk_tokens
+        )
+
+    def _grow(self, step: StepRecord, request: Request, want: int) -> int:
+        """Blocks for up to `want` tokens, from victims where none are free; 0 when the request
+        itself gave way.
+        """
+        while True:
+            count = self.memory.room(request, want)
+            if count == want or (count > 0 and self.config.enable_chunked_prefill):
+                break
+            victim = choose_victim(self.policy, self.running.values())
+            step.forget(victim.handle)
+            step.has_preempted = True
+            self._preempt(victim)
+            if victim is request:
+                return 0
+        step.new_blocks.setdefault(request.handle, []).extend(self.memory.grow(request, count))
+        return count
+
+    def _plan_chunk(self, step: StepRecord, request: Request, count: int) -> None:
+        request.num_computed_tokens += count
+        end = request.num_computed_tokens
+        step.chunks[request.handle] = ScheduledChunk(
+            request, request.row, count, end, samples=end == request.num_tokens
+        )
+
+    def _enter_row(self, request: Request, hit: int, now: float) -> None:
+        request.row = heapq.heappop(self._free_rows)
+        request.state = State.RUNNING
+        self.running[request.row] = request
+        self.chunked.append(request)
+        self._watched.update(stop_ids(request))
+        self.memory.adopt(request, hit)
+        request.num_computed_tokens = request.num_confirmed_tokens = hit
+        self._entered[request.handle] = hit
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = hit
+            request.scheduled_time = now
+            self.prefix_queries += request.num_tokens
+            self.prefix_hits += hit
+
+    def _launch(self, step: StepRecord) -> StepPlan | None:
+        step.cohort = self.lane.cohort()
+        if step.cohort is None and not step.chunks:
+            return None
+        plan = StepPlan(
+            step_id=step.step_id,
+            removed=self._removed,
+            added=[self._new_row(handle, start) for handle, start in self._entered.items()],
+            new_blocks=[
+                grown
+                for handle, blocks in step.new_blocks.items()
+                if handle not in self._entered
+                for grown in blocks
+            ],
+            decode_rows=step.cohort.rows if step.cohort else [],
+            chunks=[Chunk(c.request.row, c.count, c.samples) for c in step.chunks.values()],
+        )
+        self._removed, self._entered = [], {}
+        self._next_step += 1
+        self.in_flight.append(step)
+        self._advance(step)
+        return plan
+
+    def _advance(self, step: StepRecord) -> None:
+        """Move the requests to where the planned step leaves them."""
+        if step.cohort is not None:
+            self.lane.advance()
+        for request in step.ending.values():
+            self.lane.leave(request)
+        for chunk in step.chunks.values():
+            request = chunk.request
+            if chunk.samples and not request.needs_host_ids:
+                self.chunked.remove(request)
+                if request.num_tokens + 1 < request.max_total_tokens:
+                    self.lane.join(request)
+
+    def _new_row(self, handle: int, start: int) -> NewRow:
+        request = self.requests[handle]
+        return NewRow(
+            row=request.row,
+            handle=handle,
+            token_ids=request.token_ids(0, request.num_tokens),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=start,
+            block_ids=tuple(list(table) for table in request.block_ids),
+            params=request.params,
+            seed=request.seed,
+            prompt_logprobs_done=request.prompt_logprobs_done,
+        )
+
+    # ---- learning
+
+    def _confirm(self, chunk: ScheduledChunk, out: StepOutputs) -> None:
+        request = chunk.request
+        request.num_confirmed_tokens = chunk.end
+        self.memory.publish(request, chunk.end)
+        if chunk.samples:
+            request.is_decoding = True
+            request.prompt_logprobs_done = True
+            if not request.has_started:
+                request.has_started = True
+                out.starts.append(
+                    Start(request.handle, request.num_cached_tokens or 0, request.scheduled_time)
+                )
+
+    def _end_stopped(self, step: StepRecord, out: StepOutputs, gone: Collection[int]) -> None:
+        """End the requests that their new tokens stop, looking only where that is possible."""
+        suspects = out.requests
+        if self._watched.keys().isdisjoint(out.token_ids):
+            suspects = [*step.ending.values(), *(c.request for c in step.chunks.values())]
+            suspects += step.cohort.inspected if step.cohort else []
+        for request in suspects:
+            if request.handle in gone or not request.is_decoding:
+                continue
+            stop = check_stop(request)
+            if stop is None:
+                continue
+            ending = self._rest(request, stop) if request.resumable else self._stop(request, stop)
+            if ending is not None:
+                out.endings.append(ending)
+
+    def _stop(self, request: Request, stop: Stop) -> Ending:
+        self._end(request)
+        return Ending(request.handle, *stop)
+
+    def _rest(self, request: Request, stop: Stop) -> Ending | None:
+        """A resumable request stopped: it keeps row and blocks, and goes on at once if its next
+        input is here.
+        """
+        self._leave_steps(request)
+        request.num_computed_tokens = request.num_confirmed_tokens = request.num_tokens - 1
+        request.is_decoding = False
+        request.state = State.IDLE
+        request.last_stop = stop
+        return self._take_input(request)
+
+    def _take_input(self, request: Request) -> Ending | None:
+        """Apply the next input of an idle request, if there is one."""
+        if not request.pending_input:
+            return None
+        token_ids, request.resumable = request.pending_input.pop(0)
+        assert request.last_stop is not None
+        if not token_ids and not request.resumable:
+            return self._stop(request, request.last_stop)
+        if request.num_tokens - 1 + len(token_ids) > self.config.max_model_len - 1:
+            self._end(request)
+            return Ending(request.handle, Reason.ERROR, None, "the input grew beyond max_model_len")
+        request.absorb(token_ids)
+        self._set_length(request)
+        if request.row < 0:
+            request.state = State.PREEMPTED
+            self.waiting.add(request)
+        else:
+            request.state = State.RUNNING
+            self.chunked.append(request)
+            self._removed.append(request.row)
+            self._entered[request.handle] = request.num_computed_tokens
+        return None
+
+    def _end(self, request: Request) -> None:
+        if request.row >= 0:
+            self._leave_row(request)
+        elif request.state is not State.IDLE:
+            self.waiting.remove(request)
+        request.state = State.FINISHED
+        del self.requests[request.handle]
+
+    def _preempt(self, request: Request) -> None:
+        """Take row and blocks; the request starts over behind whatever of it stays cached, its
+        output kept.
+        """
+        self._leave_row(request)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        if request.state is not State.IDLE:
+            request.state = State.PREEMPTED
+            self.waiting.add(request)
+
+    def _leave_row(self, request: Request) -> None:
+        self._leave_steps(request)
+        self.memory.publish(request, request.num_reusable_tokens)
+        self.memory.release(request)
+        self._unwatch(request)
+        self._removed.append(request.row)
+        self._entered.pop(request.handle, None)
+        heapq.heappush(self._free_rows, request.row)
+        del self.running[request.row]
+        request.row = -1
+        request.num_computed_tokens = request.num_confirmed_tokens = 0
+        request.is_decoding = False
+
+    def _leave_steps(self, request: Request) -> None:
+        """Schedule it no further, and let steps in flight count for nothing."""
+        if request in self.lane:
+            self.lane.leave(request)
+        elif request in self.chunked:
+            self.chunked.remove(request)
+        for step in self.in_flight:
+            step.void.add(request.handle)
+
+    def _unwatch(self, request: Request) -> None:
+        for token in stop_ids(request):
+            self._watched[token] -= 1
+            if self._watched[token] == 0:
+                del self._watched[token]
+
+    def _set_length(self, request: Request) -> None:
+        max_tokens = request.params.max_tokens
+        assert max_tokens is not None, "the input processor resolves max_tokens"
+        longest = self.config.max_model_len
+        request.max_total_tokens = min(longest, request.num_prompt_tokens + max_tokens)
+
+    def _least_chunk(self, request: Request) -> int:
+        return 1 if self.config.enable_chunked_prefill else request.num_tokens
+
+
+def _failed(step: StepRecord, result: StepResult) -> dict[int, str]:
+    """handle -> what went wrong, of requests that still count in the step."""
+    handles = step.handles_of(result.errors)
+    return {h: result.errors[row] for row, h in handles.items() if h not in step.void}

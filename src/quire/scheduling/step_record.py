@@ -1,0 +1,57 @@
+"""A step between `schedule()` and `update()`: what was asked of the runner, and what no longer
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quire.scheduling.decode_lane import Cohort
+from quire.scheduling.request import Request
+from quire.scheduling.step import NewBlocks
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledChunk:
+    """`count` tokens of a request up to position `end`; `samples` when they reach its last known
+    token.
+    """
+
+    request: Request
+    row: int
+    count: int
+    end: int
+    samples: bool
+
+
+@dataclass(slots=True, eq=False)
+class StepRecord:
+    """One step in flight."""
+
+    step_id: int
+    cohort: Cohort | None = None
+    chunks: dict[int, ScheduledChunk] = field(default_factory=dict)
+    """By handle, in the order of the plan."""
+    new_blocks: dict[int, list[NewBlocks]] = field(default_factory=dict)
+    ending: dict[int, Request] = field(default_factory=dict)
+    """Members of the lane whose last token this step samples."""
+    void: set[int] = field(default_factory=set)
+    """Handles whose results in this step no longer count."""
+    has_preempted: bool = False
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks.values())
+
+    def handles_of(self, rows: Iterable[int]) -> dict[int, int]:
+        """row -> handle of the request that was planned there."""
+        planned = {chunk.row: handle for handle, chunk in self.chunks.items()}
+        if self.cohort is not None:
+            planned |= dict(zip(self.cohort.rows, self.cohort.handles, strict=True))
+        return {row: planned[row] for row in rows}
+
+    def forget(self, handle: int) -> None:
+        """The request lost its row while the step was being planned."""
+        for part in (self.chunks, self.new_blocks, self.ending):
+            part.pop(handle, None)  # type: ignore[attr-defined]
