@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from quire.models.parameters import Parameter
 
+_PIECE = 1 << 18  # values
 _LOGIT_SPREAD = 2.5  # standard deviation of the logits that the embedding's scale aims at
 
 
@@ -31,14 +33,20 @@ class RandomLeaves:
         """The leaf's values, in a new tensor."""
         mean, deviation = distribution(leaf)
         table = (self._quantiles * deviation + mean).to(torch.bfloat16)
-        drawn = table.view(torch.int16).numpy()[self._indices(leaf)]
-        return torch.from_numpy(drawn).view(torch.bfloat16).view(leaf.shape)
+        bits = table.view(torch.int16).numpy()
+        values = np.empty(leaf.size, np.int16)
+        for start, indices in self._indices(leaf):
+            np.take(bits, indices, out=values[start : start + indices.size], mode="wrap")
+        return torch.from_numpy(values).view(torch.bfloat16).view(leaf.shape)
 
-    def _indices(self, leaf: Parameter) -> np.ndarray:
+    def _indices(self, leaf: Parameter) -> Iterator[tuple[int, np.ndarray]]:
+        """Random 16-bit integers for the leaf's values, in pieces that fit a cache."""
         digest = hashlib.sha256(f"{self._seed}:{leaf.name}".encode()).digest()
-        bits = np.random.SFC64(int.from_bytes(digest[:8], "little"))
-        words = bits.random_raw(-(-leaf.size // 4))
-        return words.view(np.uint16)[: leaf.size]
+        generator = np.random.Generator(np.random.SFC64(int.from_bytes(digest[:8], "little")))
+        for start in range(0, leaf.size, _PIECE):
+            size = min(_PIECE, leaf.size - start)
+            words = generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64)
+            yield start, words.view(np.uint16)[:size]
 
 
 def distribution(leaf: Parameter) -> tuple[float, float]:

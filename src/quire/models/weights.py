@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quire.errors import WeightMismatch
+from quire.errors import LoadError, WeightMismatch
 from quire.models.checkpoint_files import CheckpointFiles
 from quire.models.config_reader import read_config
 from quire.models.decoder import DecoderModel
@@ -56,14 +56,15 @@ def load_model(
     and in all. Raises LoadError subclasses that name file and tensor.
     """
     place = torch.device(device)
+    length = _checked_length(decoder, max_model_len)
     if load_format == "dummy":
-        return _build(decoder, ops, RandomLeaves(seed), dtype, place, max_model_len, progress)
+        return _build(decoder, ops, RandomLeaves(seed), dtype, place, length, progress)
     if family is None:
         family = find_family(read_config(folder))
     files = CheckpointFiles(folder)
     try:
         leaves = StoredLeaves(files, match(family, decoder, files))
-        return _build(decoder, ops, leaves, dtype, place, max_model_len, progress)
+        return _build(decoder, ops, leaves, dtype, place, length, progress)
     finally:
         files.close()
 
@@ -113,13 +114,23 @@ def _build(
     read: Callable[[Parameter], Tensor],
     dtype: torch.dtype,
     device: torch.device,
-    max_model_len: int | None,
+    max_model_len: int,
     progress: Progress | None,
 ) -> DecoderModel:
     weights = WeightBuilder(decoder, read, dtype=dtype, device=device, progress=progress)
-    model = DecoderModel(decoder, weights, ops, max_model_len=max_model_len or decoder.context)
+    model = DecoderModel(decoder, weights, ops, max_model_len=max_model_len)
     weights.finish()
     return model
+
+
+def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
+    length = decoder.context if max_model_len is None else max_model_len
+    if decoder.learned_positions and length > decoder.learned_positions:
+        raise LoadError(
+            f"max_model_len={length} is not possible: the model has learned "
+            f"{decoder.learned_positions} positions and knows no others."
+        )
+    return length
 
 
 def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:

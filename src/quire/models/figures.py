@@ -1,0 +1,42 @@
+"""What a spec costs: parameters, arithmetic and traffic per token. Functions of the spec, the same
+for all families.
+"""
+
+from __future__ import annotations
+
+from quire.models.parameters import num_parameters, parameters
+from quire.models.spec import Block, Decoder, Moe
+
+__all__ = ["active_parameters", "flops_per_token", "num_parameters"]
+
+
+def active_parameters(decoder: Decoder) -> int:
+    """Weights that one token is multiplied with: of E experts the chosen ones, the head but not the
+    embedding.
+    """
+    idle = sum(_idle_expert_weights(block, decoder.dim) for block in decoder.blocks)
+    leaves = parameters(decoder)
+    looked_up = leaves["embed.weight"].size * (not decoder.tie)
+    positions = leaves["positions.weight"].size if decoder.learned_positions else 0
+    return num_parameters(decoder) - looked_up - positions - idle
+
+
+def flops_per_token(decoder: Decoder, context: int = 0) -> int:
+    """Multiplications and additions for one new token that sees `context` tokens in its full
+    layers.
+    """
+    return 2 * active_parameters(decoder) + sum(
+        4 * b.attn.heads * b.attn.head_dim * _seen(b, context) for b in decoder.blocks
+    )
+
+
+def _seen(block: Block, context: int) -> int:
+    return context if block.attn.window is None else min(context, block.attn.window)
+
+
+def _idle_expert_weights(block: Block, dim: int) -> int:
+    moe = block.mlp
+    if not isinstance(moe, Moe):
+        return 0
+    biases = (2 * moe.width + dim) * moe.bias
+    return (moe.experts - moe.top_k) * (3 * moe.width * dim + biases)

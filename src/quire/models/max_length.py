@@ -1,0 +1,99 @@
+"""How long a request may become: from the length keys of config.json and the user's wish.
+
+The rules are those of the reference engine, so that a model has the same limit there and here. Free
+of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidParameter
+
+_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# rope types whose config already declares the extended length
+_NOT_MULTIPLIED = frozenset(("default", "yarn", "llama3", "longrope", "su", "mrope"))
+FALLBACK = 2048
+"""The length of a model whose config says nothing and whose user neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFacts:
+    """What a config says about length, in tokens of prompt and output together.
+
+    `limit` is the most that a user may ask for, `default` what he gets without asking; both are
+    None where the config is silent. `source` names the keys that decided.
+    """
+
+    limit: int | None
+    default: int | None
+    source: str
+
+
+def length_facts(config: Mapping[str, Any]) -> LengthFacts:
+    """The length limit and default of a model. `model_max_length` replaces the other keys."""
+    if (stated := _length(config.get("model_max_length"))) is not None:
+        return LengthFacts(stated, stated, "model_max_length")
+    found = {key: n for key in _KEYS if (n := _length(config.get(key))) is not None}
+    if not found:
+        return LengthFacts(None, None, "no length key in config.json")
+    key = min(found, key=lambda name: found[name])
+    return _scaled(found[key], key, config)
+
+
+def choose_max_model_len(facts: LengthFacts, requested: int | None) -> tuple[int, str]:
+    """The length to serve and the reason for it. Raises InvalidParameter for a wish beyond the
+    limit.
+    """
+    if requested is None:
+        if facts.default is None:
+            return FALLBACK, f"{facts.source}; set max_model_len"
+        return facts.default, facts.source
+    if requested < 1 or (facts.limit is not None and requested > facts.limit):
+        raise InvalidParameter(
+            "max_model_len",
+            requested,
+            f"this model goes from 1 to {facts.limit} tokens ({facts.source})",
+            "To go beyond what the model declares, change the key itself with hf_overrides.",
+        )
+    return requested, "given"
+
+
+def _scaled(length: int, key: str, config: Mapping[str, Any]) -> LengthFacts:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping) or str(config.get("model_type", "")).startswith("gemma3"):
+        return LengthFacts(length, length, key)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind in ("longrope", "su"):
+        return LengthFacts(length, _original(config, rope, length), f"{key}, rope {kind}")
+    factor = rope.get("factor")
+    if kind in _NOT_MULTIPLIED or isinstance(factor, bool) or not isinstance(factor, int | float):
+        return LengthFacts(length, length, key)
+    scaled = int(length * factor)
+    return LengthFacts(scaled, scaled, f"{key} times the {kind} rope factor {factor:g}")
+
+
+def _original(config: Mapping[str, Any], rope: Mapping[str, Any], length: int) -> int:
+    """The length before LongRoPE's extension, up to which its short factors hold."""
+    for place in (config, rope):
+        if (stated := _length(place.get("original_max_position_embeddings"))) is not None:
+            return min(stated, length)
+    return length
+
+
+def _length(value: object) -> int | None:
+    """A usable length: some files have floats, or a huge number that means none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        return None
+    return int(value)

@@ -1,0 +1,161 @@
+"""A spec in words: what `quire show` prints about a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from quire.models.figures import active_parameters, flops_per_token
+from quire.models.kv_groups import kv_bytes_per_token, kv_groups
+from quire.models.parameters import layer_parameters, num_parameters
+from quire.models.spec import (
+    Attention,
+    Block,
+    Decoder,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Mlp,
+    Moe,
+    Norm,
+    Rope,
+    YarnScaling,
+)
+
+_NORM_WORDS = {
+    "rms": "rms_norm",
+    "rms_late_cast": "rms_norm",
+    "rms1p": "rms_norm_1p",
+    "layer": "layer_norm",
+}
+
+
+def describe(decoder: Decoder, *, weight_bytes: int = 2, kv_bytes: int = 2) -> str:
+    """Figures and layers as readable pseudo-code; equal consecutive layers are shown once.
+
+    `weight_bytes` and `kv_bytes` are bytes per value of weights and KV cache.
+    """
+    return "\n".join(
+        [*_figures(decoder, weight_bytes, kv_bytes), "", *_program(decoder), "", *_groups(decoder)]
+    )
+
+
+def _figures(d: Decoder, weight_bytes: int, kv_bytes: int) -> Iterator[str]:
+    total, active = num_parameters(d), active_parameters(d)
+    yield f"parameters        {total:,} ({total * weight_bytes / 2**30:.2f} GiB)"
+    if any(isinstance(b.mlp, Moe) for b in d.blocks):
+        yield f"active per token  {active:,}"
+    yield f"layers            {len(d.blocks)}"
+    yield f"hidden width      {d.dim:,}"
+    yield f"vocabulary        {d.vocab:,}" + (" (head tied to embedding)" if d.tie else "")
+    yield f"context           {d.context:,} tokens"
+    yield f"KV cache          {kv_bytes_per_token(d, kv_bytes):,} bytes per token"
+    yield f"arithmetic        {flops_per_token(d) / 1e9:.2f} GFLOP per token, and attention"
+
+
+def _program(d: Decoder) -> Iterator[str]:
+    scale = "" if d.embed_scale == 1 else f" * {d.embed_scale:g}"
+    yield f"x = embedding[{d.vocab} x {d.dim}](ids){scale}"
+    if d.learned_positions:
+        yield f"x = x + position_embedding[{d.learned_positions} x {d.dim}](positions)"
+    start = 0
+    for block, equal in groupby(d.blocks):
+        count = len(list(equal))
+        yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
+        size = sum(p.size for p in layer_parameters(d, start).values())
+        yield f"    # {size:,} parameters each" if count > 1 else f"    # {size:,} parameters"
+        yield from (f"    {line}" for line in _block(block))
+        start += count
+    yield f"x = {_norm(d.final_norm)}(x)"
+    yield from _head(d)
+
+
+def _head(d: Decoder) -> Iterator[str]:
+    scale = "" if d.logit_scale == 1 else f" * {d.logit_scale:g}"
+    yield f"logits = {'embedding' if d.tie else 'head'}[{d.vocab} x {d.dim}] @ x{scale}"
+    if d.logit_softcap is not None:
+        yield f"logits = {d.logit_softcap:g} * tanh(logits / {d.logit_softcap:g})"
+
+
+def _block(b: Block) -> Iterator[str]:
+    yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+    yield from _attention(b.attn)
+    yield _residual(b)
+    yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+    yield from _moe(b.mlp) if isinstance(b.mlp, Moe) else _mlp(b.mlp, "h")
+    yield _residual(b)
+
+
+def _residual(b: Block) -> str:
+    value = f"{_norm(b.norm)}(h)" if b.post else "h"
+    return (
+        f"x = x + {value}" if b.residual_scale == 1 else f"x = x + {b.residual_scale:g} * {value}"
+    )
+
+
+def _attention(a: Attention) -> Iterator[str]:
+    bias = " + bias" if a.qkv_bias else ""
+    heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
+    yield f"q, k, v = W @ h{bias}    # {heads}"
+    if a.qk_norm is not None:
+        over = "each head" if a.qk_norm_over == "head" else "all heads together"
+        yield f"q, k = {_norm(a.qk_norm)}(q), {_norm(a.qk_norm)}(k)    # over {over}"
+    if a.rope is not None:
+        yield f"q, k = rotate(q), rotate(k)    # {_rope(a.rope, a.head_dim)}"
+    yield f"s = {a.scale:g} * q @ k"
+    if a.softcap is not None:
+        yield f"s = {a.softcap:g} * tanh(s / {a.softcap:g})"
+    seen = "all tokens before" if a.window is None else f"the last {a.window} tokens"
+    sinks = " and one sink per head" if a.sinks else ""
+    yield f"h = Wo @ (softmax(s) @ v){' + bias' if a.o_bias else ''}    # over {seen}{sinks}"
+
+
+def _mlp(m: Mlp, x: str) -> Iterator[str]:
+    bias = " + bias" if m.bias else ""
+    inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
+    yield f"h = Wd @ ({inner}){bias}    # width {m.width:,}"
+
+
+def _moe(m: Moe) -> Iterator[str]:
+    weights = {
+        "softmax": f"top {m.top_k} of softmax(Wr @ h)" + (", made to sum to 1" if m.renorm else ""),
+        "softmax_topk": f"softmax of the top {m.top_k} of Wr @ h",
+    }[m.score]
+    yield f"w = {weights}    # {m.experts} experts"
+    if m.clamp is None:
+        inner = f"{m.act}(Wg @ h) * (Wu @ h)"
+    else:
+        inner = f"g * sigmoid(1.702 g) * (u + 1), g and u bounded by {m.clamp:g}"
+    yield f"h = sum of w[e] * Wd[e] @ ({inner})    # width {m.width:,}"
+
+
+def _norm(n: Norm) -> str:
+    return f"{_NORM_WORDS[n.kind]}[eps {n.eps:g}]"
+
+
+def _rope(r: Rope, head_dim: int) -> str:
+    part = "" if r.dim == head_dim else f", the first {r.dim} of {head_dim} values"
+    return f"base {r.theta:g}{part}{_scaling(r)}"
+
+
+def _scaling(r: Rope) -> str:
+    s = r.scaling
+    if isinstance(s, LinearScaling):
+        return f", linear scaling by {s.factor:g}"
+    if isinstance(s, DynamicScaling):
+        return f", dynamic NTK by {s.factor:g} if max_model_len exceeds {s.original:,}"
+    if isinstance(s, Llama3Scaling):
+        return f", llama3 scaling by {s.factor:g} from {s.original:,}"
+    if isinstance(s, YarnScaling):
+        return f", yarn by {s.factor:g} from {s.original:,}"
+    if isinstance(s, LongRopeScaling):
+        return f", longrope: long factors if max_model_len exceeds {s.original:,}"
+    return ""
+
+
+def _groups(d: Decoder) -> Iterator[str]:
+    yield "KV groups"
+    for group in kv_groups(d):
+        window = "" if group.window is None else f", window {group.window}"
+        yield f"    {group.kind}{window}: layers {', '.join(map(str, group.layers))}"

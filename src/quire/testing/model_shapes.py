@@ -1,0 +1,151 @@
+"""The named model shapes, and the config.json that each family writes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a decoder and the family it is known from."""
+
+    family: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tie: bool
+    theta: float
+
+
+SHAPES = {
+    "tiny": Shape("llama", 4, 128, 4, 2, 32, 384, 1024, True, 1e4),
+    "0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6),  # Qwen3-0.6B
+    "1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
+    "8b": Shape("llama", 32, 4096, 32, 8, 128, 14_336, 128_256, False, 5e5),  # Llama-3.1-8B
+}
+
+
+def make_config(shape: str | Mapping[str, Any], family: str) -> dict[str, Any]:
+    """The config.json of a shape in a family; a mapping gives keys that differ from tiny's."""
+    if isinstance(shape, str):
+        return _CONFIGS[family](SHAPES[shape])
+    config = _CONFIGS[family](SHAPES["tiny"])
+    return config | dict(shape)
+
+
+def _llama(s: Shape, architecture: str = "LlamaForCausalLM", kind: str = "llama") -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        "vocab_size": s.vocab,
+        "hidden_size": s.width,
+        "intermediate_size": s.ffn,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": s.theta,
+        "tie_word_embeddings": s.tie,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+
+
+def _like_llama(architecture: str, kind: str, **keys: Any) -> Callable[[Shape], dict[str, Any]]:
+    return lambda s: _llama(s, architecture, kind) | keys
+
+
+def _gemma(architecture: str, kind: str, **keys: Any) -> Callable[[Shape], dict[str, Any]]:
+    def config(s: Shape) -> dict[str, Any]:
+        base = _llama(s, architecture, kind) | {"hidden_act": "gelu_pytorch_tanh"}
+        if kind == "gemma":
+            return base
+        scalar = {"query_pre_attn_scalar": s.head_dim, "sliding_window": 1024}
+        return base | {"hidden_activation": base.pop("hidden_act")} | scalar | keys
+
+    return config
+
+
+def _granite(s: Shape) -> dict[str, Any]:
+    scales = {"attention_multiplier": s.head_dim**-0.5, "embedding_multiplier": 12.0}
+    scales |= {"residual_multiplier": 0.25, "logits_scaling": 4.0}
+    return _llama(_square(s), "GraniteForCausalLM", "granite") | scales
+
+
+def _starcoder2(s: Shape) -> dict[str, Any]:
+    config = _llama(_square(s), "Starcoder2ForCausalLM", "starcoder2")
+    del config["rms_norm_eps"]
+    return config | {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "use_bias": True}
+
+
+def _gpt2(s: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": s.vocab,
+        "n_embd": s.width,
+        "n_layer": s.layers,
+        "n_head": s.heads,
+        "n_inner": s.ffn,
+        "n_positions": CONTEXT,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": s.tie,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+
+
+def _experts(architecture: str, kind: str, count_key: str) -> Callable[[Shape], dict[str, Any]]:
+    def config(s: Shape) -> dict[str, Any]:
+        keys: dict[str, Any] = {count_key: 4, "num_experts_per_tok": 2}
+        if kind == "qwen3_moe":
+            keys |= {"moe_intermediate_size": s.ffn // 2, "norm_topk_prob": True}
+        return _llama(s, architecture, kind) | keys
+
+    return config
+
+
+def _gpt_oss(s: Shape) -> dict[str, Any]:
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
+    scaling |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    keys = {"rope_scaling": scaling, "sliding_window": 128, "swiglu_limit": 7.0}
+    return _experts("GptOssForCausalLM", "gpt_oss", "num_local_experts")(s) | keys
+
+
+def _square(s: Shape) -> Shape:
+    """Heads that together are as wide as the hidden state, for families without a `head_dim` key."""
+    return replace(s, head_dim=s.width // s.heads)
+
+
+_CONFIGS: dict[str, Callable[[Shape], dict[str, Any]]] = {
+    "gemma": _gemma("GemmaForCausalLM", "gemma"),
+    "gemma2": _gemma(
+        "Gemma2ForCausalLM", "gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0
+    ),
+    "gemma3": _gemma("Gemma3ForCausalLM", "gemma3_text", rope_local_base_freq=1e4),
+    "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
+    "granite": _granite,
+    "llama": _llama,
+    "mistral": _like_llama("MistralForCausalLM", "mistral", sliding_window=4096),
+    "mixtral": _experts("MixtralForCausalLM", "mixtral", "num_local_experts"),
+    "olmo2": _like_llama("Olmo2ForCausalLM", "olmo2"),
+    "phi3": _like_llama("Phi3ForCausalLM", "phi3", sliding_window=None),
+    "qwen2": _like_llama("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": _like_llama("Qwen3ForCausalLM", "qwen3"),
+    "qwen3_moe": _experts("Qwen3MoeForCausalLM", "qwen3_moe", "num_experts"),
+    "starcoder2": _starcoder2,
+}
