@@ -1,0 +1,30 @@
+"""From logits to token ids: the sampler, its parts, and custom logits processors."""
+
+from quire.runner.sampling.columns import LogprobColumns, SamplerOutput
+from quire.runner.sampling.loading import find_logits_processors, make_logits_processors
+from quire.runner.sampling.logits_processor import (
+    AdapterLogitsProcessor,
+    BatchUpdate,
+    LogitsProcessor,
+    MoveDirectionality,
+    RequestLogitsProcessor,
+    process_dict_updates,
+)
+from quire.runner.sampling.part import LogitsPart, TokenHistory
+from quire.runner.sampling.sampler import Sampler
+
+__all__ = [
+    "AdapterLogitsProcessor",
+    "BatchUpdate",
+    "LogitsPart",
+    "LogitsProcessor",
+    "LogprobColumns",
+    "MoveDirectionality",
+    "RequestLogitsProcessor",
+    "Sampler",
+    "SamplerOutput",
+    "TokenHistory",
+    "find_logits_processors",
+    "make_logits_processors",
+    "process_dict_updates",
+]

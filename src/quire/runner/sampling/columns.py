@@ -1,0 +1,63 @@
+"""What the sampler hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+PAD_ID = -1
+
+
+@dataclass(slots=True)
+class LogprobColumns:
+    """Log-probabilities (or logits, by the engine's `logprobs_mode`) of M tokens in W columns.
+
+    index[m] says which of the sampled rows (or prompt positions) entry m belongs to. Column 0 is
+    the sampled (or prompt) token with its rank in `ranks` [M] int32; then the likeliest, largest
+    first, or the ids that were asked for in their order. counts[m] columns are valid; the others
+    hold the id -1 and the value -inf. token_ids [M, W] int32, values [M, W] fp32.
+    """
+
+    index: list[int]
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+    counts: list[int]
+
+
+@dataclass(slots=True)
+class LogprobEntry:
+    """One entry of LogprobColumns before padding: token_ids [n] int64, values [n] fp32."""
+
+    token_ids: Tensor
+    values: Tensor
+    rank: int
+
+
+@dataclass(slots=True)
+class SamplerOutput:
+    """Sampled ids [R] int64 in the order of the rows, and log-probabilities if some row asked.
+
+    A row named in `errors` has no token: what stands in its place is 0, and it has no entry in
+    `logprobs`.
+    """
+
+    token_ids: Tensor
+    logprobs: LogprobColumns | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+def to_columns(entries: dict[int, LogprobEntry]) -> LogprobColumns:
+    """Pad entries (not empty; by index) to a rectangle."""
+    counts = [entry.token_ids.shape[0] for entry in entries.values()]
+    like = next(iter(entries.values())).values
+    shape = (len(entries), max(counts))
+    token_ids = torch.full(shape, PAD_ID, dtype=torch.int32, device=like.device)
+    values = torch.full(shape, -torch.inf, dtype=torch.float32, device=like.device)
+    for m, entry in enumerate(entries.values()):
+        token_ids[m, : counts[m]] = entry.token_ids
+        values[m, : counts[m]] = entry.values
+    ranks = torch.tensor([entry.rank for entry in entries.values()], dtype=torch.int32)
+    return LogprobColumns(list(entries), token_ids, values, ranks.to(like.device), counts)

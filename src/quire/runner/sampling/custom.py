@@ -1,0 +1,79 @@
+"""Running the custom logits processors of an engine on the rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from quire.params import SamplingParams
+from quire.runner.sampling.batch_update import Layout, Member
+from quire.runner.sampling.logits_processor import AdapterLogitsProcessor, LogitsProcessor
+
+
+class CustomProcessors:
+    """Tells each processor who stands where, applies it, and keeps the ids that it looks at.
+
+    Rows that are not sampled in a step are not in the batch of that step: they are removed and
+    added again with all their output, as after a preemption.
+    """
+
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        self._processors = list(processors)
+        self._layouts = [Layout() for _ in processors]
+        self._members: dict[int, Member] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._processors)
+
+    def needs_host_ids(self, params: SamplingParams) -> bool:
+        """Whether some processor looks at this request's output ids."""
+        return any(processor.needs_host_ids(params) for processor in self._processors)
+
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+    ) -> None:
+        """A request enters a row."""
+        if self._processors:
+            member = Member(params, list(prompt_token_ids), list(output_token_ids))
+            self._members[row] = member
+
+    def remove(self, row: int) -> None:
+        """A request leaves its row."""
+        self._members.pop(row, None)
+
+    def append(self, row: int, token_id: int) -> None:
+        """A sampled token is final."""
+        self._members[row].output_ids.append(token_id)
+
+    def must_run(self, *, is_all_greedy: bool) -> bool:
+        """Whether a step needs `apply`: not if no processor can move the largest logit."""
+        if not is_all_greedy:
+            return bool(self._processors)
+        return not all(processor.is_argmax_invariant() for processor in self._processors)
+
+    def apply(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, dict[int, str]]:
+        """Run all processors on logits [R, V] (may be edited) -> logits [R, V], errors by index."""
+        members = [self._members[row] for row in rows]
+        errors: dict[int, str] = {}
+        for processor, layout in zip(self._processors, self._layouts, strict=True):
+            update = layout.update_to(members)
+            processor.update_state(update)
+            layout.settle(members)
+            logits = _same_shape(processor.apply(logits), logits, processor)
+            if isinstance(processor, AdapterLogitsProcessor):
+                errors |= processor.errors
+        return logits, errors
+
+
+def _same_shape(result: Tensor, logits: Tensor, processor: LogitsProcessor) -> Tensor:
+    if not isinstance(result, Tensor) or result.shape != logits.shape:
+        raise TypeError(
+            f"{type(processor).__name__}.apply must return logits of shape {tuple(logits.shape)}, "
+            f"not {result!r:.80}"
+        )
+    return result.float()

@@ -1,0 +1,264 @@
+"""The sampler: logits of the rows that get a token in, token ids and log-probabilities out.
+
+Order: grammar mask (into the raw logits, so that every mode of logprobs sees it), the parts of
+`logits_parts`, custom processors, temperature, min-p, top-k, top-p, draw. A row is copied only if a
+part edits it, and computed from itself alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.noise import noise_keys, token_hashes
+from quire.ops.sample import apply_bitmask_, draw, greedy, survivors
+from quire.ops.vocab_row import VocabRow
+from quire.params import SamplingParams
+from quire.runner.sampling.allowed_ids import AllowedIds
+from quire.runner.sampling.bad_words import BadWords
+from quire.runner.sampling.columns import (
+    LogprobColumns,
+    LogprobEntry,
+    SamplerOutput,
+    to_columns,
+)
+from quire.runner.sampling.custom import CustomProcessors
+from quire.runner.sampling.logit_bias import LogitBias
+from quire.runner.sampling.logits_processor import LogitsProcessor
+from quire.runner.sampling.logprobs import (
+    LogprobRequest,
+    LogprobsMode,
+    describe_token,
+    only,
+)
+from quire.runner.sampling.min_tokens import MinTokens
+from quire.runner.sampling.part import LogitsPart, TokenHistory
+from quire.runner.sampling.penalties import TokenPenalties
+
+
+def logits_parts(history: TokenHistory, vocab_size: int, device: torch.device) -> list[LogitsPart]:
+    """The features that edit logits before temperature, in the order in which they do."""
+    return [
+        AllowedIds(device),
+        LogitBias(device),
+        MinTokens(device),
+        TokenPenalties(history, vocab_size, device),
+        BadWords(history, device),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowState:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    parts: tuple[LogitsPart, ...]
+    logprobs: LogprobRequest | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the largest logit is all that the row needs."""
+        return self.temperature == 0.0 and not self.parts and self.logprobs is None
+
+
+class Sampler:
+    """Draws the next token of each row that gets one.
+
+    Rows are the runner's; a request's sampling state is made from its parameters and its history
+    alone, so a resumed request continues with the tokens it would have had. `sample` changes
+    nothing that a second call would see; what depends on the sampled ids happens in `commit`.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        history: TokenHistory,
+        max_logprobs: int,
+        logprobs_mode: LogprobsMode,
+        logits_processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
+        self._reports_processed = logprobs_mode.startswith("processed")
+        self._reports_logprobs = logprobs_mode.endswith("logprobs")
+        self._hashes = token_hashes(vocab_size, device)
+        self._parts = logits_parts(history, vocab_size, device)
+        self._custom = CustomProcessors(logits_processors)
+        self._states: dict[int, _RowState] = {}
+        self._seeds = np.zeros(num_rows, dtype=np.uint64)
+        self._num_special = 0
+
+    def needs_host_ids(self, params: SamplingParams) -> bool:
+        """Whether a request must not be scheduled ahead: a processor looks at its output ids."""
+        return self._custom.needs_host_ids(params)
+
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+    ) -> None:
+        """A request enters `row`, which is free; with output if it is resumed."""
+        assert row not in self._states, f"row {row} is taken"
+        num_prompt_tokens = len(prompt_token_ids)
+        logprobs = LogprobRequest.of(params, self._vocab_size, self._device)
+        assert logprobs is None or logprobs.num_top <= self._max_logprobs
+        state = _RowState(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            parts=tuple(p for p in self._parts if p.add(row, params, num_prompt_tokens)),
+            logprobs=logprobs,
+        )
+        self._custom.add(row, params, prompt_token_ids, output_token_ids)
+        self._seeds[row] = seed & 0xFFFF_FFFF_FFFF_FFFF
+        self._states[row] = state
+        self._num_special += not state.is_plain
+
+    def remove(self, row: int) -> None:
+        """The request in `row` leaves, for good or preempted."""
+        state = self._states.pop(row)
+        self._num_special -= not state.is_plain
+        for part in state.parts:
+            part.remove(row)
+        self._custom.remove(row)
+
+    def sample(
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, mask: Tensor | None = None
+    ) -> SamplerOutput:
+        """Draw one token per row of logits [R, V] fp32; rows, positions [R] integers.
+
+        positions are the indices, in prompt and output, of the tokens to be drawn. mask [R, ceil(V
+        / 32)] int32 is the grammar's: applied to `logits` in place, the only change that is made to
+        them. A row without a finite largest logit, or whose own processor fails, is an entry of
+        `errors`; the others do not notice. An exception of a processor for the whole batch is
+        raised as it is.
+        """
+        if mask is not None:
+            apply_bitmask_(logits, mask)
+        if self._num_special == 0 and not self._custom.must_run(is_all_greedy=True):
+            token_ids, peaks = greedy(logits)
+            errors = _errors_of(peaks.tolist())
+            for index in errors:
+                token_ids[index] = 0
+            return SamplerOutput(token_ids, None, errors)
+        return self._sample_rows(logits, rows, positions)
+
+    def commit(self, output: SamplerOutput, rows: np.ndarray) -> None:
+        """The step succeeded: these are the rows' next tokens."""
+        if self._custom:
+            for index, (row, token_id) in enumerate(
+                zip(rows.tolist(), output.token_ids.tolist(), strict=True)
+            ):
+                if index not in output.errors:
+                    self._custom.append(row, token_id)
+
+    def prompt_logprobs(self, logits: Tensor, targets: Tensor, k: int) -> LogprobColumns:
+        """Log-probabilities of prompt tokens.
+
+        targets [n] are the tokens, logits [n, V] fp32 those of the positions before them.
+        Log-softmax values in every mode. k: how many of the likeliest tokens beside it, -1 all.
+        Works row by row; n > 0.
+        """
+        request = LogprobRequest(self._vocab_size if k == -1 else k)
+        entries = {
+            i: describe_token(VocabRow(logits[i]), target, request, normalize=True)
+            for i, target in enumerate(targets.tolist())
+        }
+        return to_columns(entries)
+
+    def _sample_rows(
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray
+    ) -> SamplerOutput:
+        places = list(zip(rows.tolist(), positions.tolist(), strict=True))
+        edited, errors = self._edit_batch(logits, places)
+        keys = noise_keys(self._seeds[rows], positions).tolist()
+        token_ids = [0] * len(places)
+        entries: dict[int, LogprobEntry] = {}
+        for i, (row, position) in enumerate(places):
+            if i in errors:
+                continue
+            raw = logits[i]
+            values = self._edit(raw, row, position) if edited is None else edited[i]
+            last = VocabRow(values)
+            if not math.isfinite(last.peak):
+                errors[i] = _what_is_wrong(last.peak)
+                continue
+            token_ids[i], entry = self._sample_row(self._states[row], raw, last, keys[i])
+            if entry is not None:
+                entries[i] = entry
+        logprobs = to_columns(entries) if entries else None
+        return SamplerOutput(torch.tensor(token_ids, device=self._device), logprobs, errors)
+
+    def _edit_batch(
+        self, logits: Tensor, places: list[tuple[int, int]]
+    ) -> tuple[Tensor | None, dict[int, str]]:
+        """All rows edited by parts and custom processors; None if no processor must run."""
+        is_all_greedy = all(self._takes_largest(self._states[row]) for row, _ in places)
+        if not self._custom.must_run(is_all_greedy=is_all_greedy):
+            return None, {}
+        edited = logits.clone()
+        for values, (row, position) in zip(edited, places, strict=True):
+            self._apply_parts(values, row, position)
+        return self._custom.apply(edited, [row for row, _ in places])
+
+    def _edit(self, raw: Tensor, row: int, position: int) -> Tensor:
+        """The row edited by its parts: a copy, or `raw` itself if no part wants it."""
+        if not any(part.wants(row, position) for part in self._states[row].parts):
+            return raw
+        edited = raw.clone()
+        self._apply_parts(edited, row, position)
+        return edited
+
+    def _apply_parts(self, values: Tensor, row: int, position: int) -> None:
+        for part in self._states[row].parts:
+            if part.wants(row, position):
+                part.apply(values, row, position)
+
+    def _sample_row(
+        self, state: _RowState, raw: Tensor, row: VocabRow, key: list[int]
+    ) -> tuple[int, LogprobEntry | None]:
+        kept = None
+        if state.temperature == 0.0:
+            last = row
+            token_id = row.first_max()
+        else:
+            last = row if state.temperature == 1.0 else VocabRow(row.values / state.temperature)
+            kept = survivors(last, state.top_k, state.top_p, state.min_p)
+            token_id = draw(last, kept, self._hashes, *key)
+        if state.logprobs is None:
+            return token_id, None
+        if self._reports_processed:
+            reported = only(last, kept)
+        else:
+            reported = row if row.values is raw else VocabRow(raw)
+        normalize = self._reports_logprobs
+        return token_id, describe_token(reported, token_id, state.logprobs, normalize=normalize)
+
+    def _takes_largest(self, state: _RowState) -> bool:
+        """Whether edits that keep the largest logit cannot be noticed in this row."""
+        return state.temperature == 0.0 and not (self._reports_processed and state.logprobs)
+
+
+def _errors_of(peaks: list[float]) -> dict[int, str]:
+    return {i: _what_is_wrong(peak) for i, peak in enumerate(peaks) if not math.isfinite(peak)}
+
+
+def _what_is_wrong(peak: float) -> str:
+    if peak == -math.inf:
+        return "no token can be drawn: the request's parameters and grammar forbid every one"
+    return "the model's logits are not finite (NaN or infinity), so no token can be drawn"
