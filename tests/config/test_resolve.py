@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from quire.config.engine_args import EngineArgs
 from quire.config.facts import KVGroupFacts, ModelLength
 from quire.config.kv_memory import PoolShape, gib
-from quire.config.max_model_len import model_length
 from quire.config.resolve import resolve
 from quire.errors import InvalidParameter, LoadError, UnknownParameter, UnsupportedConfigValue
 from quire.scheduling.kv_groups import FullGroup, SlidingGroup
@@ -159,6 +158,8 @@ def test_a_window_needs_only_its_window():
     assert plan_of(model, block_size=16, num_gpu_blocks_override=6).max_model_len == 40_960
     with pytest.raises(LoadError):
         plan_of(model, block_size=16, num_gpu_blocks_override=5)
+    with pytest.raises(LoadError, match="needs 2560 KV blocks"):  # a whole prompt in one step
+        plan_of(model, block_size=16, num_gpu_blocks_override=6, enable_chunked_prefill=False)
 
 
 @given(
@@ -225,54 +226,6 @@ def test_override_with_a_key_that_means_nothing_is_refused():
 def test_generation_config_of_another_form_is_refused(bad):
     with pytest.raises(UnsupportedConfigValue, match=next(iter(bad))):
         plan_of(plans.make_model(generation_config=bad))
-
-
-def scaled(kind, factor, old=False):
-    """A config of 1000 positions with RoPE scaling, in the words of old files or of new ones."""
-    if old:
-        rope = {"rope_scaling": {"type": kind, "factor": factor}}
-    else:
-        rope = {"rope_parameters": {"rope_type": kind, "factor": factor}}
-    return {"max_position_embeddings": 1000, **rope}
-
-
-@pytest.mark.parametrize(
-    ("config", "limit", "default"),
-    [
-        ({"max_position_embeddings": 4096}, 4096, 4096),
-        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
-        ({"max_position_embeddings": 4096, "model_max_length": 9000}, 9000, 9000),
-        ({}, None, None),
-        (scaled("linear", 4.0, old=True), 4000, 4000),
-        (scaled("linear", 2), 2000, 2000),
-        (scaled("default", 1.0), 1000, 1000),
-        (scaled("yarn", 4.0, old=True), 1000, 1000),
-        (scaled("llama3", 8), 1000, 1000),
-        (scaled("dynamic", 2, old=True), 2000, 1000),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "original_max_position_embeddings": 4096,
-                "rope_scaling": {"type": "longrope"},
-            },
-            131072,
-            4096,
-        ),
-        (
-            {
-                "model_type": "gemma3_text",
-                "max_position_embeddings": 1000,
-                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}},
-            },
-            1000,
-            1000,
-        ),
-    ],
-    ids=str,
-)
-def test_length_by_the_config(config, limit, default):
-    length = model_length(config)
-    assert (length.limit, length.default) == (limit, default)
 
 
 def test_length_without_a_key_is_a_guess_that_says_so():

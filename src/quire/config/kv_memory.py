@@ -12,24 +12,29 @@ from quire.config.facts import KVGroupFacts
 
 
 class PoolShape(msgspec.Struct, frozen=True):
-    """Blocks of `block_size` tokens, `values_per_token` elements of `itemsize` bytes each, for the
-    given groups.
+    """Blocks of `block_size` tokens, `values_per_token` elements of `itemsize` bytes each.
+
+    With `is_chunked`, a step may bring as little as one token of a prompt.
     """
 
     block_size: int
     values_per_token: int
     itemsize: int
     groups: tuple[KVGroupFacts, ...]
+    is_chunked: bool = True
 
     @property
     def block_bytes(self) -> int:
         """Memory of one block."""
         return self.block_size * self.values_per_token * self.itemsize
 
-    def request_blocks(self, length: int, chunk: int = 1) -> int:
-        """Blocks that one request of `length` tokens holds at most, when steps bring up to `chunk`
-        of its tokens.
+    def request_blocks(self, length: int, chunk: int | None = None) -> int:
+        """Blocks that one request of `length` tokens holds at most.
+
+        Steps bring up to `chunk` of its tokens; None: as few as they can.
         """
+        if chunk is None:
+            chunk = 1 if self.is_chunked else length
         return sum(self._group_blocks(group.window, length, chunk) for group in self.groups)
 
     def _group_blocks(self, window: int | None, length: int, chunk: int) -> int:

@@ -27,7 +27,11 @@ def decide_memory(d: Decisions, length: int | None) -> None:
         "block_size", given or _BLOCK_SIZE, "block_size was given" if given else _BLOCK_REASON
     )
     shape = PoolShape(
-        size, d.model.kv_values_per_token, ITEMSIZE[d.value("kv_dtype")], d.model.kv_groups
+        size,
+        d.model.kv_values_per_token,
+        ITEMSIZE[d.value("kv_dtype")],
+        d.model.kv_groups,
+        d.value("enable_chunked_prefill"),
     )
     bound = length_limit(d) if length is None else length
     num_blocks, reason = _num_blocks(d, shape, bound)

@@ -49,7 +49,7 @@ def _length(d: Decisions) -> int | None:
             "max_model_len",
             given,
             f"the model's limit is {known.limit} ({known.source})",
-            "Use at most that.",
+            "To go beyond it, change the key itself with hf_overrides.",
         )
     _warn_of_longer(d, given)
     d.decide("max_model_len", given, "max_model_len was given")

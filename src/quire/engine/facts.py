@@ -9,20 +9,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from quire.models.source import locate
-
 from quire import embedded
 from quire.config.command_line import merged
 from quire.config.engine_args import EngineArgs
-from quire.config.facts import KVGroupFacts, ModelFacts
-from quire.config.max_model_len import model_length
+from quire.config.facts import KVGroupFacts, ModelFacts, ModelLength
 from quire.config.plan import EnginePlan
 from quire.config.resolve import check_args, resolve
 from quire.engine.machine import gather_machine_facts
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.models import kv_groups, read_spec
 from quire.models.kv_groups import layer_slots
+from quire.models.max_length import length_facts
 from quire.models.parameters import num_parameters
+from quire.models.source import What, locate
 from quire.models.spec import Block, Moe
 
 EMBEDDED_NAME = "quire-embedded"
@@ -49,7 +48,7 @@ def gather_model_facts(args: EngineArgs) -> ModelFacts:
     groups = kv_groups(decoder)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
-    first = decoder.blocks[0].attn
+    first, length = decoder.blocks[0].attn, length_facts(config)
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
@@ -65,7 +64,7 @@ def gather_model_facts(args: EngineArgs) -> ModelFacts:
         vocab_size=decoder.vocab,
         kv_groups=tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
         kv_values_per_token=layer_slots(groups) * 2 * first.kv_heads * first.head_dim,
-        length=model_length(config),
+        length=ModelLength(length.limit, length.default, length.source),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
@@ -130,15 +129,31 @@ def _header_dtype(file: Path) -> str:
 
 def _model_folder(args: EngineArgs) -> Path:
     if args.model is None:
-        return embedded.path()
-    what = "config" if args.load_format == "dummy" else "model"
+        return _embedded_folder()
     return locate(
         os.fspath(args.model),
         revision=args.revision,
         token=args.hf_token,
         download_dir=args.download_dir,
-        what=what,
+        what=_wanted_files(args),
     )
+
+
+def _embedded_folder() -> Path:
+    try:
+        return embedded.path()
+    except FileNotFoundError as error:
+        raise ModelNotFound(str(error)) from None
+
+
+def _wanted_files(args: EngineArgs) -> What:
+    """What has to be downloaded: dummy weights are none, and another tokenizer replaces the own
+    one.
+    """
+    own_tokenizer = args.tokenizer is None and not args.skip_tokenizer_init
+    if args.load_format == "dummy":
+        return "tokenizer" if own_tokenizer else "config"
+    return "all" if own_tokenizer else "weights"
 
 
 def _tokenizer_folder(args: EngineArgs, folder: Path) -> str | None:

@@ -1,0 +1,156 @@
+"""From folders on disk to facts and plans."""
+
+import json
+import struct
+
+import pytest
+
+from quire.config.engine_args import EngineArgs
+from quire.engine.facts import EMBEDDED_NAME, checkpoint_dtype, gather_model_facts, make_plan
+from quire.errors import (
+    InvalidParameter,
+    LoadError,
+    ModelNotFound,
+    NotBuiltYet,
+    UnknownConfigKey,
+    UnsupportedArchitecture,
+)
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+
+def make_folder(path, config=LLAMA, **files):
+    (path / "config.json").write_text(json.dumps(config))
+    for name, content in files.items():
+        (path / name.replace("__", ".")).write_text(json.dumps(content))
+    return str(path)
+
+
+def write_header(path, header):
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_numbers_of_a_folder(tmp_path):
+    folder = make_folder(tmp_path, generation_config__json={"top_k": 5, "eos_token_id": 2})
+    facts = gather_model_facts(EngineArgs(model=folder))
+    assert (facts.name, facts.folder, facts.tokenizer_folder) == (folder, folder, folder)
+    assert facts.num_parameters == 100 * 64 * 2 + 64 + 2 * (
+        64 * (64 + 32 + 32 + 64) + 3 * 64 * 96 + 2 * 64
+    )
+    assert facts.kv_values_per_token == 2 * 2 * 2 * 16
+    assert (facts.length.limit, facts.checkpoint_dtype) == (128, "bfloat16")
+    plan = make_plan(EngineArgs(model=folder))
+    assert plan.sampling_defaults == {"top_k": 5}
+    assert plan.generation_eos_token_ids == (2,)
+
+
+def test_no_model_is_the_embedded_one():
+    plan = make_plan(EngineArgs())
+    assert plan.served_model_names == (EMBEDDED_NAME,)
+    assert plan.architecture == "LlamaForCausalLM"
+    assert plan.max_model_len >= 2048
+
+
+def test_overrides_are_merged_or_called(tmp_path):
+    folder = make_folder(tmp_path)
+    merged = gather_model_facts(EngineArgs(model=folder, hf_overrides={"num_hidden_layers": 3}))
+    assert merged.num_layers == 3
+
+    def halve(config):
+        return {**config, "vocab_size": config["vocab_size"] // 2}
+
+    assert gather_model_facts(EngineArgs(model=folder, hf_overrides=halve)).vocab_size == 50
+    with pytest.raises(InvalidParameter, match="must return"):
+        gather_model_facts(EngineArgs(model=folder, hf_overrides=lambda config: None))
+
+
+def test_generation_config_from_elsewhere_or_nowhere(tmp_path):
+    folder = make_folder(tmp_path, generation_config__json={"top_k": 5})
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text('{"top_p": 0.5}')
+    plans = [
+        make_plan(EngineArgs(model=folder, generation_config=source)).sampling_defaults
+        for source in ("auto", "vllm", "quire", str(other))
+    ]
+    assert plans == [{"top_k": 5}, {}, {}, {"top_p": 0.5}]
+    with pytest.raises(InvalidParameter, match="generation_config"):
+        make_plan(EngineArgs(model=folder, generation_config=str(tmp_path / "none")))
+
+
+def test_chat_template_as_text_file_or_name(tmp_path):
+    folder = make_folder(tmp_path)
+    (tmp_path / "t.jinja").write_text("hello {{ messages }}")
+    shown = [
+        make_plan(EngineArgs(model=folder, chat_template=given)).chat_template
+        for given in (None, "{{ x }}", str(tmp_path / "t.jinja"), "tool_use")
+    ]
+    assert shown == [None, "{{ x }}", "hello {{ messages }}", "tool_use"]
+    with pytest.raises(InvalidParameter, match="a file that exists"):
+        make_plan(EngineArgs(model=folder, chat_template="missing.jinja"))
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "dtype"),
+    [
+        ({"dtype": "float16"}, None, "float16"),
+        ({"torch_dtype": "torch.bfloat16"}, None, "bfloat16"),
+        ({}, "BF16", "bfloat16"),
+        ({"torch_dtype": "auto"}, "F8_E4M3", "F8_E4M3"),
+        ({}, None, "float32"),
+    ],
+    ids=str,
+)
+def test_type_of_the_checkpoint(tmp_path, config, stored, dtype):
+    if stored:
+        write_header(tmp_path, {"__metadata__": {}, "w": {"dtype": stored}})
+    assert checkpoint_dtype(config, tmp_path) == dtype
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff" * 8, struct.pack("<Q", 4) + b"[1]]", struct.pack("<Q", 9) + b'{"w": 1}'],
+)
+def test_files_that_are_no_safetensors(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(LoadError, match=r"model\.safetensors is no safetensors file"):
+        checkpoint_dtype({}, tmp_path)
+
+
+def test_folders_that_are_no_models(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        make_plan(EngineArgs(model=str(tmp_path)))
+    with pytest.raises(ModelNotFound):
+        make_plan(EngineArgs(model=str(tmp_path / "missing")))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(LoadError, match="cannot be read as JSON"):
+        make_plan(EngineArgs(model=str(tmp_path)))
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(LoadError, match="not a JSON object"):
+        make_plan(EngineArgs(model=str(tmp_path)))
+
+
+def test_configs_that_we_do_not_know(tmp_path):
+    with pytest.raises(UnsupportedArchitecture):
+        make_plan(EngineArgs(model=make_folder(tmp_path, {**LLAMA, "architectures": ["X"]})))
+    with pytest.raises(UnknownConfigKey, match="surprise"):
+        make_plan(EngineArgs(model=make_folder(tmp_path, {**LLAMA, "surprise": 1})))
+
+
+def test_arguments_are_checked_before_files_are_touched():
+    with pytest.raises(NotBuiltYet, match="tensor_parallel_size"):
+        make_plan(EngineArgs(model="/does/not/exist", tensor_parallel_size=2))
