@@ -1,0 +1,104 @@
+"""The only place where a plan becomes an engine: it takes the plan apart and hands out values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from quire.config.plan import EnginePlan
+from quire.engine.core import EngineCore
+from quire.engine.core_client import InprocClient
+from quire.executor.uniproc import UniprocExecutor
+from quire.executor.worker import Worker
+from quire.models import kv_groups, read_spec
+from quire.models.weights import load_model
+from quire.ops import select
+from quire.runner.batch import BatchBuilder
+from quire.runner.device import CpuDevice
+from quire.runner.kv_cache import KVCache
+from quire.runner.rows import Rows
+from quire.runner.runner import ModelRunner
+from quire.runner.sampling import Sampler, find_logits_processors, make_logits_processors
+from quire.scheduling.scheduler import Scheduler, SchedulerConfig
+
+
+def build_client(plan: EnginePlan) -> InprocClient:
+    """An engine core in this process, ready to serve."""
+    return InprocClient(build_core(plan))
+
+
+def build_core(plan: EnginePlan) -> EngineCore:
+    """Load the model, allocate the KV cache, put the parts together."""
+    runner = build_runner(plan)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=plan.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            block_size=plan.block_size,
+            num_blocks=plan.num_blocks,
+            windows=tuple(group.window for group in kv_groups(runner.model.spec)),
+            policy=plan.scheduling_policy,
+            enable_prefix_caching=plan.enable_prefix_caching,
+            enable_chunked_prefill=plan.enable_chunked_prefill,
+            long_prefill_token_threshold=plan.long_prefill_token_threshold,
+        )
+    )
+    executor = UniprocExecutor(Worker(runner))
+    return EngineCore(scheduler, executor, depth=plan.max_steps_in_flight, log_stats=plan.log_stats)
+
+
+def build_runner(plan: EnginePlan) -> ModelRunner:
+    """The model with its memory on its device."""
+    device = CpuDevice()
+    dtype = getattr(torch, plan.dtype)
+    spec = read_spec(plan.hf_config)
+    ops = select(device=plan.device, dtype=dtype)
+    model = load_model(
+        Path(plan.model_folder),
+        spec,
+        ops,
+        dtype=dtype,
+        load_format=plan.load_format,
+        seed=plan.seed,
+        max_model_len=plan.max_model_len,
+    )
+    groups = kv_groups(spec)
+    attention = spec.blocks[0].attn
+    kv_cache = KVCache(
+        ops=ops,
+        group_layers=[group.layers for group in groups],
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        dtype=getattr(torch, plan.kv_dtype),
+    )
+    rows = Rows(
+        num_rows=plan.max_num_seqs,
+        max_len=plan.max_model_len,
+        block_size=plan.block_size,
+        num_groups=len(groups),
+        device=device,
+    )
+    classes = find_logits_processors(plan.logits_processors)
+    sampler = Sampler(
+        num_rows=plan.max_num_seqs,
+        vocab_size=spec.vocab,
+        device=device.torch,
+        history=rows,
+        max_logprobs=plan.max_logprobs,
+        logprobs_mode=plan.logprobs_mode,
+        logits_processors=make_logits_processors(classes, plan=plan, device=device.torch),
+    )
+    batches = BatchBuilder(
+        rows=rows,
+        ops=ops,
+        device=device,
+        windows=[group.window for group in groups],
+        kv=kv_cache.layers,
+    )
+    return ModelRunner(
+        model=model, rows=rows, batches=batches, kv_cache=kv_cache, sampler=sampler, device=device
+    )

@@ -1,0 +1,43 @@
+"""The one way in which an engine core sees devices: launch a step, call every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from quire.params import SamplingParams
+from quire.runner.step_output import StepOutput
+from quire.scheduling.step import StepPlan
+
+
+class LaunchedStep(Protocol):
+    """A step that runs: sampled at once, or when a late mask is known; read when the ids are
+    due.
+    """
+
+    def sample(self, mask: Any = None) -> None: ...
+    def result(self) -> StepOutput: ...
+
+
+class Executor(Protocol):
+    """Workers that run one step at a time, each on its device."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start a step; steps run in the order of the calls."""
+        ...
+
+    def needs_host_ids(self, params: SamplingParams) -> bool:
+        """Must a request with these parameters not be scheduled ahead of its last id?"""
+        ...
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """Call a worker's method (by name), or a function with the worker in front; one result
+        each.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Let go of all workers and their memory."""
+        ...

@@ -1,0 +1,24 @@
+"""The device that a runner's tensors live on. Everything that differs between devices is here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class CpuDevice:
+    """Host memory: arrays and tensors are views of each other, and nothing is in flight."""
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cpu")
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """The array as a tensor of the device; on the CPU without a copy."""
+        return torch.from_numpy(array)
+
+    def array(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """A device tensor's values on the host, waiting for them; on the CPU without a copy."""
+        return np.asarray(tensor.numpy())

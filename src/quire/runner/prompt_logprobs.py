@@ -1,0 +1,98 @@
+"""Log-probabilities of prompt tokens, gathered over a prompt's chunks and handed out with its first
+output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.runner.batch import StepInputs
+from quire.runner.device import CpuDevice
+from quire.runner.rows import Rows
+from quire.runner.sampling import LogprobColumns, Sampler
+from quire.runner.step_output import PromptColumns
+from quire.scheduling.step import NewRow
+
+_MAX_LOGITS = 1 << 23
+"""Logits computed at once (32 MiB): bounds what a request for prompt logprobs adds to a step."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    num_top: int
+    pieces: list[LogprobColumns] = field(default_factory=list)
+
+
+class PromptLogprobs:
+    """A row part: which rows want their prompt described, and what has been computed of it.
+
+    Entry i of a prompt describes token i + 1 given the tokens up to i, so the chunk that computes
+    position i brings it; the position before the first output has none.
+    """
+
+    def __init__(self, model: Any, sampler: Sampler, device: CpuDevice, vocab_size: int) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._device = device
+        self._step = max(1, _MAX_LOGITS // vocab_size)
+        self._pending: dict[int, _Pending] = {}
+
+    def add_row(self, row: NewRow) -> None:
+        num_top = row.params.prompt_logprobs
+        if num_top is not None and not row.prompt_logprobs_done:
+            self._pending[row.row] = _Pending(num_top)
+
+    def remove_row(self, row: int) -> None:
+        self._pending.pop(row, None)
+
+    def collect(self, inputs: StepInputs, hidden: Tensor, rows: Rows) -> list[PromptColumns]:
+        """Describe the step's prompt tokens; returns the prompts that are complete now.
+
+        Runs before the rows' counts move on to the end of the step.
+        """
+        if not self._pending:
+            return []
+        done = []
+        for index, row in enumerate(inputs.rows.tolist()):
+            pending = self._pending.get(row)
+            if pending is None:
+                continue
+            first = int(rows.num_computed[row])
+            count = int(inputs.counts[index])
+            last = int(rows.num_prompt[row]) - 1
+            start = int(inputs.starts[index])
+            described = min(count, last - first)
+            self._describe(pending, hidden[start:], rows.token_ids[row], first, described)
+            if first + count > last:
+                done.append(self._finish(row, int(rows.handles[row])))
+        return done
+
+    def _describe(
+        self, pending: _Pending, hidden: Tensor, ids: Tensor, first: int, count: int
+    ) -> None:
+        """Positions first .. first+count-1, whose hidden states lead `hidden`."""
+        for start in range(0, count, self._step):
+            end = min(count, start + self._step)
+            logits = self._model.logits(hidden[start:end])
+            targets = ids[first + start + 1 : first + end + 1].long()
+            pending.pieces.append(self._sampler.prompt_logprobs(logits, targets, pending.num_top))
+
+    def _finish(self, row: int, handle: int) -> PromptColumns:
+        pieces = self._pending.pop(row).pieces
+        array = self._device.array
+        if not pieces:  # a prompt of one token
+            none = np.zeros((0, 1))
+            return PromptColumns(
+                handle, none.astype(np.int32), none.astype(np.float32), np.zeros(0, dtype=np.int32)
+            )
+        return PromptColumns(
+            handle,
+            array(torch.cat([piece.token_ids for piece in pieces])),
+            array(torch.cat([piece.values for piece in pieces])),
+            array(torch.cat([piece.ranks for piece in pieces])),
+        )

@@ -1,0 +1,98 @@
+"""What the runner remembers of each running request: its ids, its lengths, its block tables.
+
+A request keeps its row from admission to the end, so a step changes little: it appends one id and
+now and then a block. Features that need more state per row (the sampler, prompt logprobs) are parts
+that are told of every row that comes and goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from quire.runner.device import CpuDevice
+from quire.scheduling.step import NewBlocks, NewRow, StepPlan
+
+
+class RowPart(Protocol):
+    """State of a feature that lives as long as a request has its row."""
+
+    def add_row(self, row: NewRow) -> None:
+        """A request enters `row.row`, fresh or resumed."""
+        ...
+
+    def remove_row(self, row: int) -> None:
+        """The request leaves the row."""
+        ...
+
+
+class Rows:
+    """State of up to `num_rows` requests.
+
+    - `token_ids` [num_rows, max_len] int32 on the device: prompt and output, sampled ids included
+      before the host has seen them.
+    - `num_tokens`, `num_computed`, `num_prompt` [num_rows] int64 on the host.
+    - `tables[g]` [num_rows, B] int32 on the host: the block table of KV group g.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_len: int,
+        block_size: int,
+        num_groups: int,
+        device: CpuDevice,
+        parts: Sequence[RowPart] = (),
+    ) -> None:
+        self.block_size = block_size
+        self.parts = list(parts)
+        self._ids = np.zeros((num_rows, max_len), dtype=np.int32)
+        self.token_ids: Tensor = device.tensor(self._ids)
+        self.num_tokens = np.zeros(num_rows, dtype=np.int64)
+        self.num_computed = np.zeros(num_rows, dtype=np.int64)
+        self.num_prompt = np.zeros(num_rows, dtype=np.int64)
+        self.handles = np.full(num_rows, -1, dtype=np.int64)
+        width = -(-max_len // block_size)
+        self.tables = [np.zeros((num_rows, width), dtype=np.int32) for _ in range(num_groups)]
+
+    def apply(self, plan: StepPlan) -> None:
+        """Bring the rows to where the plan's tokens start."""
+        for row in plan.removed:
+            self._remove(row)
+        for new in plan.added:
+            self._add(new)
+        for grown in plan.new_blocks:
+            self._append_blocks(grown)
+
+    def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
+        """The rows' newest ids [R] int64, still on the device."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids.to(self.token_ids.dtype)
+        self.num_tokens[rows] += 1
+
+    def _add(self, new: NewRow) -> None:
+        row = new.row
+        assert self.handles[row] < 0, f"row {row} is taken"
+        self.handles[row] = new.handle
+        self._ids[row, : len(new.token_ids)] = new.token_ids
+        self.num_tokens[row] = len(new.token_ids)
+        self.num_computed[row] = new.num_computed_tokens
+        self.num_prompt[row] = new.num_prompt_tokens
+        for table, blocks in zip(self.tables, new.block_ids, strict=True):
+            table[row, : len(blocks)] = blocks
+        for part in self.parts:
+            part.add_row(new)
+
+    def _remove(self, row: int) -> None:
+        """A row that never reached the runner may be removed too: its request left before."""
+        if self.handles[row] >= 0:
+            self.handles[row] = -1
+            for part in self.parts:
+                part.remove_row(row)
+
+    def _append_blocks(self, grown: NewBlocks) -> None:
+        end = grown.first + len(grown.block_ids)
+        self.tables[grown.group][grown.row, grown.first : end] = grown.block_ids
