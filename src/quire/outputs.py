@@ -12,7 +12,7 @@ Tokens: TypeAlias = dict[int, "Logprob"]
 
 
 class Logprob(msgspec.Struct, gc=False):
-    """How likely a token was at its position: natural logarithm, rank (1 is the likeliest), text."""
+    """How likely a token was at its position: natural logarithm, rank (1: the likeliest), text."""
 
     logprob: float
     rank: int | None = None

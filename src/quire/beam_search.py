@@ -1,0 +1,106 @@
+"""Beam search as plain bookkeeping: which texts are kept, given what the model thinks of their next
+tokens.
+
+The engine is not in here: a caller asks for the candidates of every live beam and hands them to
+`BeamSearch.advance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.outputs import Logprob
+from quire.params import BeamSearchParams
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One text of a search: `tokens` are prompt and output, `logprobs` one dict per output token.
+
+    `orig_prompt` is the prompt as it was given. The reasons are set only for what was aborted.
+    """
+
+    orig_prompt: object
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    lora_request: None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best texts of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+class BeamSearch:
+    """The search for one prompt. `beams` are the live texts, all of one length; `done` those that
+    have ended.
+    """
+
+    def __init__(
+        self,
+        prompt: object,
+        token_ids: Sequence[int],
+        params: BeamSearchParams,
+        eos_token_id: int | None,
+        max_tokens: int,
+    ) -> None:
+        self.beams = [BeamSearchSequence(prompt, list(token_ids))]
+        self.done: list[BeamSearchSequence] = []
+        self._params = params
+        self._eos_token_id = None if params.ignore_eos else eos_token_id
+        self._max_length = len(token_ids) + max_tokens
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no live text may grow any more."""
+        return not self.beams or len(self.beams[0].tokens) >= self._max_length
+
+    def advance(self, candidates: Sequence[Mapping[int, Logprob]]) -> None:
+        """Grow the texts by one token: `candidates[i]` are the likeliest next ones of `beams[i]`.
+
+        A text that takes EOS is done; of the others the best `beam_width` live on.
+        """
+        grown: list[BeamSearchSequence] = []
+        for beam, position in zip(self.beams, candidates, strict=True):
+            for token_id, logprob in position.items():
+                child = _grown(beam, token_id, logprob.logprob, dict(position))
+                (self.done if token_id == self._eos_token_id else grown).append(child)
+        grown.sort(key=self.score, reverse=True)
+        self.beams = grown[: self._params.beam_width]
+
+    def abort(self) -> None:
+        """End the search: the live texts are done, with the reason "abort"."""
+        for beam in self.beams:
+            beam.finish_reason = "abort"
+        self.done += self.beams
+        self.beams = []
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The best `beam_width` texts, live or done, best first."""
+        everything = sorted([*self.done, *self.beams], key=self.score, reverse=True)
+        return everything[: self._params.beam_width]
+
+    def score(self, beam: BeamSearchSequence) -> float:
+        """Summed logprob / (tokens of prompt and output, less a trailing EOS) ** length penalty."""
+        length = len(beam.tokens)
+        if length and beam.tokens[-1] == self._eos_token_id:
+            length -= 1
+        return float(beam.cum_logprob / max(length, 1) ** self._params.length_penalty)
+
+
+def _grown(
+    beam: BeamSearchSequence, token_id: int, logprob: float, position: dict[int, Logprob]
+) -> BeamSearchSequence:
+    return BeamSearchSequence(
+        beam.orig_prompt,
+        [*beam.tokens, token_id],
+        [*beam.logprobs, position],
+        cum_logprob=beam.cum_logprob + logprob,
+    )

@@ -1,0 +1,95 @@
+"""Runs beam searches on an engine: each step asks for one token of every live text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.beam_search import BeamSearch, BeamSearchOutput
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.offline import OfflineRequests
+from quire.engine.progress import Progress
+from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.params import BeamSearchParams, SamplingParams, checks
+from quire.prompts import parse_prompt
+
+
+class BeamRunner:
+    """Looks for the likeliest texts of prompts, `concurrency_limit` prompts at a time (None: all).
+
+    Raises RequestError for parameters that the engine cannot serve.
+    """
+
+    def __init__(
+        self, engine: LLMEngine, params: BeamSearchParams, concurrency_limit: int | None
+    ) -> None:
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidType("params", params, "it must be a BeamSearchParams")
+        for name in ("structured_outputs", "watermarking"):
+            if getattr(params, name) is not None:
+                raise NotBuiltYet(name, getattr(params, name), "Leave it out.")
+        if concurrency_limit is not None:
+            allowed = "it must be None or an int of at least 1"
+            checks.integer("concurrency_limit", concurrency_limit, 1, checks.MAX_INT, allowed)
+        self._engine = engine
+        self._inputs = engine.front_end.inputs
+        self._requests = OfflineRequests(engine)
+        self._params = params
+        self._at_once = concurrency_limit
+        limit = self._inputs.limits.max_logprobs
+        if limit != -1 and 2 * params.beam_width > limit:
+            allowed = f"a step asks for 2 * beam_width logprobs, and max_logprobs is {limit}"
+            hint = "Raise the engine's max_logprobs."
+            raise InvalidParameter("beam_width", params.beam_width, allowed, hint)
+
+    def run(
+        self, prompts: Sequence[object], use_tqdm: bool | Callable[..., Any]
+    ) -> list[BeamSearchOutput]:
+        """One output per prompt, in order."""
+        searches = [self._search(prompt) for prompt in prompts]
+        at_once = self._at_once or max(1, len(searches))
+        with Progress(use_tqdm, len(searches), "Searched prompts") as progress:
+            for start in range(0, len(searches), at_once):
+                part = searches[start : start + at_once]
+                while live := [search for search in part if not search.is_over]:
+                    self._step(live)
+                for _ in part:
+                    progress.tick()
+        return [self._output(search) for search in searches]
+
+    def _search(self, prompt: object) -> BeamSearch:
+        token_ids = self._inputs.prompt_token_ids(parse_prompt(prompt), None)
+        room = self._inputs.limits.max_model_len - len(token_ids)
+        tokenizer = self._engine.tokenizer
+        eos = None if tokenizer is None else tokenizer.eos_token_id
+        return BeamSearch(prompt, token_ids, self._params, eos, min(room, self._params.max_tokens))
+
+    def _step(self, searches: list[BeamSearch]) -> None:
+        """One token more for every live text of `searches`, all in one batch."""
+        params = SamplingParams(
+            logprobs=2 * self._params.beam_width,
+            max_tokens=1,
+            temperature=self._params.temperature,
+            detokenize=False,
+            skip_clone=True,
+        )
+        prompts = [beam.tokens for search in searches for beam in search.beams]
+        ids = self._requests.enqueue(prompts, len(prompts), params)
+        completions = iter([out.outputs[0] for out in self._requests.outputs(ids, False)])
+        for search in searches:
+            own = [next(completions) for _ in search.beams]
+            for completion in own:
+                if completion.finish_reason == "error":
+                    raise EngineError(completion.error or "A step of the beam search failed.")
+            if any(completion.finish_reason == "abort" for completion in own):
+                search.abort()
+            else:
+                search.advance([completion.logprobs[0] for completion in own])
+
+    def _output(self, search: BeamSearch) -> BeamSearchOutput:
+        best, tokenizer = search.best(), self._engine.tokenizer
+        if tokenizer is not None:
+            for beam in best:
+                skips = self._params.skip_special_tokens
+                beam.text = tokenizer.decode(beam.tokens, skip_special_tokens=skips)
+        return BeamSearchOutput(best)

@@ -1,0 +1,347 @@
+"""`LLMEngine`: requests in, `step()`, outputs out; the synchronous face of one engine.
+
+It stands on both sides of the core: step 2 (input_processor.py) before it, step 8
+(output_processor.py) behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from quire.config.engine_args import EngineArgs
+from quire.config.plan import EnginePlan
+from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.output_processor import Processed
+from quire.engine.parallel_sampling import RequestGroup, fan_out
+from quire.engine.protocol import EngineCoreRequest
+from quire.engine.stats import Counter, EngineStats, Gauge
+from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.outputs import RequestOutput
+from quire.params import PoolingParams, SamplingParams
+from quire.text.tokenizer import Tokenizer
+
+SLEEP_MODES = ("abort", "keep")
+WAKE_TAGS = ("weights", "kv_cache", "scheduling")
+LOG_INTERVAL_S = 10.0
+
+
+class LLMEngine:
+    """Serves requests step by step in the calling thread; not thread-safe.
+
+    `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `front_end` replaces what
+    would be built from it. The other parameters have one allowed value each, which is their
+    default.
+    """
+
+    def __init__(
+        self,
+        vllm_config: EnginePlan | None = None,
+        executor_class: Any = None,
+        log_stats: bool | None = None,
+        aggregate_engine_logging: bool = False,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+        mm_registry: Any = None,
+        multiprocess_mode: bool = False,
+        *,
+        front_end: FrontEnd | None = None,
+    ) -> None:
+        hint = "Leave it out."
+        _refuse("executor_class", executor_class, hint)
+        _refuse("aggregate_engine_logging", aggregate_engine_logging, hint)
+        _refuse("stat_loggers", stat_loggers, "Leave it out and call get_metrics().")
+        _refuse("mm_registry", mm_registry, hint)
+        _refuse("multiprocess_mode", multiprocess_mode, "Leave it out: the core runs in-process.")
+        self.front_end = front_end or _built(vllm_config)
+        self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
+        self._stats = EngineStats(self.front_end.model_name, time.monotonic())
+        self._next_handle = 0
+        self._ready: list[RequestOutput] = []
+        self._logged_at = time.monotonic()
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: EnginePlan,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+        disable_log_stats: bool = False,
+    ) -> Self:
+        """Make an engine from a plan."""
+        return cls(
+            vllm_config,
+            log_stats=vllm_config.log_stats and not disable_log_stats,
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+        enable_multiprocessing: bool = False,
+    ) -> Self:
+        """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
+        cannot be.
+        """
+        return cls(
+            engine_args.create_engine_config(),
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+            multiprocess_mode=enable_multiprocessing,
+        )
+
+    # requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+    ) -> str:
+        """Queue a request and give our own id of it; outputs carry `request_id`.
+
+        `arrival_time` is by the wall clock (default: now). `prompt_text` is what outputs show as
+        the prompt. Raises subclasses of RequestError; then the engine is as before.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidType("request_id", request_id, "it must be a str")
+        front_end = self.front_end
+        request, text = front_end.inputs.process(
+            prompt,
+            params,
+            handle=self._next_handle,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+        )
+        requests = fan_out(request)
+        group = RequestGroup(
+            request_id=request_id,
+            internal_id=f"{request_id}-{request.handle:08x}",
+            prompt=text if prompt_text is None else prompt_text,
+            prompt_token_ids=request.prompt_token_ids,
+            output_kind=request.sampling_params.output_kind,
+            handles=range(request.handle, request.handle + len(requests)),
+            num_open=len(requests),
+        )
+        self._next_handle += len(requests)
+        self._submit(group, requests)
+        self._stats.note_prompts([len(request.prompt_token_ids)])
+        return group.internal_id
+
+    def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
+        """Give all the requests to the core, or none."""
+        self.front_end.outputs.add(group, requests, time.monotonic())
+        try:
+            for request in requests:
+                self.front_end.client.add_request(request)
+        except BaseException:
+            processed = self.front_end.outputs.abort([group.internal_id], internal=True)
+            self.front_end.client.abort_requests(processed.stopped)
+            raise
+
+    def step(self) -> list[RequestOutput]:
+        """Run the core once and give the outputs that are due; those of aborted requests come
+        first.
+
+        Without unfinished requests it gives [] and costs nothing.
+        """
+        ready, self._ready = self._ready, []
+        if ready or not self.has_unfinished_requests():
+            return ready
+        step = self.front_end.client.get_output()
+        processed = self.front_end.outputs.process(step)
+        if processed.stopped:
+            self.front_end.client.abort_requests(processed.stopped)
+        self._stats.note_step(step)
+        self._stats.note_outputs(processed.outputs)
+        return processed.outputs
+
+    def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
+        """End requests by the ids that callers gave, or by ours; unknown ids are passed over.
+
+        The next `step()` gives their final outputs, with what was generated.
+        """
+        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        self._ready += self._abort(ids, internal).outputs
+
+    def discard_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests by the callers' ids and leave no trace: no outputs come of them."""
+        self._abort(list(request_ids), internal=False)
+
+    def discard_all(self) -> None:
+        """End every request and leave no trace."""
+        self._abort(self.front_end.outputs.unfinished_ids(), internal=True)
+        self._ready.clear()
+
+    def _abort(self, ids: list[str], internal: bool) -> Processed:
+        processed = self.front_end.outputs.abort(ids, internal=internal)
+        if processed.stopped:
+            self.front_end.client.abort_requests(processed.stopped)
+        self._stats.note_outputs(processed.outputs)
+        return processed
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many completions are not finished (a request with n=3 counts three times)."""
+        return self.front_end.outputs.num_unfinished
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether the core has something to do."""
+        return self.front_end.outputs.num_unfinished > 0
+
+    def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
+        """The same over all engines that run in parallel, of which there is this one."""
+        return has_unfinished
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What requests can be for."""
+        return ("generate",)
+
+    # the engine as a whole
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when the engine was made without one."""
+        return self.front_end.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises EngineError when the engine was made without one."""
+        if self.front_end.tokenizer is None:
+            raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
+        return self.front_end.tokenizer
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached blocks; False, and nothing forgotten, while requests use some.
+
+        With `reset_running_requests` these are preempted first and compute their blocks anew.
+        `reset_connector` has nothing to reset: there are no KV connectors.
+        """
+        client = self.front_end.client
+        return client.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to forget: no media are served."""
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing to forget: no media are served."""
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop scheduling (level 0); requests can still be added and wait for `wake_up`.
+
+        `mode` "abort" ends the requests there are, "keep" leaves them as they are.
+        """
+        if level != 0:
+            hint = "Use level=0, which stops scheduling; or close() the engine to free its memory."
+            raise NotBuiltYet("level", level, hint)
+        if mode not in SLEEP_MODES:
+            raise InvalidParameter("mode", mode, "in one process it must be 'abort' or 'keep'")
+        if mode == "abort":
+            ids = self.front_end.outputs.unfinished_ids()
+            self._ready += self._abort(ids, internal=True).outputs
+        self.front_end.client.pause_scheduler()
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Schedule again; whether the engine is now fully awake."""
+        for tag in tags or ():
+            if tag not in WAKE_TAGS:
+                raise InvalidParameter("tags", tags, f"the tags are {', '.join(WAKE_TAGS)}")
+        if tags is None or "scheduling" in tags:
+            self.front_end.client.resume_scheduler()
+        return not self.is_sleeping()
+
+    def is_sleeping(self) -> bool:
+        """Whether scheduling is stopped."""
+        return self.front_end.client.is_scheduler_paused()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker, or a function with each worker as first argument."""
+        rpc = self.front_end.client.collective_rpc
+        return rpc(method, timeout, tuple(args), dict(kwargs or {}))
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call `func` with the model of every worker."""
+        return self.collective_rpc("apply_model", args=(func,))
+
+    def get_metrics(self) -> list[Counter | Gauge]:
+        """Totals since the start and the state of the queues. Raises EngineError when statistics
+        are off.
+        """
+        if not self._is_logging:
+            raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
+        return self._stats.metrics()
+
+    def do_log_stats(self) -> None:
+        """Log one line of throughput and load, if statistics are on."""
+        if self._is_logging:
+            self._logged_at = time.monotonic()
+            self._stats.log(self._logged_at)
+
+    def do_log_stats_with_interval(self) -> None:
+        """The same, but at most every ten seconds."""
+        if time.monotonic() - self._logged_at >= LOG_INTERVAL_S:
+            self.do_log_stats()
+
+    def close(self) -> None:
+        """End every request and give back the memory; the engine cannot be used afterwards."""
+        self.discard_all()
+        self.front_end.client.shutdown()
+
+    # documented, not built
+
+    def add_lora(self, lora_request: Any) -> bool:
+        """Refused: adapters are not served yet."""
+        raise NotBuiltYet("method", "add_lora", "Merge the adapter into the model's weights.")
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Refused: adapters are not served yet."""
+        raise NotBuiltYet("method", "remove_lora", "There are no adapters to remove.")
+
+    def list_loras(self) -> set[int]:
+        """No adapter is ever loaded."""
+        return set()
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Refused: adapters are not served yet."""
+        raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Refused: the engine has no profiler of its own yet."""
+        raise NotBuiltYet("method", "start_profile", "Use py-spy or torch.profiler around step().")
+
+    def stop_profile(self) -> None:
+        """Refused: the engine has no profiler of its own yet."""
+        raise NotBuiltYet("method", "stop_profile", "No profile was started.")
+
+
+def _built(plan: EnginePlan | None) -> FrontEnd:
+    from quire.engine.builder import build_client  # brings torch, which a given front end needs not
+
+    if plan is None:
+        raise InvalidType("vllm_config", plan, "it must be an EnginePlan")
+    return build_front_end(plan, build_client(plan))
+
+
+def _refuse(name: str, value: object, hint: str) -> None:
+    if value:
+        raise NotBuiltYet(name, value, hint)

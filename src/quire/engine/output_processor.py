@@ -1,0 +1,243 @@
+"""Step 8 of 8: new token ids become text and `RequestOutput`s.
+
+In: `EngineCoreOutputs`, the columns of one step. Out: the outputs that are due now, and the
+requests that a stop string has ended, which the core does not know yet. From here they go back to
+the caller in llm_engine.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.engine.logprobs import LogprobFrame, OutputLogprobs, PromptLogprobsBuilder
+from quire.engine.output_text import OutputText
+from quire.engine.parallel_sampling import RequestGroup
+from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.engine.request_state import RequestState
+from quire.outputs import RequestOutput, RequestStateStats
+from quire.text.detokenizer import IncrementalDetokenizer
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Processed(NamedTuple):
+    """What one step means to the callers, and the handles that the core must abort."""
+
+    outputs: list[RequestOutput]
+    stopped: list[int]
+
+
+class OutputProcessor:
+    """Holds every unfinished request of a front end and turns steps of the core into outputs.
+
+    Invariants: `_states` has the completions that have not ended; `_groups` (by our id) and
+    `_by_name` (by the caller's) the requests that have one of these. An exception in one request's
+    text or logprobs ends that request alone, with the reason "error".
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, stream_interval: int = 1, log_stats: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
+        self._log_stats = log_stats
+        self._states: dict[int, RequestState] = {}
+        self._groups: dict[str, RequestGroup] = {}
+        self._by_name: dict[str, list[RequestGroup]] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many completions are not finished."""
+        return len(self._states)
+
+    def add(self, group: RequestGroup, requests: Sequence[EngineCoreRequest], now: float) -> None:
+        """Expect the outputs of `requests`, the completions of one group; `now` is monotonic, in
+        seconds.
+        """
+        states = [self._new_state(group, request, now) for request in requests]
+        self._groups[group.internal_id] = group
+        self._by_name.setdefault(group.request_id, []).append(group)
+        self._states.update((state.handle, state) for state in states)
+
+    def process(self, outputs: EngineCoreOutputs) -> Processed:
+        """Take in one step of the core. Costs a few microseconds per token; FINAL_ONLY waits with
+        the text.
+        """
+        processed = Processed([], [])
+        self._note_starts(outputs)
+        frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
+        ended = {finished.handle: finished for finished in outputs.finished}
+        position = 0
+        for handle, ids in _rows(outputs):
+            state = self._states.get(handle)
+            if state is not None and ids:
+                end = ended.pop(handle, None) if ended else None
+                self._advance(state, ids, end, frame, position, processed)
+                if state.stats is not None:
+                    _note_tokens(state.stats, len(ids), outputs.timestamp)
+            position += len(ids)
+        for end in ended.values():
+            state = self._states.get(end.handle)
+            if state is not None:
+                self._advance(state, (), end, None, 0, processed)
+        return processed
+
+    def abort(self, ids: Iterable[str], *, internal: bool = False) -> Processed:
+        """End requests by the caller's ids (every request that has such an id), or by ours.
+
+        Unknown ids are passed over: a request may have finished meanwhile. Gives the final outputs,
+        which carry what was generated, and the handles that the core must abort.
+        """
+        processed = Processed([], [])
+        for request_id in ids:
+            for handle in self._handles(request_id, internal):
+                state = self._states.get(handle)
+                if state is not None:
+                    self._abort(state, processed)
+        return processed
+
+    def _handles(self, request_id: str, internal: bool) -> list[int]:
+        if not internal:
+            namesakes = self._by_name.get(request_id, ())
+            return [handle for group in namesakes for handle in group.handles]
+        if request_id in self._groups:
+            return list(self._groups[request_id].handles)
+        index, _, parent = request_id.partition("_")
+        group = self._groups.get(parent)
+        return (
+            [] if group is None or not index.isdecimal() else list(group.handles)[int(index) :][:1]
+        )
+
+    def unfinished_ids(self) -> list[str]:
+        """Our own ids of the requests that are not finished."""
+        return list(self._groups)
+
+    def _new_state(
+        self, group: RequestGroup, request: EngineCoreRequest, now: float
+    ) -> RequestState:
+        params = request.sampling_params
+        tokenizer = self._tokenizer if params.detokenize else None
+        wants_logprobs = params.num_logprobs is not None
+        prompt = request.prompt_token_ids
+        return RequestState(
+            request.handle,
+            group,
+            OutputText(self._detokenizer(tokenizer, request), params),
+            interval=max(self._stream_interval, params.stream_interval or 1),
+            logprobs=OutputLogprobs(params, tokenizer) if wants_logprobs else None,
+            prompt_logprobs=None
+            if params.prompt_logprobs is None
+            else PromptLogprobsBuilder(params, prompt, tokenizer),
+            stats=RequestStateStats(arrival_time=request.arrival_time, queued_ts=now)
+            if self._log_stats
+            else None,
+        )
+
+    def _detokenizer(
+        self, tokenizer: Tokenizer | None, request: EngineCoreRequest
+    ) -> IncrementalDetokenizer | None:
+        if tokenizer is None:
+            return None
+        params = request.sampling_params
+        return IncrementalDetokenizer(
+            tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def _note_starts(self, outputs: EngineCoreOutputs) -> None:
+        for started in outputs.started:
+            state = self._states.get(started.handle)
+            if state is not None:
+                if state.group.num_cached_tokens is None:
+                    state.group.num_cached_tokens = started.num_cached_tokens
+                if state.stats is not None:
+                    state.stats.scheduled_ts = started.scheduled_time
+        for message in outputs.prompt_logprobs:
+            state = self._states.get(message.handle)
+            if state is not None and state.prompt_logprobs is not None:
+                state.prompt_logprobs.add(message)
+
+    def _advance(
+        self,
+        state: RequestState,
+        ids: Sequence[int],
+        end: Finished | None,
+        frame: LogprobFrame | None,
+        position: int,
+        processed: Processed,
+    ) -> None:
+        """Take in one request's part of a step; what goes wrong in it ends this request alone."""
+        try:
+            ends_by_token = end is not None and end.reason is FinishReason.STOP
+            stop = state.take_in(ids, ends_by_token, frame, position)
+            if stop is not None:
+                end = Finished(state.handle, FinishReason.STOP, stop)
+                processed.stopped.append(state.handle)
+            output = state.partial() if end is None else state.final(end)
+        except Exception as error:
+            output = self._failed(state, error)
+            processed.stopped.append(state.handle)
+        if state.is_ended:
+            self._forget(state)
+        if output is not None:
+            processed.outputs.append(output)
+
+    def _abort(self, state: RequestState, processed: Processed) -> None:
+        try:
+            output = state.final(Finished(state.handle, FinishReason.ABORT))
+        except Exception as error:
+            output = self._failed(state, error)
+        self._forget(state)
+        processed.stopped.append(state.handle)
+        if output is not None:
+            processed.outputs.append(output)
+
+    def _failed(self, state: RequestState, error: Exception) -> RequestOutput | None:
+        request_id = state.group.request_id
+        logger.error("Request %s failed in the front end.", request_id, exc_info=error)
+        return state.failed(f"The output could not be processed: {type(error).__name__}.")
+
+    def _forget(self, state: RequestState) -> None:
+        del self._states[state.handle]
+        group = state.group
+        if group.is_finished:
+            del self._groups[group.internal_id]
+            namesakes = self._by_name[group.request_id]
+            namesakes.remove(group)
+            if not namesakes:
+                del self._by_name[group.request_id]
+
+
+def child_id(group: RequestGroup, handle: int) -> str:
+    """Our id of one completion of a group; the group's own when there is only one."""
+    if len(group.handles) == 1:
+        return group.internal_id
+    return f"{handle - group.handles.start}_{group.internal_id}"
+
+
+def _rows(outputs: EngineCoreOutputs) -> Iterable[tuple[int, Sequence[int]]]:
+    if outputs.counts is None:
+        return zip(outputs.handles, zip(outputs.token_ids, strict=True), strict=True)
+    return _ragged_rows(outputs.handles, outputs.counts, outputs.token_ids)
+
+
+def _ragged_rows(
+    handles: list[int], counts: list[int], token_ids: list[int]
+) -> Iterable[tuple[int, Sequence[int]]]:
+    start = 0
+    for handle, count in zip(handles, counts, strict=True):
+        yield handle, token_ids[start : start + count]
+        start += count
+
+
+def _note_tokens(stats: RequestStateStats, num_tokens: int, now: float) -> None:
+    if not stats.num_generation_tokens:
+        stats.first_token_ts = now
+        stats.first_token_latency = now - stats.queued_ts
+    stats.num_generation_tokens += num_tokens
+    stats.last_token_ts = now

@@ -1,0 +1,65 @@
+"""The progress bar of offline generation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from quire.outputs import RequestOutput
+
+
+class Progress:
+    """Counts finished requests on a tqdm bar, with input and output tokens per second.
+
+    `use_tqdm` is True, False (no bar), or a callable that makes the bar as `tqdm.tqdm` does.
+    """
+
+    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int, description: str) -> None:
+        self._bar: Any = None
+        if use_tqdm:
+            self._bar = _bar_maker(use_tqdm)(total=total, desc=description, dynamic_ncols=True)
+        self._start = time.monotonic()
+        self._num_input = 0
+        self._num_output = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def tick(self) -> None:
+        """One more request is queued."""
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def note(self, output: RequestOutput) -> None:
+        """One more request is finished."""
+        if self._bar is None:
+            return
+        self._num_input += len(output.prompt_token_ids or ()) * len(output.outputs)
+        self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        self._bar.set_postfix_str(
+            f"input {self._num_input / seconds:.1f} tokens/s, "
+            f"output {self._num_output / seconds:.1f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update(1)
+
+
+def _bar_maker(use_tqdm: bool | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(use_tqdm):
+        return use_tqdm
+    from tqdm.auto import tqdm  # 20 ms that a call without a bar need not spend
+
+    maker: Callable[..., Any] = tqdm
+    return maker

@@ -1,0 +1,125 @@
+"""One completion in the making: its text, its logprobs, and what of them the caller has had
+already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.engine.logprobs import MAX_CONTEXT, LogprobFrame, OutputLogprobs, PromptLogprobsBuilder
+from quire.engine.output_text import OutputText
+from quire.engine.parallel_sampling import RequestGroup
+from quire.engine.protocol import Finished, FinishReason
+from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from quire.params import RequestOutputKind
+
+_CUMULATIVE, _DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
+
+
+class RequestState:
+    """Takes in a completion's tokens and gives `RequestOutput`s of the kind that was asked for.
+
+    `interval`: a DELTA output comes with the first token, then with every so many, then at the end.
+    """
+
+    __slots__ = (
+        *("_interval", "_kind", "_num_given", "group", "handle", "index", "is_ended"),
+        *("logprobs", "prompt_logprobs", "stats", "text"),
+    )
+
+    def __init__(
+        self,
+        handle: int,
+        group: RequestGroup,
+        text: OutputText,
+        *,
+        interval: int,
+        logprobs: OutputLogprobs | None = None,
+        prompt_logprobs: PromptLogprobsBuilder | None = None,
+        stats: RequestStateStats | None = None,
+    ) -> None:
+        self.handle = handle
+        self.index = handle - group.handles.start
+        self.group = group
+        self.is_ended = False
+        self.text = text
+        self.logprobs = logprobs
+        self.prompt_logprobs = prompt_logprobs
+        self.stats = stats
+        self._kind = group.output_kind
+        self._interval = interval
+        self._num_given = 0
+
+    def take_in(
+        self, ids: Sequence[int], ends_request: bool, frame: LogprobFrame | None, position: int
+    ) -> str | None:
+        """Add the ids that stand at `position` of a step's output; the stop string that they
+        complete, if any.
+        """
+        before = len(self.text.token_ids)
+        stop = self.text.feed(ids, ends_request)
+        if self.logprobs is not None and frame is not None:
+            token_ids = self.text.token_ids
+            for place in range(before, len(token_ids)):
+                context = token_ids[max(0, place - MAX_CONTEXT) : place]
+                self.logprobs.add(frame, frame.at[position + place - before], context)
+        return stop
+
+    def partial(self) -> RequestOutput | None:
+        """What the caller gets now, before the end; None when it is not time."""
+        if self._kind is _DELTA:
+            num_new = len(self.text.token_ids) - self._num_given
+            if self._num_given > 0 and num_new < self._interval:
+                return None
+        elif self._kind is not _CUMULATIVE:
+            return None
+        return self._output(self._completion())
+
+    def final(self, end: Finished) -> RequestOutput | None:
+        """The last output of this completion; None while FINAL_ONLY waits for its siblings."""
+        self.text.close()
+        completion = self._completion()
+        completion.finish_reason, completion.stop_reason = str(end.reason), end.stop_reason
+        completion.error = end.message
+        self.is_ended = True
+        self.group.num_open -= 1
+        return self._output(completion)
+
+    def failed(self, error: str) -> RequestOutput | None:
+        """The last output when something about the text or the logprobs went wrong: what was sound
+        before.
+        """
+        self.text.abandon()
+        self.logprobs = None
+        return self.final(Finished(self.handle, FinishReason.ERROR, None, error))
+
+    def _output(self, completion: CompletionOutput) -> RequestOutput | None:
+        if self.prompt_logprobs is not None:
+            self.group.prompt_logprobs = self.prompt_logprobs.positions
+            if self._kind is _DELTA:
+                self.prompt_logprobs = None
+        return self.group.output(completion, self.stats)
+
+    def _completion(self) -> CompletionOutput:
+        return self._delta() if self._kind is _DELTA else self._whole()
+
+    def _delta(self) -> CompletionOutput:
+        start, ids = self._num_given, self.text.token_ids
+        self._num_given = len(ids)
+        if self.logprobs is None:
+            return CompletionOutput(self.index, self.text.take(), ids[start:])
+        logprobs = self.logprobs.positions[start:]
+        cumulative = self.logprobs.cumulative
+        return CompletionOutput(self.index, self.text.take(), ids[start:], cumulative, logprobs)
+
+    def _whole(self) -> CompletionOutput:
+        ids = self.text.token_ids.copy()
+        if self.logprobs is None:
+            return CompletionOutput(self.index, self.text.so_far(), ids)
+        return CompletionOutput(
+            self.index,
+            self.text.so_far(),
+            ids,
+            self.logprobs.cumulative,
+            self.logprobs.positions,
+        )

@@ -1,0 +1,319 @@
+"""Step 1 of 8, offline: `LLM` takes prompts and gives texts.
+
+In: prompts and parameters as Python values. Out: one `RequestOutput` per prompt. Next:
+engine/input_processor.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeAlias
+
+from quire.beam_search import BeamSearchOutput
+from quire.config.engine_args import EngineArgs
+from quire.engine.beam_runner import BeamRunner
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.offline import OfflineRequests
+from quire.engine.stats import Counter, Gauge
+from quire.errors import InvalidType, NotBuiltYet
+from quire.outputs import RequestOutput
+from quire.params import BeamSearchParams, SamplingParams
+from quire.prompts import as_prompts
+from quire.text.chat import render_chat
+from quire.text.tokenizer import Tokenizer
+
+UseTqdm: TypeAlias = bool | Callable[..., Any]
+"""Whether to show a bar, or what makes one as `tqdm.tqdm` does."""
+
+
+class LLM:
+    """A model in this process: `generate` and `chat` block until all prompts are answered.
+
+    `model` is a folder or a hub id; None is the small model inside the package. Further keywords
+    are the fields of `EngineArgs`. Use it as a context manager, or call `close()`, to give the
+    memory back. Raises RequestError for a keyword or value, LoadError for a model that cannot be.
+    """
+
+    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+        engine_args.setdefault("disable_log_stats", True)
+        args = EngineArgs(model=model, **engine_args)
+        self._connect(LLMEngine.from_engine_args(args))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """The same from `EngineArgs`."""
+        return cls(**vars(engine_args))
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> Self:
+        """The offline face of an engine that exists already; closing this closes the engine."""
+        llm = cls.__new__(cls)
+        llm._connect(engine)
+        return llm
+
+    def _connect(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._requests = OfflineRequests(engine)
+        self._text: str | None = None
+
+    # text
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; the outputs are in the order of the prompts.
+
+        Prompts: a str, a list of token ids, a TextPrompt, a TokensPrompt, or a list of these.
+        Parameters and priorities: one for all, or one each. None: `get_default_sampling_params()`.
+        An error in the k-th prompt ends those before it and is raised.
+        """
+        ids = self.enqueue(
+            prompts,
+            sampling_params,
+            lora_request,
+            priority,
+            False,
+            tokenization_kwargs,
+            mm_processor_kwargs,
+        )
+        return self._requests.outputs(ids, use_tqdm)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several; `options` are those of
+        `enqueue_chat`.
+        """
+        ids = self.enqueue_chat(messages, sampling_params, False, **options)
+        return self._requests.outputs(ids, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: UseTqdm = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue prompts and give their request ids; `wait_for_completion` gives the outputs."""
+        _refuse_media(mm_processor_kwargs)
+        given = as_prompts(prompts)
+        return self._requests.enqueue(
+            given,
+            len(given),
+            self._params(sampling_params),
+            priority=priority,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            use_tqdm=use_tqdm,
+        )
+
+    def enqueue_chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue conversations; the prompt is what the chat template makes of one.
+
+        `chat_template`: a template's text or the name of one of the tokenizer's, instead of the
+        engine's.
+        """
+        _refuse_media(mm_processor_kwargs)
+        tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
+        template = chat_template or self.llm_engine.front_end.chat_template
+        rendered = (
+            render_chat(
+                tokenizer,
+                chat,
+                chat_template=template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for chat in chats
+        )
+        return self._requests.enqueue(
+            rendered,
+            len(chats),
+            self._params(sampling_params),
+            priority=priority,
+            lora_request=lora_request,
+            tokenization_kwargs={"add_special_tokens": False, **(tokenization_kwargs or {})},
+            use_tqdm=use_tqdm,
+        )
+
+    def wait_for_completion(
+        self,
+        output_type: type[RequestOutput] | tuple[type[RequestOutput], ...] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+    ) -> list[RequestOutput]:
+        """Finish everything that was queued and give the outputs in the order of queuing."""
+        if output_type not in (None, RequestOutput, (RequestOutput,)):
+            allowed = "it must be None or RequestOutput"
+            raise InvalidType("output_type", output_type, allowed)
+        return self._requests.outputs(None, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Look for the likeliest continuations of each prompt; `concurrency_limit` prompts at a
+        time.
+
+        The texts are decoded from prompt and output together.
+        """
+        if lora_request:
+            raise NotBuiltYet("lora_request", lora_request, "Leave it out.")
+        runner = BeamRunner(self.llm_engine, params, concurrency_limit)
+        return runner.run(as_prompts(prompts), use_tqdm)
+
+    # the engine
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds when no parameters are given: what the model's files set, and 16 tokens if
+        they set no limit.
+        """
+        return SamplingParams(**self.llm_engine.front_end.sampling_defaults)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many workers the engine has."""
+        return 1
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker, or a function with each worker as first argument."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call `func` with the model of every worker."""
+        return self.llm_engine.apply_model(func)
+
+    def get_metrics(self) -> list[Counter | Gauge]:
+        """What the engine has done; needs `disable_log_stats=False`."""
+        return self.llm_engine.get_metrics()
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached blocks; False while requests use some."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop scheduling (level 0 only), for instance to queue everything before a step."""
+        self.llm_engine.sleep(level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Schedule again."""
+        return self.llm_engine.wake_up(tags)
+
+    def close(self) -> None:
+        """End what is queued and give the memory back."""
+        self._requests.forget()
+        self.llm_engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._text is None:
+            self._text = str(self.apply_model(repr)[0])
+        return self._text
+
+    def _params(self, given: Any) -> Any:
+        return self.get_default_sampling_params() if given is None else given
+
+    # documented, not built
+
+    def encode(self, prompts: Any, *args: Any, **options: Any) -> NoReturn:
+        """Refused: this engine generates text."""
+        _refuse_method("encode")
+
+    def embed(self, prompts: Any, *args: Any, **options: Any) -> NoReturn:
+        """Refused: this engine generates text."""
+        _refuse_method("embed")
+
+    def classify(self, prompts: Any, *args: Any, **options: Any) -> NoReturn:
+        """Refused: this engine generates text."""
+        _refuse_method("classify")
+
+    def score(self, data_1: Any, data_2: Any, /, *args: Any, **options: Any) -> NoReturn:
+        """Refused: this engine generates text."""
+        _refuse_method("score")
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Refused: there is no profiler yet."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Refused: there is no profiler yet."""
+        self.llm_engine.stop_profile()
+
+
+def _as_chats(messages: Any) -> list[Any]:
+    """The conversations in `messages`: one is a list of dicts, several are a list of those."""
+    if not isinstance(messages, (list, tuple)):
+        allowed = "it must be a list of messages or a list of such lists"
+        raise InvalidType("messages", messages, allowed)
+    is_one = bool(messages) and not isinstance(messages[0], (list, tuple))
+    return [messages] if is_one else list(messages)
+
+
+def _refuse_media(mm_processor_kwargs: object) -> None:
+    if mm_processor_kwargs:
+        hint = "Leave it out: no media are served."
+        raise NotBuiltYet("mm_processor_kwargs", mm_processor_kwargs, hint)
+
+
+def _refuse_method(name: str) -> NoReturn:
+    hint = "Use generate() or chat(): pooling models are not served yet."
+    raise NotBuiltYet("method", name, hint)
