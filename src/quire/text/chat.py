@@ -1,0 +1,270 @@
+"""Chat messages to a prompt: what a request sends is brought into the one form that templates are
+given.
+
+The rules are those that clients of OpenAI-like servers rely on: contents as text or as parts, tool
+calls with parsed arguments, reasoning, the developer role. Text only: a part with an image, audio
+or video is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
+from quire.text.chat_template import ChatTemplate, plain_data
+from quire.text.content_format import ContentFormat
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+# Part type -> the key that has its text.
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+MEDIA_PARTS = (
+    "image",
+    "image_url",
+    "image_pil",
+    "image_embeds",
+    "input_image",
+    "audio",
+    "audio_url",
+    "audio_embeds",
+    "input_audio",
+    "video",
+    "video_url",
+    "prompt_embeds",
+)
+# Names that choose what happens to the rendered text; as template variables they would do nothing
+# or harm.
+RESERVED_TEMPLATE_NAMES = ("chat_template", "tokenize")
+# Names that the call's own arguments decide.
+CALL_NAMES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+Message = dict[str, Any]
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Any],
+    *,
+    chat_template: str | None = None,
+    content_format: str = "auto",
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt of one conversation, to be encoded without special tokens.
+
+    `chat_template` is a template's text or the name of one of the tokenizer's. `content_format`
+    "auto" reads the format from the template. `chat_template_kwargs` become template variables as
+    far as the template reads them; the call's own settings rule over them. Raises RequestError (or
+    a subclass that names the parameter).
+    """
+    template = tokenizer.compiled_chat_template(chat_template, tools)
+    conversation = normalize_messages(
+        messages, resolve_content_format(content_format, template), template.source
+    )
+    variables = {
+        **tokenizer.special_tokens_map,
+        **_template_variables(template, chat_template_kwargs or {}),
+        "tools": None if tools is None else list(tools),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    variables.setdefault("documents", None)
+    render = template.render_open if continue_final_message else template.render
+    return render(conversation, variables)
+
+
+def resolve_content_format(content_format: str, template: ChatTemplate) -> ContentFormat:
+    """The format to use: the given one, or for "auto" the template's. Raises InvalidParameter."""
+    if content_format == "auto":
+        return template.content_format
+    if content_format not in CONTENT_FORMATS:
+        raise InvalidParameter(
+            "chat_template_content_format", content_format, f"one of {CONTENT_FORMATS} is expected"
+        )
+    if content_format != template.content_format:
+        logger.warning(
+            "chat_template_content_format=%r is used, although the template looks like %r.",
+            content_format,
+            template.content_format,
+        )
+    return "openai" if content_format == "openai" else "string"
+
+
+def normalize_messages(
+    messages: Sequence[Any], content_format: ContentFormat, template_source: str
+) -> list[Message]:
+    """Messages as a template is given them; new objects, the caller's stay as they were.
+
+    Raises RequestError naming the message and part that cannot be served.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError(
+            "messages must be a list with at least one message.", parameter="messages"
+        )
+    whole = [
+        _normalize(plain_data(message, f"messages[{i}]"), content_format, f"messages[{i}]")
+        for i, message in enumerate(messages)
+    ]
+    has_developer = any(message["role"] == "developer" for message in whole)
+    if not has_developer or _knows_developer(template_source):
+        return whole
+    return _with_one_system_message(whole)
+
+
+def _normalize(message: Any, content_format: ContentFormat, name: str) -> Message:
+    if not isinstance(message, dict):
+        raise InvalidType(name, message, "an object with role and content is expected")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InvalidParameter(f"{name}.role", role, "a string is expected")
+    parts = _parts(message.get("content"), f"{name}.content")
+    normal: Message = {"role": role, "content": _content(parts, role, content_format, name)}
+    for key in ("name", "task"):
+        if isinstance(message.get(key), str):
+            normal[key] = message[key]
+    if role == "assistant":
+        _copy_assistant_keys(message, normal, name)
+    elif role == "tool" and message.get("tool_call_id") is not None:
+        normal["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer" and message.get("tools") is not None:
+        normal["tools"] = message["tools"]
+    return normal
+
+
+def _parts(content: Any, name: str) -> list[Message]:
+    """Content as a list of parts of type "text" or "tool_reference"; parts whose text is null are
+    left out.
+    """
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list | tuple):
+        raise InvalidType(name, content, "a string, null or a list of parts is expected")
+    parts = [_part(part, f"{name}[{i}]") for i, part in enumerate(content)]
+    return [part for part in parts if part is not None]
+
+
+def _part(part: Any, name: str) -> Message | None:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise InvalidType(name, part, "a string or an object with a type is expected")
+    kind = _part_type(part, name)
+    if kind == "tool_reference":
+        return part
+    if kind not in TEXT_PARTS:
+        supported = [*TEXT_PARTS, "tool_reference"]
+        raise InvalidParameter(f"{name}.type", kind, f"the supported types are {supported}")
+    text = part.get(TEXT_PARTS[kind])
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise InvalidType(f"{name}.{TEXT_PARTS[kind]}", text, "a string is expected")
+    extra = {key: value for key, value in part.items() if key not in ("type", TEXT_PARTS[kind])}
+    return {"type": "text", "text": text, **extra}
+
+
+def _part_type(part: Message, name: str) -> Any:
+    """The part's type, guessed from a medium's key where it is missing; media are refused here."""
+    kind = part.get("type")
+    if kind is None:
+        kind = next((key for key in (*MEDIA_PARTS, "refusal") if key in part), None)
+    if kind in MEDIA_PARTS:
+        raise NotBuiltYet(f"{name}.type", kind, "Only text can be sent to this engine.")
+    return kind
+
+
+def _content(
+    parts: list[Message], role: str, content_format: ContentFormat, name: str
+) -> str | list[Message]:
+    all_text = all(part["type"] == "text" for part in parts)
+    if content_format == "openai" and not (role == "tool" and all_text):
+        return parts
+    if not all_text:
+        raise RequestError(
+            f"{name} has a tool_reference part, and the chat template takes contents as text only; "
+            f"use a template that loops over parts, or chat_template_content_format='openai'.",
+            parameter="messages",
+        )
+    return "\n".join(part["text"] for part in parts)
+
+
+def _copy_assistant_keys(message: Message, normal: Message, name: str) -> None:
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list | tuple):
+        raise InvalidType(f"{name}.tool_calls", calls, "a list is expected")
+    if calls:
+        normal["tool_calls"] = [
+            _tool_call(call, f"{name}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        normal["reasoning"] = normal["reasoning_content"] = reasoning
+
+
+def _tool_call(call: Any, name: str) -> Message:
+    if not isinstance(call, dict):
+        raise InvalidType(name, call, "an object is expected")
+    if call.get("type") != "function":
+        raise InvalidParameter(f"{name}.type", call.get("type"), "only 'function' exists")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise InvalidType(f"{name}.function", function, "an object is expected")
+    arguments = _parsed_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed_arguments(arguments: Any) -> dict[str, Any]:
+    """Templates write arguments with `tojson`, so they get the object; what is none becomes an
+    empty one.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _knows_developer(template_source: str) -> bool:
+    return any(f"{quote}developer{quote}" in template_source for quote in "\"'")
+
+
+def _with_one_system_message(messages: list[Message]) -> list[Message]:
+    """Developer messages become system ones, and all of these one message of text at the front."""
+    is_system = [message["role"] in ("system", "developer") for message in messages]
+    texts = [_text(m["content"]) for m, system in zip(messages, is_system, strict=True) if system]
+    others = [m for m, system in zip(messages, is_system, strict=True) if not system]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _text(content: str | list[Message]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _template_variables(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given variables that the template reads; the reserved ones are refused."""
+    for name in RESERVED_TEMPLATE_NAMES:
+        if name in given:
+            raise InvalidParameter(
+                f"chat_template_kwargs[{name!r}]", given[name], "this name is reserved"
+            )
+    readable = template.variables.difference(CALL_NAMES)
+    return {name: value for name, value in given.items() if name in readable}

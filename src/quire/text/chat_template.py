@@ -1,0 +1,200 @@
+"""Chat templates: Jinja from a checkpoint or a request, rendered where it can do no harm.
+
+The environment is Jinja2's immutable sandbox with the helpers that Hugging Face templates expect:
+`raise_exception`, `strftime_now`, an unescaped `tojson`, the `generation` tag, loop controls,
+trimmed blocks. What is bounded: the numbers of `range` (Jinja: 100,000), calls and loop turns of
+one rendering together (MAX_STEPS), the length of the output and of any text made by repetition
+(MAX_CHARACTERS), the size of powers. What is not: memory that one operation takes from operands
+that grew step by step (doubling a text by concatenation), and format widths; so templates that come
+with a request stay off on a server unless its operator trusts the senders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import meta
+
+from quire.errors import InvalidParameter, RequestError
+from quire.text.content_format import detect_content_format
+from quire.text.template_sandbox import TemplateSandbox, count_loop_turns
+
+MAX_CHARACTERS = 1 << 24
+# Stands behind the text that the model is to continue; the trailing blank tells whether the
+# template strips contents.
+_CONTINUE_MARK = "continue-this-text-here-5c0f9 "
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """A compiled template: renders messages to a prompt.
+
+    `variables` are the names that it reads from outside; `content_format` is "openai" if it loops
+    over the parts of a message's content, else "string". Raises RequestError when `source` is not
+    valid Jinja.
+    """
+
+    def __init__(self, source: str) -> None:
+        if not isinstance(source, str):
+            raise RequestError(
+                f"chat_template must be text, but it is a {type(source).__name__}.",
+                parameter="chat_template",
+            )
+        self.source = source
+        environment = TemplateSandbox()
+        try:
+            tree = environment.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            self.content_format = detect_content_format(tree)
+            count_loop_turns(tree)
+            self._code = environment.compile(tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(
+                f"The chat template has a syntax error in line {error.lineno}: {error.message}",
+                parameter="chat_template",
+            ) from error
+        except RecursionError as error:
+            raise RequestError(
+                "The chat template is nested too deeply.", parameter="chat_template"
+            ) from error
+
+    def render(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
+        """The prompt for `messages`; `variables` are all other names, the special tokens' roles
+        among them.
+
+        Keys of messages whose value is None are left out; the reasoning of a message is offered
+        under each name that templates use. Raises RequestError: with the template's own text when
+        it raised, and for every failure in it.
+        """
+        return self._render(_prepared(messages), variables)
+
+    def render_open(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
+        """The prompt that ends within the last message, for the model to go on with it.
+
+        Raises RequestError as `render` does, and together with `add_generation_prompt`, when the
+        last message has no text, or when the template leaves its text out.
+        """
+        if variables.get("add_generation_prompt"):
+            raise InvalidParameter(
+                "continue_final_message",
+                True,
+                "it cannot be combined with add_generation_prompt=True",
+                "Set one of the two.",
+            )
+        prepared = _prepared(messages)
+        final_text = _mark_end(prepared[-1])
+        text = self._render(prepared, variables)
+        if _CONTINUE_MARK.strip() not in text or final_text.strip() not in text:
+            raise RequestError(
+                "continue_final_message=True needs a template that writes the last message as it "
+                "is, and this one "
+                "leaves its text out or changes it.",
+                parameter="continue_final_message",
+            )
+        end = text.rindex(_CONTINUE_MARK.strip())
+        keeps_blanks = text.startswith(_CONTINUE_MARK, end)
+        return text[:end] if keeps_blanks else text[:end].rstrip()
+
+    def _render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        environment = TemplateSandbox(max_characters=MAX_CHARACTERS)
+        template = jinja2.Template.from_code(
+            environment, self._code, environment.make_globals(None)
+        )
+        plain = {name: plain_data(value, name) for name, value in variables.items()}
+        try:
+            return self._bounded_text(template, {**plain, "messages": messages})
+        except RequestError:
+            raise
+        except jinja2.TemplateError as error:
+            raise RequestError(
+                f"The chat template refused: {error.message or type(error).__name__}",
+                parameter="messages",
+            ) from error
+        except (
+            Exception
+        ) as error:  # any code of the template may fail in any way; it is this request's failure
+            raise RequestError(
+                f"The chat template failed: {type(error).__name__}: {error}", parameter="messages"
+            ) from error
+
+    def _bounded_text(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        pieces, length = [], 0
+        for piece in template.generate(variables):
+            length += len(piece)
+            if length > MAX_CHARACTERS:
+                raise RequestError(
+                    f"The chat template writes more than {MAX_CHARACTERS} characters.",
+                    parameter="messages",
+                )
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def _mark_end(message: dict[str, Any]) -> str:
+    """Put the mark behind the message's last text, in place; the text without it."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUE_MARK
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text: str = part["text"]
+            part["text"] = text + _CONTINUE_MARK
+            return text
+    raise RequestError(
+        "continue_final_message=True needs a last message with text to continue.",
+        parameter="continue_final_message",
+    )
+
+
+def _prepared(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError(
+            "messages must be a list with at least one message.", parameter="messages"
+        )
+    return [_prepared_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _prepared_message(message: Any, name: str) -> dict[str, Any]:
+    plain = plain_data(message, name)
+    if not isinstance(plain, dict):
+        raise RequestError(
+            f"{name} must be an object with role and content, but it is a "
+            f"{type(message).__name__}.",
+            parameter="messages",
+        )
+    plain = {key: value for key, value in plain.items() if value is not None}
+    reasoning = next((plain[key] for key in _REASONING_KEYS if key in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def plain_data(value: Any, name: str) -> Any:
+    """A copy of `value` made of None, bool, int, float, str, list, tuple and dict alone.
+
+    A template must not reach the methods of richer objects. Dataclasses and pydantic models are
+    read by field. Raises RequestError for anything else.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {plain_data(key, name): plain_data(item, name) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        copied = [plain_data(item, name) for item in value]
+        return copied if isinstance(value, list) else tuple(copied)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: plain_data(getattr(value, field.name), name) for field in fields}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return plain_data(dump(), name)
+    raise RequestError(
+        f"{name} holds a {type(value).__name__}; chat templates are given JSON-like values only.",
+        parameter="messages",
+    )

@@ -1,0 +1,86 @@
+"""Finds the chat template of a tokenizer folder, and the one that a user names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidParameter, LoadError
+
+
+def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
+    """The folder's template, or several by name, or None.
+
+    First chat_template.jinja and additional_chat_templates/*.jinja, then `chat_template` of
+    tokenizer_config.json (text, a mapping, or a list of name and template), then
+    chat_template.json.
+    """
+    files = _template_files(folder)
+    if set(files) == {"default"}:
+        return files["default"]
+    if files:
+        return files
+    template = config.get("chat_template")
+    if template is None and (folder / "chat_template.json").is_file():
+        template = _read_json_template(folder / "chat_template.json")
+    return _by_name(template)
+
+
+def load_chat_template(value: str | Path | None) -> str | None:
+    """A template given to the constructor or on the command line: a file's path, or the text
+    itself.
+
+    Raises InvalidParameter when `value` is neither a file nor text with Jinja marks or a newline.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) and any(mark in value for mark in "{}\n"):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter(
+            "chat_template",
+            str(value),
+            f"a file that can be read or the template's own text is expected ({error})",
+        ) from error
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    found = {}
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = _read_text(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = _read_text(path)
+    return found
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path} cannot be read: {error}.") from error
+
+
+def _read_json_template(path: Path) -> Any:
+    try:
+        content = json.loads(_read_text(path))
+    except ValueError as error:
+        raise LoadError(f"{path} cannot be read as JSON: {error}.") from error
+    return content.get("chat_template") if isinstance(content, dict) else content
+
+
+def _by_name(template: Any) -> str | dict[str, str] | None:
+    if isinstance(template, list):
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in template}
+        except (TypeError, KeyError) as error:
+            raise LoadError(
+                "chat_template is a list whose entries are not {name, template} objects."
+            ) from error
+    if template is None or isinstance(template, str):
+        return template
+    if isinstance(template, dict) and all(isinstance(text, str) for text in template.values()):
+        return template
+    raise LoadError(f"chat_template must be text, but it is a {type(template).__name__}.")

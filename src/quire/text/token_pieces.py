@@ -1,0 +1,193 @@
+"""What one id contributes to a text, for the decoders in which ids contribute independently of each
+other.
+
+The `tokenizers` library decodes whole lists. For three kinds of decoder its result is a
+concatenation of pieces, so a stream needs one table look-up per id:
+
+* "byte_level": a token is a run of bytes, written with one letter per byte; the bytes together are
+  UTF-8.
+* "byte_fallback": a token is text (with "▁" for a blank) or one byte `<0xNN>`; a run of such bytes
+  is UTF-8 as a whole, or each byte of it is U+FFFD; a blank may be stripped from the very
+  beginning.
+* "words": a token is text that depends on whether it is the first (Metaspace, WordPiece, no decoder
+  at all).
+
+Anything else is "other", for the library's own stream.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as LibraryTokenizer
+
+Kind = Literal["byte_level", "byte_fallback", "words", "other"]
+# str: complete characters; bytes: a part of the UTF-8 stream.
+Piece = str | bytes
+
+
+class PieceTable(dict[int, Piece]):
+    """Id -> piece, made when first asked for; ids outside the vocabulary and skipped tokens give
+    "".
+    """
+
+    def __init__(self, library: LibraryTokenizer, skipped: frozenset[str]) -> None:
+        super().__init__()
+        self._library = library
+        self._skipped = skipped
+
+    def __missing__(self, index: int) -> Piece:
+        token = token_of(self._library, index)
+        if token is None:
+            return ""  # not kept: there are more wrong ids than memory
+        piece = self[index] = "" if token in self._skipped else self.piece(token)
+        return piece
+
+    def piece(self, token: str) -> Piece:
+        """What the text of one token contributes."""
+        raise NotImplementedError
+
+
+class ByteLevelTable(PieceTable):
+    """Pieces of byte-level BPE: str where the token's bytes are whole characters, else bytes."""
+
+    def piece(self, token: str) -> Piece:
+        """The bytes that the letters stand for; a token with any other letter stands for itself."""
+        try:
+            data = bytes(_BYTE_OF_LETTER[letter] for letter in token)
+        except KeyError:
+            return token
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return data
+
+
+class ByteFallbackTable(PieceTable):
+    """Pieces of a SentencePiece-like BPE: bytes for `<0xNN>`, else text after the decoder's
+    replacements.
+    """
+
+    def __init__(
+        self,
+        library: LibraryTokenizer,
+        skipped: frozenset[str],
+        replacements: list[tuple[str, str]],
+    ) -> None:
+        super().__init__(library, skipped)
+        self._replacements = replacements
+
+    def piece(self, token: str) -> Piece:
+        """One byte, or the text with its blanks."""
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                return token
+        return token
+
+
+class WordTable(PieceTable):
+    """Pieces of decoders that look at one token at a time; `first` tells for which position."""
+
+    def __init__(self, library: LibraryTokenizer, skipped: frozenset[str], *, first: bool) -> None:
+        super().__init__(library, skipped)
+        self._decoder = library.decoder
+        self._first = first
+
+    def piece(self, token: str) -> Piece:
+        """What the decoder makes of the token at the beginning, or behind another one."""
+        if self._decoder is None:
+            return token if self._first else " " + token
+        if self._first:
+            return str(self._decoder.decode([token]))
+        return str(self._decoder.decode(["x", token]))[1:]
+
+
+class TokenPieces:
+    """The piece tables of one tokenizer, shared by all its streams.
+
+    `kind` says which of the properties below apply. `num_stripped` and `stripped` (byte_fallback):
+    how many leading `stripped` characters the decoder takes from the beginning of the whole text.
+    """
+
+    def __init__(self, library: LibraryTokenizer) -> None:
+        self.library = library
+        stages = _stages(library)
+        self.kind: Kind = _kind(stages)
+        strip = stages[-1] if stages and stages[-1]["type"] == "Strip" else None
+        self.num_stripped = 0 if strip is None else int(strip["start"])
+        self.stripped = "" if strip is None else str(strip["content"])
+        added = library.get_added_tokens_decoder()
+        self.added_texts: dict[int, str] = {index: t.content for index, t in added.items()}
+        self._special = frozenset(token.content for token in added.values() if token.special)
+        self._replacements = [
+            (stage["pattern"]["String"], stage["content"])
+            for stage in stages
+            if stage["type"] == "Replace" and "String" in stage["pattern"]
+        ]
+        self._tables: dict[tuple[bool, bool], PieceTable] = {}
+
+    def table(self, skip_special_tokens: bool, *, first: bool = False) -> PieceTable:
+        """The table with or without special tokens; `first` matters for words alone."""
+        key = (skip_special_tokens, first)
+        if key not in self._tables:
+            self._tables[key] = self._make_table(*key)
+        return self._tables[key]
+
+    def _make_table(self, skip_special_tokens: bool, first: bool) -> PieceTable:
+        skipped = self._special if skip_special_tokens else frozenset()
+        if self.kind == "byte_level":
+            return ByteLevelTable(self.library, skipped)
+        if self.kind == "byte_fallback":
+            return ByteFallbackTable(self.library, skipped, self._replacements)
+        return WordTable(self.library, skipped, first=first)
+
+
+def token_of(library: LibraryTokenizer, index: int) -> str | None:
+    """The token of an id, or None for whatever is no id of the vocabulary."""
+    try:
+        return library.id_to_token(operator.index(index))
+    except (TypeError, OverflowError):
+        return None
+
+
+def _stages(library: LibraryTokenizer) -> list[dict[str, Any]]:
+    """The decoder's description, a sequence flattened to its stages."""
+    if library.decoder is None:
+        return []
+    description = json.loads(library.decoder.__getstate__())
+    stages = description["decoders"] if description["type"] == "Sequence" else [description]
+    return list(stages)
+
+
+def _kind(stages: list[dict[str, Any]]) -> Kind:
+    types = [stage["type"] for stage in stages]
+    if types == ["ByteLevel"]:
+        return "byte_level"
+    if types in ([], ["Metaspace"], ["WordPiece"]):
+        return "words"
+    while types and types[0] == "Replace" and "String" in stages[0]["pattern"]:
+        types, stages = types[1:], stages[1:]
+    if types[:2] == ["ByteFallback", "Fuse"]:
+        rest = stages[2:]
+        if not rest or (len(rest) == 1 and rest[0]["type"] == "Strip" and rest[0]["stop"] == 0):
+            return "byte_fallback"
+    return "other"
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for the letters
+    from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _letters_of_bytes()

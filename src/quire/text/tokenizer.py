@@ -1,0 +1,478 @@
+"""The tokenizer: text to ids and back, with the names that people use of the Hugging Face object.
+
+It wraps one `tokenizers.Tokenizer` and the facts of its side files; nothing in it changes after
+loading, so threads may share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from quire.errors import InvalidParameter, InvalidType, RequestError, UnknownParameter
+from quire.text.chat_template import ChatTemplate
+from quire.text.token_pieces import TokenPieces
+from quire.text.tokenizer_files import TokenizerFacts, all_texts, read_tokenizer_folder
+
+MODES = ("auto", "hf")
+REPLACEMENT = "\ufffd"
+METASPACE = "▁"
+# How many earlier ids may help an id whose bytes are only a part of a character; UTF-8 needs at
+# most three.
+MAX_CONTEXT_IDS = 4
+_MAX_CACHED_TEMPLATES = 16
+_TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
+_ENCODE_PARAMETERS = "add_special_tokens, truncation and max_length"
+_UNSUPPORTED_CHAT_PARAMETERS = (
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_assistant_tokens_mask",
+    "sanitize_control_tokens",
+    "tokenizer_kwargs",
+)
+
+
+class Encoded(dict[str, Any]):
+    """What calling a tokenizer gives: a dict whose keys are also attributes (`.input_ids`)."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Tokenizer:
+    """Encodes and decodes text and renders chats, as the fast tokenizers of transformers do.
+
+    `library` is the wrapped `tokenizers.Tokenizer`; callers must not change it.
+    """
+
+    is_fast = True
+
+    def __init__(
+        self, library: LibraryTokenizer, facts: TokenizerFacts, name_or_path: str = ""
+    ) -> None:
+        self.library = library
+        self.name_or_path = name_or_path
+        self.special_tokens_map = dict(facts.special_tokens)
+        self.all_special_tokens = list(all_texts(facts))
+        self.chat_template = facts.chat_template
+        self.clean_up_tokenization_spaces = facts.cleans_up_spaces
+        self.truncation_side = facts.truncation_side
+        self.model_max_length = facts.model_max_length
+        ids = (library.token_to_id(text) for text in self.all_special_tokens)
+        self.all_special_ids = [index for index in ids if index is not None]
+        self.added_token_texts: dict[int, str] = {
+            index: token.content for index, token in library.get_added_tokens_decoder().items()
+        }
+        self.pieces = TokenPieces(library)
+        self._vocab_size: int | None = None
+        self._templates: dict[str, ChatTemplate] = {}
+        self._id_texts: dict[int, str] = {}
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path | str,
+        *,
+        mode: str = "auto",
+        add_bos_token: bool | None = None,
+        add_eos_token: bool | None = None,
+    ) -> Tokenizer:
+        """Load the tokenizer of a checkpoint folder.
+
+        `mode` is the engine's `tokenizer_mode`. The two flags, when given, rule over the file's
+        post-processor. Raises LoadError for anything about the files, InvalidParameter for another
+        mode.
+        """
+        if mode not in MODES:
+            raise InvalidParameter(
+                "tokenizer_mode",
+                mode,
+                "only 'auto' and 'hf' exist",
+                "Both read tokenizer.json, or vocab.json with merges.txt.",
+            )
+        library, facts = read_tokenizer_folder(
+            Path(folder), add_bos_token=add_bos_token, add_eos_token=add_eos_token
+        )
+        return cls(library, facts, str(folder))
+
+    # what it knows:
+
+    def __len__(self) -> int:
+        return self.library.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest id plus one, added tokens included: every id lies in [0, vocab_size)."""
+        if self._vocab_size is None:
+            self._vocab_size = max(self.get_vocab().values(), default=-1) + 1
+        return self._vocab_size
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest id."""
+        return self.vocab_size - 1
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a text, or None."""
+        return self.special_tokens_map.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the token that ends a text, or None."""
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """Text of the padding token, or None."""
+        return self.special_tokens_map.get("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        """Text of the token for what the vocabulary lacks, or None."""
+        return self.special_tokens_map.get("unk_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of `bos_token`."""
+        return self._id_of_role("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of `eos_token`."""
+        return self._id_of_role("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of `pad_token`."""
+        return self._id_of_role("pad_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Id of `unk_token`."""
+        return self._id_of_role("unk_token")
+
+    def _id_of_role(self, role: str) -> int | None:
+        text = self.special_tokens_map.get(role)
+        return None if text is None else self.library.token_to_id(text)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token text -> id, added tokens included; a new dict each time (tens of milliseconds for
+        150k tokens).
+        """
+        return self.library.get_vocab(with_added_tokens=True)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Text -> id of the added tokens."""
+        return {text: index for index, text in sorted(self.added_token_texts.items())}
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """The id of a token, or a list of ids; `unk_token_id` for a text that is no token."""
+        if isinstance(tokens, str):
+            index = self.library.token_to_id(tokens)
+            return self.unk_token_id if index is None else index
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_ids_to_tokens(
+        self, ids: int | Iterable[int], skip_special_tokens: bool = False
+    ) -> Any:
+        """The token of an id (None outside the vocabulary), or a list of them."""
+        if isinstance(ids, int):
+            return self._token(ids)
+        skipped = set(self.all_special_ids) if skip_special_tokens else set()
+        return [self._token(int(index)) for index in ids if int(index) not in skipped]
+
+    def _token(self, index: int) -> str | None:
+        return self.library.id_to_token(index) if 0 <= index < 2**32 else None
+
+    # text to ids:
+
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        **unknown: Any,
+    ) -> list[int]:
+        """The ids of `text`, with the special tokens of the post-processor unless told otherwise.
+
+        `max_length` alone turns truncation on, at `truncation_side`, and counts the special tokens;
+        `truncation=True` alone uses the tokenizer's `model_max_length`. Raises InvalidType,
+        InvalidParameter or UnknownParameter.
+        """
+        _refuse_unknown(unknown, _ENCODE_PARAMETERS)
+        limit = self._truncation_limit(truncation, max_length)
+        return self._encoding(text, bool(add_special_tokens), limit).ids
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        add_special_tokens: bool = True,
+        *,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        **unknown: Any,
+    ) -> Encoded:
+        """Encode one text or several: {"input_ids", "attention_mask"}, lists of lists for several
+        texts.
+        """
+        if isinstance(text, str):
+            ids = self.encode(
+                text, add_special_tokens, truncation=truncation, max_length=max_length, **unknown
+            )
+            return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
+        rows = [
+            self.encode(
+                one, add_special_tokens, truncation=truncation, max_length=max_length, **unknown
+            )
+            for one in text
+        ]
+        return Encoded(input_ids=rows, attention_mask=[[1] * len(ids) for ids in rows])
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of `text` as texts."""
+        return self._encoding(text, add_special_tokens, None).tokens
+
+    def num_special_tokens_to_add(self) -> int:
+        """How many tokens the post-processor adds to one text."""
+        return self.library.num_special_tokens_to_add(False)
+
+    def _encoding(self, text: str, add_special_tokens: bool, limit: int | None) -> Encoding:
+        if not isinstance(text, str):
+            raise InvalidType("text", text, "a string is expected")
+        try:
+            if limit is None:
+                return self.library.encode(text, add_special_tokens=add_special_tokens)
+            encoding = self.library.encode(text, add_special_tokens=False)
+        except TypeError as error:  # how the library refuses what it cannot take as UTF-8
+            raise InvalidParameter(
+                "text",
+                text,
+                "it holds a lone surrogate, which is not a character",
+                "Send valid Unicode.",
+            ) from error
+        # The library's own truncation is a setting of the shared object; cutting the encoding is
+        # free of state.
+        room = limit - (self.num_special_tokens_to_add() if add_special_tokens else 0)
+        if room < 0:
+            raise InvalidParameter("max_length", limit, "it does not even hold the special tokens")
+        encoding.truncate(room, direction=self.truncation_side)
+        return self.library.post_process(encoding, None, add_special_tokens)
+
+    def _truncation_limit(
+        self, truncation: bool | str | None, max_length: int | None
+    ) -> int | None:
+        if truncation not in _TRUNCATIONS:
+            raise InvalidParameter(
+                "truncation",
+                truncation,
+                "True, False, 'longest_first', 'only_first' or 'do_not_truncate' is expected",
+            )
+        if max_length is not None and (
+            isinstance(max_length, bool) or not isinstance(max_length, int)
+        ):
+            raise InvalidType("max_length", max_length, "an integer is expected")
+        if max_length is not None and max_length < 0:
+            raise InvalidParameter("max_length", max_length, "it must be at least 0")
+        if truncation is None:
+            return max_length
+        if truncation in (False, "do_not_truncate"):
+            return None
+        return self.model_max_length if max_length is None else max_length
+
+    # ids to text:
+
+    def decode(
+        self,
+        ids: int | Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **unknown: Any,
+    ) -> str:
+        """The text of `ids`; ids outside the vocabulary give nothing, bytes that are no character
+        give U+FFFD.
+
+        `clean_up_tokenization_spaces` (default: the file's word) joins WordPiece's " ." to "."; for
+        BPE, whose spaces are text, it does nothing. Raises InvalidType or UnknownParameter.
+        """
+        _refuse_unknown(unknown, "skip_special_tokens and clean_up_tokenization_spaces")
+        text = self.library.decode(self._valid_ids(ids), skip_special_tokens=skip_special_tokens)
+        clean = self.clean_up_tokenization_spaces
+        if clean_up_tokenization_spaces is not None:
+            is_bpe = type(self.library.model).__name__ == "BPE"
+            clean = clean_up_tokenization_spaces and (not is_bpe or clean)
+        return clean_up_spaces(text) if clean else text
+
+    def batch_decode(
+        self, sequences: Iterable[Sequence[int]], skip_special_tokens: bool = False, **options: Any
+    ) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(ids, skip_special_tokens, **options) for ids in sequences]
+
+    def _valid_ids(self, ids: Any) -> list[int]:
+        if isinstance(ids, Mapping):
+            ids = ids["input_ids"]
+        if hasattr(ids, "tolist"):  # arrays and tensors
+            ids = ids.tolist()
+        try:
+            whole = [ids] if isinstance(ids, int) else [int(index) for index in ids]
+        except (TypeError, ValueError) as error:
+            raise InvalidType(
+                "ids", ids, "an integer or a sequence of integers is expected"
+            ) from error
+        return [index for index in whole if 0 <= index < 2**32]
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text of tokens given as texts."""
+        decoder = self.library.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+
+    def token_text(self, id: int, context: Sequence[int] = ()) -> str:
+        """The `decoded_token` of a logprob: the id's own text, with the space that its metaspace
+        stands for.
+
+        An id whose bytes only complete a character gives that character when up to four ids of
+        `context` (those before it, oldest first) supply the beginning, and "" when they do not.
+        """
+        text = self._id_texts.get(id)
+        if text is None:
+            text = self._id_texts[id] = self._text_alone(id)
+        return text if not text.endswith(REPLACEMENT) else self._text_after(id, context)
+
+    def _text_alone(self, id: int) -> str:
+        text = self.library.decode(self._valid_ids(id), skip_special_tokens=False)
+        token = self._token(id)
+        if (
+            token is not None
+            and token.startswith(METASPACE)
+            and not text.startswith((" ", METASPACE))
+        ):
+            return " " + text
+        return text
+
+    def _text_after(self, id: int, context: Sequence[int]) -> str:
+        for length in range(1, min(MAX_CONTEXT_IDS, len(context)) + 1):
+            before = self._valid_ids(context[-length:])
+            text = self.library.decode([*before, id], skip_special_tokens=False)
+            if not text.endswith(REPLACEMENT):
+                return text[
+                    len(
+                        self.library.decode(before, skip_special_tokens=False).rstrip(REPLACEMENT)
+                    ) :
+                ]
+        return ""
+
+    # chats:
+
+    def get_chat_template(
+        self, chat_template: str | None = None, tools: Sequence[Any] | None = None
+    ) -> str:
+        """The template's text: the argument (a text, or the name of one of the tokenizer's), else
+        the tokenizer's own.
+
+        With tools, a template named "tool_use" comes before "default". Raises RequestError when
+        there is none.
+        """
+        own = self.chat_template
+        if chat_template is not None:
+            return own.get(chat_template, chat_template) if isinstance(own, dict) else chat_template
+        if isinstance(own, str):
+            return own
+        if own is None:
+            raise RequestError(
+                "The tokenizer has no chat template. Pass `chat_template`, or send a prompt "
+                "instead of messages.",
+                parameter="chat_template",
+            )
+        name = "tool_use" if tools is not None and "tool_use" in own else "default"
+        if name not in own:
+            raise RequestError(
+                f"The tokenizer has several chat templates and none called 'default'; name one of "
+                f"{sorted(own)} "
+                f"through `chat_template`.",
+                parameter="chat_template",
+            )
+        return own[name]
+
+    def compiled_chat_template(
+        self, chat_template: str | None = None, tools: Sequence[Any] | None = None
+    ) -> ChatTemplate:
+        """`get_chat_template`, compiled; the last few are kept. Raises RequestError for a syntax
+        error.
+        """
+        source = self.get_chat_template(chat_template, tools)
+        if source not in self._templates:
+            if len(self._templates) >= _MAX_CACHED_TEMPLATES:
+                self._templates.clear()
+            self._templates[source] = ChatTemplate(source)
+        return self._templates[source]
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Any],
+        *,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **template_variables: Any,
+    ) -> Any:
+        """Render messages through the template; ids, or the text with `tokenize=False`, or
+        `Encoded` with `return_dict`.
+
+        Messages go to the template as they are (see text/chat.py for the engine's normalisation),
+        less the keys whose value is None. Further keywords become template variables. Raises
+        RequestError.
+        """
+        for name in _UNSUPPORTED_CHAT_PARAMETERS:
+            if name in template_variables:
+                raise UnknownParameter(name, "apply_chat_template renders one chat to ids or text")
+        if not isinstance(continue_final_message, bool):
+            raise InvalidType(
+                "continue_final_message", continue_final_message, "a bool is expected"
+            )
+        template = self.compiled_chat_template(chat_template, tools)
+        variables = {
+            **self.special_tokens_map,
+            **template_variables,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        render = template.render_open if continue_final_message else template.render
+        text = render(conversation, variables)
+        if not tokenize:
+            return text
+        encoded = self(text, add_special_tokens=False)
+        return encoded if return_dict else encoded["input_ids"]
+
+
+def _refuse_unknown(unknown: Mapping[str, Any], allowed: str) -> None:
+    for name in unknown:
+        raise UnknownParameter(name, f"{allowed} exist")
+
+
+def clean_up_spaces(text: str) -> str:
+    """Take out the spaces that WordPiece decoding leaves before English punctuation and
+    contractions.
+    """
+    for spaced in (" .", " ?", " !", " ,"):
+        text = text.replace(spaced, spaced[1])
+    text = text.replace(" ' ", "'")
+    for spaced in (" n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(spaced, spaced[1:])
+    return text
