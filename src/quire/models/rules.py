@@ -120,6 +120,8 @@ def _expand(
         for target in rule.targets
         for expert in (range(experts) if experts is not None else [values.get("expert")])
     ]
+    if absent := [n for n in names if n not in leaves]:
+        raise RuleError(f"{rule.source} holds {absent[0]}, which the spec does not have")
     held = tuple(leaves[n] for n in names)
     source = rule.source.format(prefix=family.prefix, **values)
     return StoredTensor(

@@ -23,8 +23,8 @@ from quire.models.spec import Decoder
 def _describe(c: ConfigReader) -> Decoder:
     dim = head_dim_of(c, 256)
     scale = c.number("query_pre_attn_scalar", 256) ** -0.5
-    cap = c.bound("attn_logit_softcapping", None)
-    attn = gemma_attention(c, None, dim, scale=scale, softcap=cap, qk_norm=gemma_norm(c))
+    c.only("attn_logit_softcapping", None)  # transformers has the key here, but ignores its value
+    attn = gemma_attention(c, None, dim, scale=scale, qk_norm=gemma_norm(c))
     kinds = read_layer_types(c, _pattern(c))
     window = window_of(c, 4096)
     blocks = with_windows(sandwich(c, attn), kinds, window)

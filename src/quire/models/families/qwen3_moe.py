@@ -51,12 +51,19 @@ def _window(c: ConfigReader) -> int | None:
 
 def _experts(c: ConfigReader) -> Moe:
     return Moe(
-        experts=c.integer("num_experts"),
+        experts=_num_experts(c),
         top_k=c.integer("num_experts_per_tok"),
         width=c.integer("moe_intermediate_size"),
         act=c.choice("hidden_act", ACTIVATIONS, "silu"),
         renorm=c.flag("norm_topk_prob", False),
     )
+
+
+def _num_experts(c: ConfigReader) -> int:
+    """`num_experts`, which transformers 5 writes as `num_local_experts`."""
+    count: int = c.integer("num_experts", None) or c.integer("num_local_experts")
+    c.only("num_local_experts", count)
+    return count
 
 
 def _is_sparse(c: ConfigReader) -> list[bool]:

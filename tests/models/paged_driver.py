@@ -1,0 +1,120 @@
+"""Runs a model as the engine does: paged, chunked, several rows at once, in memory that is full of
+NaN.
+
+Blocks are taken in shuffled order, KV groups share the memory of their layer slots as the pool
+does, and table entries that lie wholly behind a window point at a block of NaN that nobody may
+read.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+from quire.models.kv_groups import kv_groups
+from quire.models.weights import load_model
+from quire.ops import Batch, GroupBatch, select
+
+BLOCK = 4
+TOLERANCE = 2e-5
+"""On relative errors in float32; gelu and its tanh form differ by more."""
+
+
+def load(folder, spec, *, dtype=torch.float32, **keywords):
+    ops = select(device="cpu", dtype=dtype, providers=["torch"])
+    return load_model(folder, spec, ops, dtype=dtype, **keywords)
+
+
+class PagedRun:
+    """A few rows with all their blocks, and the steps that compute them."""
+
+    def __init__(self, model, prompts, dtype=torch.float32) -> None:
+        self.model, self.prompts = model, prompts
+        self.ops = select(device="cpu", dtype=dtype, providers=["torch"])
+        self.groups = kv_groups(model.spec)
+        self.computed = [0] * len(prompts)
+        needed = [-(-len(p) // BLOCK) for p in prompts]
+        total = sum(needed) * len(self.groups) + 1
+        self.poison = total - 1
+        self.tables = self._tables(needed, total)
+        self.kv = self._memory(total, dtype)
+
+    def step(self, counts, forward=None):
+        """Compute the next counts[r] tokens of each row; returns their logits, row by row."""
+        rows = [r for r, n in enumerate(counts) if n]
+        spans = {r: range(self.computed[r], self.computed[r] + counts[r]) for r in rows}
+        ids = torch.cat([self.prompts[r][spans[r].start : spans[r].stop] for r in rows])
+        positions = torch.tensor([p for r in rows for p in spans[r]])
+        groups = [self._group(g, rows, spans) for g in range(len(self.groups))]
+        batch = Batch(ids, None, positions[None], groups, self.kv, len(ids))
+        hidden = (forward or self.model.forward)(batch)
+        for r in rows:
+            self.computed[r] = spans[r].stop
+        pieces = self.model.logits(hidden).split([counts[r] for r in rows])
+        return dict(zip(rows, pieces, strict=True))
+
+    def _tables(self, needed, total):
+        free = list(range(total - 1))
+        random.Random(3).shuffle(free)
+        return [[[free.pop() for _ in range(n)] for n in needed] for _ in self.groups]
+
+    def _memory(self, total, dtype):
+        attn = self.model.spec.blocks[0].attn
+        slots = max(len(g.layers) for g in self.groups)
+        memory = [
+            self.ops.allocate_kv(total, BLOCK, attn.kv_heads, attn.head_dim, dtype)
+            for _ in range(slots)
+        ]
+        poison = torch.full((total, 2, BLOCK, attn.kv_heads, attn.head_dim), float("nan"))
+        for kv in memory:
+            self.ops.import_kv(kv, list(range(total)), poison)
+        where = {layer: slot for g in self.groups for slot, layer in enumerate(g.layers)}
+        return [memory[where[layer]] for layer in range(len(self.model.spec.blocks))]
+
+    def _group(self, g, rows, spans):
+        window = self.groups[g].window
+        width = max(len(self.tables[g][r]) for r in rows)
+        table = torch.full((len(rows), width), self.poison, dtype=torch.int32)
+        slots = []
+        for i, r in enumerate(rows):
+            blocks = self.tables[g][r]
+            first = 0 if window is None else max(0, spans[r].start - window + 1) // BLOCK
+            last = -(-spans[r].stop // BLOCK)
+            table[i, first:last] = torch.tensor(blocks[first:last], dtype=torch.int32)
+            slots += [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in spans[r]]
+        plan = self.ops.plan_attention(
+            query_start=np.cumsum([0] + [len(spans[r]) for r in rows]).astype(np.int32),
+            seq_lens=np.array([spans[r].stop for r in rows], dtype=np.int32),
+            block_table=table,
+            block_size=BLOCK,
+            window=window,
+        )
+        return GroupBatch(torch.tensor(slots), plan)
+
+
+def run_full(model, prompts, **keywords):
+    """Logits of all rows, each prompt in one piece, all in one step."""
+    out = PagedRun(model, prompts, **keywords).step([len(p) for p in prompts])
+    return [out[r] for r in range(len(prompts))]
+
+
+def run_chunked(model, prompts, seed=0, forward=None):
+    """Logits of all rows, computed in steps of 0 to 5 tokens per row."""
+    run, rng = PagedRun(model, prompts), random.Random(seed)
+    pieces = [[] for _ in prompts]
+    while any(c < len(p) for c, p in zip(run.computed, prompts, strict=True)):
+        left = [len(p) - c for c, p in zip(run.computed, prompts, strict=True)]
+        counts = [min(n, rng.randint(0, 5)) for n in left]
+        if any(counts):
+            for r, logits in run.step(counts, forward).items():
+                pieces[r].append(logits)
+    return [torch.cat(p) for p in pieces]
+
+
+def relative_error(got, expected):
+    """The largest difference over the largest expected value; infinite for NaN."""
+    worst = max((g - e).abs().max().item() for g, e in zip(got, expected, strict=True))
+    size = max(e.abs().max().item() for e in expected)
+    return worst / size if worst == worst else float("inf")

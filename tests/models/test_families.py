@@ -1,0 +1,80 @@
+"""Every family against transformers: whole and chunked passes over paged memory give its logits."""
+
+import pytest
+import torch
+from hostile_models import HOSTILE
+from paged_driver import TOLERANCE, load, relative_error, run_chunked, run_full
+
+from quire.models import kv_groups, read_spec
+from quire.models.config_reader import read_config
+
+
+def load_hostile(made):
+    spec = read_spec(read_config(made.folder))
+    return load(made.folder, spec, max_model_len=made.max_model_len)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_logits_equal_transformers(checkpoints, name):
+    made = checkpoints[name]
+    model = load_hostile(made)
+    assert relative_error(run_full(model, made.prompts), made.logits) < TOLERANCE
+    assert relative_error(run_chunked(model, made.prompts), made.logits) < TOLERANCE
+
+
+def test_a_decoder_can_be_cut_anywhere(checkpoints):
+    made = checkpoints["gemma2"]
+    model = load_hostile(made)
+    for cut in range(model.num_layers + 1):
+
+        def in_two(batch, cut=cut):
+            between = model.forward(batch, slice(0, cut))
+            return model.forward(batch, slice(cut, None), between)
+
+        if cut == model.num_layers:  # the first piece is whole, nothing is left to do
+            in_two = model.forward
+        assert relative_error(run_chunked(model, made.prompts, 1, in_two), made.logits) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])
+def test_embeddings_can_stand_in_for_ids(checkpoints, name):
+    made = checkpoints[name]
+    model = load_hostile(made)
+
+    def from_embeddings(batch):
+        table = dict(model.named_parameters())["embed.weight"]
+        batch.embeds = table[batch.ids] * model.spec.embed_scale
+        batch.ids = None
+        return model.forward(batch)
+
+    got = run_chunked(model, made.prompts, 2, from_embeddings)
+    assert relative_error(got, made.logits) < TOLERANCE
+
+
+def test_bfloat16_is_loaded_and_run_as_bfloat16(checkpoints):
+    made = checkpoints["qwen3"]
+    spec = read_spec(read_config(made.folder))
+    model = load(made.folder, spec, dtype=torch.bfloat16)
+    assert {t.dtype for t in model.parameters()} == {torch.bfloat16}
+    got = run_full(model, made.prompts, dtype=torch.bfloat16)
+    assert got[0].dtype == torch.float32
+    assert relative_error(got, made.logits) < 0.1
+
+
+def test_windows_make_groups_of_equal_slots(checkpoints):
+    spec = read_spec(read_config(checkpoints["gemma3"].folder))
+    groups = kv_groups(spec)
+    assert [(g.kind, g.window, g.layers) for g in groups] == [
+        ("full", None, (1,)),
+        ("sliding", 4, (0,)),
+        ("sliding", 4, (2,)),
+    ]
+
+
+def test_parameters_are_named_and_counted_once(checkpoints):
+    made = checkpoints["gemma2"]
+    model = load_hostile(made)
+    names = [name for name, _ in model.named_parameters()]
+    assert len(names) == len(set(names))
+    assert "layers.0.attn.qkv.weight" in names and "head.weight" not in names
+    assert model.weight_bytes == sum(t.nbytes for t in model.parameters())

@@ -1,0 +1,119 @@
+"""Is the comparison with transformers sensitive? Each fact of each spec is changed; loading or the
+logits must notice.
+
+What cannot be noticed is listed below with its reason; the list is exact, so a fact that becomes
+blind fails the test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hostile_models import HOSTILE
+from paged_driver import TOLERANCE, load, relative_error, run_full
+
+from quire.errors import LoadError
+from quire.models import read_spec
+from quire.models.config_reader import read_config
+from quire.models.rules import RuleError
+from quire.models.spec import Block, Decoder, LinearScaling, Moe, Norm, Rope
+
+OTHER = {
+    "kind": {"rms": "layer", "rms_late_cast": "layer", "rms1p": "rms", "layer": "rms"},
+    "act": {"silu": "gelu", "gelu": "relu", "gelu_tanh": "gelu", "relu": "silu", "relu2": "silu"},
+    "score": {"softmax": "softmax_topk", "softmax_topk": "softmax"},
+    "qk_norm_over": {"head": "full", "full": "head"},
+}
+WHERE_NONE = {
+    "rope": Rope(1e4, 16),
+    "scaling": LinearScaling(2.0),
+    "window": 3,
+    "softcap": 1.0,
+    "qk_norm": Norm(),
+    "clamp": 0.5,
+    "logit_softcap": 1.0,
+}
+
+
+def mutants(value: Any):
+    """(path of field names, changed copy) for every fact in a dataclass."""
+    for field in fields(value):
+        old = getattr(value, field.name)
+        if field.name == "blocks":
+            yield from block_mutants(old, value)
+        elif is_dataclass(old):
+            for path, new in mutants(old):
+                yield (field.name, *path), replace(value, **{field.name: new})
+        else:
+            for new in changed(field.name, old):
+                yield (field.name,), replace(value, **{field.name: new})
+
+
+def block_mutants(blocks: tuple[Block, ...], decoder: Decoder):
+    """Mutants of the last block of each kind."""
+    for at in {block: i for i, block in enumerate(blocks)}.values():
+        for path, new in mutants(blocks[at]):
+            changed_blocks = (*blocks[:at], new, *blocks[at + 1 :])
+            yield ("blocks", *path), replace(decoder, blocks=changed_blocks)
+
+
+def changed(name: str, old: Any):
+    if old is None:
+        return [WHERE_NONE[name]]
+    if isinstance(old, bool):
+        return [not old]
+    if isinstance(old, tuple):
+        return [tuple(v * 1.3 for v in old)]
+    if isinstance(old, float):
+        return [old * 1.3]
+    if isinstance(old, int):
+        if name == "original":
+            return [old * 2]
+        return [old - 1 if name in ("top_k", "window") else old + 2]
+    return [OTHER[name][old]]
+
+
+def is_explained(path: tuple[str, ...], spec: Decoder, name: str, mlp: Any) -> bool:
+    """Whether a change cannot show in float32 logits of prompts within the served length."""
+    last = path[-1]
+    if path == ("context",):
+        return True  # a limit, no part of any formula
+    if last == "qk_norm_over":
+        return all(block.attn.qk_norm is None for block in spec.blocks)
+    if "scaling" in path and name == "llama-dynamic":
+        return last in ("factor", "original")  # act beyond the original length: test_rotary
+    if "scaling" in path and name.startswith("phi3"):
+        # the other side of the border; the border itself, while it is not crossed
+        return last in ("original", "short" if name == "phi3-long" else "long")
+    if isinstance(mlp, Moe):
+        if last == "renorm":
+            return mlp.score == "softmax_topk"  # sums to one by itself
+        if last == "score":
+            # a softmax over the chosen logits is the renormalised choice of a softmax over all
+            return mlp.score == "softmax_topk" or mlp.renorm
+    return False
+
+
+def notices(made: Any, mutant: Decoder) -> bool:
+    try:
+        model = load(made.folder, mutant, max_model_len=made.max_model_len)
+        got = run_full(model, made.prompts[:1])
+    except (LoadError, RuleError, AssertionError, RuntimeError):
+        return True
+    return relative_error(got, made.logits[:1]) > TOLERANCE
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_fact_of_a_spec_is_noticed(checkpoints, name):
+    made = checkpoints[name]
+    spec = read_spec(read_config(made.folder))
+    blind = []
+    for path, mutant in mutants(spec):
+        mlp = next(
+            (b.mlp for b, m in zip(spec.blocks, mutant.blocks, strict=False) if b != m), None
+        )
+        if notices(made, mutant) == is_explained(path, spec, name, mlp):
+            blind.append(".".join(path))
+    assert not blind
