@@ -17,6 +17,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
 from quire.engine.stats import Counter, Gauge
 from quire.errors import InvalidType, NotBuiltYet
+from quire.models.show import describe
 from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, SamplingParams
 from quire.prompts import as_prompts
@@ -55,7 +56,7 @@ class LLM:
     def _connect(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._requests = OfflineRequests(engine)
-        self._text: str | None = None
+        self._description = ""
 
     # text
 
@@ -265,9 +266,10 @@ class LLM:
         self.close()
 
     def __repr__(self) -> str:
-        if self._text is None:
-            self._text = str(self.apply_model(repr)[0])
-        return self._text
+        """What the model is made of."""
+        if not self._description:
+            self._description = self.apply_model(lambda model: describe(model.spec))[0]
+        return self._description
 
     def _params(self, given: Any) -> Any:
         return self.get_default_sampling_params() if given is None else given

@@ -74,7 +74,9 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, metaclass=ch
             name = f"repetition_detection.{field}"
             value = getattr(self, field)
             setattr(
-                self, field, checks.integer(name, value, 0, _MAX_COUNT, "it must be an int >= 0")
+                self,
+                field,
+                checks.integer(name, value, 0, _MAX_COUNT, "it must be an int of at least 0"),
             )
         if self.min_pattern_size > self.max_pattern_size:
             raise InvalidParameter(

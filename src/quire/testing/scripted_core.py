@@ -1,0 +1,221 @@
+"""A core client without a model: it plays the tokens that a script gives for each request.
+
+It stops requests by the same rules as the scheduler, gives logprobs that can be predicted, and cuts
+the stream into steps as it is told, so that front ends are tested without weights and without
+torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from quire.engine.protocol import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    LogprobColumns,
+    PromptLogprobs,
+    SchedulerStats,
+    Started,
+)
+from quire.params import SamplingParams
+
+Script = Callable[[EngineCoreRequest], Sequence[int]]
+LogprobRow = tuple[list[int], list[float], int]
+
+
+class ScriptedCore:
+    """Serves `script(request)` token by token; a script that runs out stands still.
+
+    `tokens_per_step(handle)` says how many tokens a request gets in a step; a step in which nobody
+    gets one is skipped. `before_step` is called first in every `get_output`. `requests` are those
+    not ended, by handle; `seen` all that ever came; `aborted` the handles that were aborted, in
+    order.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        tokens_per_step: Callable[[int], int] = lambda handle: 1,
+        before_step: Callable[[], None] = lambda: None,
+        vocab_size: int = 1024,
+        max_model_len: int = 2**20,
+    ) -> None:
+        self._script = script
+        self._tokens_per_step = tokens_per_step
+        self._before_step = before_step
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._is_paused = False
+        self._given: dict[int, int] = {}
+        self.requests: dict[int, EngineCoreRequest] = {}
+        self.seen: list[EngineCoreRequest] = []
+        self.aborted: list[int] = []
+        self.is_shut_down = False
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Take a request."""
+        self.requests[request.handle] = request
+        self.seen.append(request)
+        self._given[request.handle] = 0
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """Forget requests."""
+        for handle in handles:
+            self.aborted.append(handle)
+            self.requests.pop(handle, None)
+
+    def get_output(self) -> EngineCoreOutputs:
+        """One step."""
+        self._before_step()
+        outputs = EngineCoreOutputs(counts=[], stats=SchedulerStats(len(self.requests)))
+        if self._is_paused:
+            return outputs
+        rows: list[tuple[int, LogprobRow]] = []
+        for request in list(self.requests.values()):
+            for token_id in self._advance(request, outputs):
+                params = request.sampling_params
+                if params.num_logprobs is not None:
+                    row = logprob_row(token_id, params, self._vocab_size)
+                    rows.append((len(outputs.token_ids), row))
+                outputs.token_ids.append(token_id)
+        outputs.logprobs = _columns(rows)
+        return outputs
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """There is no cache: it is reset unless requests run."""
+        return reset_running_requests or not self.requests
+
+    def pause_scheduler(self) -> None:
+        """Stand still."""
+        self._is_paused = True
+
+    def resume_scheduler(self) -> None:
+        """Go on."""
+        self._is_paused = False
+
+    def is_scheduler_paused(self) -> bool:
+        """Whether it stands still."""
+        return self._is_paused
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Functions are called with this object; a method's name comes back with its arguments."""
+        if callable(method):
+            return [method(self, *args, **(kwargs or {}))]
+        return [(method, args, kwargs)]
+
+    def shutdown(self) -> None:
+        """Note it."""
+        self.is_shut_down = True
+
+    def _advance(self, request: EngineCoreRequest, outputs: EngineCoreOutputs) -> list[int]:
+        """The request's next tokens, entered into all columns of `outputs` but the ids."""
+        start = self._given[request.handle]
+        wanted = self._script(request)[start : start + self._tokens_per_step(request.handle)]
+        tokens: list[int] = []
+        for token_id in wanted:
+            tokens.append(token_id)
+            end = self._end(request, token_id, start + len(tokens))
+            if end is not None:
+                outputs.finished.append(end)
+                del self.requests[request.handle]
+                break
+        if not tokens:
+            return tokens
+        if start == 0:
+            outputs.started.append(Started(request.handle, 0, 0.0))
+            if request.sampling_params.prompt_logprobs is not None:
+                outputs.prompt_logprobs.append(prompt_logprobs(request, self._vocab_size))
+        self._given[request.handle] += len(tokens)
+        outputs.handles.append(request.handle)
+        assert outputs.counts is not None
+        outputs.counts.append(len(tokens))
+        return tokens
+
+    def _end(
+        self, request: EngineCoreRequest, token_id: int, num_output_tokens: int
+    ) -> Finished | None:
+        params, handle = request.sampling_params, request.handle
+        if token_id == params.eos_token_id:
+            return Finished(handle, FinishReason.STOP)
+        if token_id in (params.stop_token_ids or ()):
+            return Finished(handle, FinishReason.STOP, token_id)
+        num_tokens = len(request.prompt_token_ids) + num_output_tokens
+        assert params.max_tokens is not None, "the input processor resolves max_tokens"
+        if num_tokens >= self._max_model_len or num_output_tokens >= params.max_tokens:
+            return Finished(handle, FinishReason.LENGTH)
+        return None
+
+
+def logprob_row(token_id: int, params: SamplingParams, vocab_size: int) -> LogprobRow:
+    """Ids, values and the first one's rank, for a drawn token: a function of the token alone."""
+    listed = params.logprob_token_ids
+    others = (
+        _likeliest(token_id, params.num_logprobs or 0, vocab_size) if listed is None else listed
+    )
+    ids = [token_id, *others]
+    return ids, [value(one, token_id) for one in ids], rank(token_id)
+
+
+def prompt_logprobs(request: EngineCoreRequest, vocab_size: int) -> PromptLogprobs:
+    """What a core tells about a prompt."""
+    most = request.sampling_params.prompt_logprobs or 0
+    prompt = request.prompt_token_ids[1:]
+    ids = [[one, *_likeliest(one, most, vocab_size)] for one in prompt]
+    values = [[value(one, row[0]) for one in row] for row in ids]
+    shape = (len(prompt), most + 1)
+    return PromptLogprobs(
+        request.handle,
+        np.array(ids, dtype=np.int32).reshape(shape),
+        np.array(values, dtype=np.float32).reshape(shape),
+        np.array([rank(one) for one in prompt], dtype=np.int32),
+    )
+
+
+def rank(token_id: int) -> int:
+    """The rank that a drawn token is said to have."""
+    return token_id % 5 + 1
+
+
+def value(token_id: int, drawn: int) -> float:
+    """The logprob of a token where `drawn` was drawn; exact in float32."""
+    return -((token_id * 3 + drawn) % 64) / 8
+
+
+def _likeliest(token_id: int, count: int, vocab_size: int) -> list[int]:
+    """`count` ids by rank, the drawn one among them if its rank is that high."""
+    others = [(token_id + 1 + place) % vocab_size for place in range(count)]
+    if rank(token_id) <= count:
+        others.insert(rank(token_id) - 1, token_id)
+    return others[:count]
+
+
+def _columns(rows: Sequence[tuple[int, LogprobRow]]) -> LogprobColumns | None:
+    if not rows:
+        return None
+    width = max(len(ids) for _, (ids, _, _) in rows)
+    columns = LogprobColumns(
+        index=[place for place, _ in rows],
+        token_ids=np.full((len(rows), width), -1, dtype=np.int32),
+        values=np.full((len(rows), width), -math.inf, dtype=np.float32),
+        ranks=np.array([first for _, (_, _, first) in rows], dtype=np.int32),
+        counts=[len(ids) for _, (ids, _, _) in rows],
+    )
+    for at, (_, (ids, values, _)) in enumerate(rows):
+        columns.token_ids[at, : len(ids)] = ids
+        columns.values[at, : len(ids)] = values
+    return columns
