@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
+from tokenizer_folders import write_folder
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.text.chat import MEDIA_PARTS, normalize_messages, render_chat
 from quire.text.chat_template import ChatTemplate
 from quire.text.content_format import ContentFormat, detect_content_format
 from quire.text.tokenizer import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tokenizer_folders import write_folder  # noqa: E402
 
 
 def normal(message: dict[str, Any], content_format: ContentFormat = "string") -> dict[str, Any]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizer_folders import load_both, write_folder, write_json
 
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError, UnknownParameter
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate
 from quire.text.template_files import load_chat_template
 from quire.text.tokenizer import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tokenizer_folders import load_both, write_folder, write_json  # noqa: E402
 
 CHATML = """\
 {%- if tools %}

@@ -4,21 +4,17 @@ bytes.
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_folders import tokenizer_json
 from tokenizers import Tokenizer as Library
 
 from quire.text.detokenizer import MAX_HELD_IDS, IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_files import TokenizerFacts
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tokenizer_folders import tokenizer_json  # noqa: E402
 
 TABLES = ("byte_level", "byte_fallback", "gemma_like", "unigram", "wordpiece", "no_decoder")
 ALL = (*TABLES, "bpe_with_suffix", "odd_sequence")
@@ -181,6 +177,15 @@ def byte_level_letter(byte: int) -> str:
     others = {0xC0, 0xC1, *range(0xF5, 0x100)}
     assert byte in others
     return chr(byte)  # printable Latin-1 stands for itself
+
+
+def test_half_a_surrogate_is_invalid_at_once() -> None:
+    """Python's decoder waits for the other half (ED A0 ...), which UTF-8 does not have."""
+    ids = tokenizer("byte_level").convert_tokens_to_ids(
+        [byte_level_letter(0xED), byte_level_letter(0xA0)]
+    )
+    assert tokenizer("byte_level").decode(ids) == "\ufffd\ufffd"
+    assert one_by_one("byte_level", ids) == ["", "\ufffd\ufffd"]
 
 
 def test_the_prompts_open_character_is_completed() -> None:

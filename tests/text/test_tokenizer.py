@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from quire.errors import InvalidParameter, InvalidType, LoadError, UnknownParameter
-from quire.text.tokenizer import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tokenizer_folders import (  # noqa: E402
+from tokenizer_folders import (
     CLASSES,
     load_both,
     write_folder,
     write_json,
     write_vocab_and_merges,
 )
+
+from quire.errors import InvalidParameter, InvalidType, LoadError, UnknownParameter
+from quire.text.tokenizer import Tokenizer
 
 TEXTS = [
     "",

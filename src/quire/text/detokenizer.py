@@ -18,8 +18,8 @@ from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from quire.text.token_pieces import PieceTable, TokenPieces, token_of
-from quire.text.tokenizer import REPLACEMENT, Tokenizer
+from quire.text.token_pieces import REPLACEMENT, PieceTable, TokenPieces, token_of
+from quire.text.tokenizer import Tokenizer
 
 # How many ids without a complete character the library's stream may keep to itself.
 MAX_HELD_IDS = 16

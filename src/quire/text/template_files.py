@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidParameter, LoadError
+from quire.errors import InvalidParameter, LoadError, RequestError
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
@@ -45,6 +45,31 @@ def load_chat_template(value: str | Path | None) -> str | None:
             str(value),
             f"a file that can be read or the template's own text is expected ({error})",
         ) from error
+
+
+def choose_template(own: str | dict[str, str] | None, wanted: str | None, has_tools: bool) -> str:
+    """The template to use: `wanted` (a text, or a name among `own`), else the tokenizer's own.
+
+    With tools, one named "tool_use" comes before "default". Raises RequestError if there is none.
+    """
+    if wanted is not None:
+        return own.get(wanted, wanted) if isinstance(own, dict) else wanted
+    if isinstance(own, str):
+        return own
+    if own is None:
+        raise RequestError(
+            "The tokenizer has no chat template. Pass `chat_template`, or send a prompt instead of "
+            "messages.",
+            parameter="chat_template",
+        )
+    name = "tool_use" if has_tools and "tool_use" in own else "default"
+    if name not in own:
+        raise RequestError(
+            f"The tokenizer has several chat templates and none called 'default'; name one of "
+            f"{sorted(own)} through `chat_template`.",
+            parameter="chat_template",
+        )
+    return own[name]
 
 
 def _template_files(folder: Path) -> dict[str, str]:

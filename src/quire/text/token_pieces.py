@@ -23,6 +23,9 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
+# What stands for bytes that are no character.
+REPLACEMENT = "\ufffd"
+
 Kind = Literal["byte_level", "byte_fallback", "words", "other"]
 # str: complete characters; bytes: a part of the UTF-8 stream.
 Piece = str | bytes

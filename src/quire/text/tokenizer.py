@@ -13,17 +13,14 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from quire.errors import InvalidParameter, InvalidType, RequestError, UnknownParameter
+from quire.errors import InvalidParameter, InvalidType, UnknownParameter
 from quire.text.chat_template import ChatTemplate
-from quire.text.token_pieces import TokenPieces
-from quire.text.tokenizer_files import TokenizerFacts, all_texts, read_tokenizer_folder
+from quire.text.template_files import choose_template
+from quire.text.token_pieces import TokenPieces, token_of
+from quire.text.token_texts import TokenTexts
+from quire.text.tokenizer_files import TokenizerFacts, read_tokenizer_folder
 
 MODES = ("auto", "hf")
-REPLACEMENT = "\ufffd"
-METASPACE = "▁"
-# How many earlier ids may help an id whose bytes are only a part of a character; UTF-8 needs at
-# most three.
-MAX_CONTEXT_IDS = 4
 _MAX_CACHED_TEMPLATES = 16
 _TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
 _ENCODE_PARAMETERS = "add_special_tokens, truncation and max_length"
@@ -62,7 +59,8 @@ class Tokenizer:
         self.library = library
         self.name_or_path = name_or_path
         self.special_tokens_map = dict(facts.special_tokens)
-        self.all_special_tokens = list(all_texts(facts))
+        texts = [*facts.special_tokens.values(), *facts.extra_special_tokens]
+        self.all_special_tokens = list(dict.fromkeys(texts))
         self.chat_template = facts.chat_template
         self.clean_up_tokenization_spaces = facts.cleans_up_spaces
         self.truncation_side = facts.truncation_side
@@ -75,7 +73,7 @@ class Tokenizer:
         self.pieces = TokenPieces(library)
         self._vocab_size: int | None = None
         self._templates: dict[str, ChatTemplate] = {}
-        self._id_texts: dict[int, str] = {}
+        self._token_texts = TokenTexts(library)
 
     @classmethod
     def from_folder(
@@ -103,8 +101,6 @@ class Tokenizer:
             Path(folder), add_bos_token=add_bos_token, add_eos_token=add_eos_token
         )
         return cls(library, facts, str(folder))
-
-    # what it knows:
 
     def __len__(self) -> int:
         return self.library.get_vocab_size(with_added_tokens=True)
@@ -192,9 +188,7 @@ class Tokenizer:
         return [self._token(int(index)) for index in ids if int(index) not in skipped]
 
     def _token(self, index: int) -> str | None:
-        return self.library.id_to_token(index) if 0 <= index < 2**32 else None
-
-    # text to ids:
+        return token_of(self.library, index)
 
     def encode(
         self,
@@ -291,8 +285,6 @@ class Tokenizer:
             return None
         return self.model_max_length if max_length is None else max_length
 
-    # ids to text:
-
     def decode(
         self,
         ids: int | Sequence[int],
@@ -345,35 +337,7 @@ class Tokenizer:
         An id whose bytes only complete a character gives that character when up to four ids of
         `context` (those before it, oldest first) supply the beginning, and "" when they do not.
         """
-        text = self._id_texts.get(id)
-        if text is None:
-            text = self._id_texts[id] = self._text_alone(id)
-        return text if not text.endswith(REPLACEMENT) else self._text_after(id, context)
-
-    def _text_alone(self, id: int) -> str:
-        text = self.library.decode(self._valid_ids(id), skip_special_tokens=False)
-        token = self._token(id)
-        if (
-            token is not None
-            and token.startswith(METASPACE)
-            and not text.startswith((" ", METASPACE))
-        ):
-            return " " + text
-        return text
-
-    def _text_after(self, id: int, context: Sequence[int]) -> str:
-        for length in range(1, min(MAX_CONTEXT_IDS, len(context)) + 1):
-            before = self._valid_ids(context[-length:])
-            text = self.library.decode([*before, id], skip_special_tokens=False)
-            if not text.endswith(REPLACEMENT):
-                return text[
-                    len(
-                        self.library.decode(before, skip_special_tokens=False).rstrip(REPLACEMENT)
-                    ) :
-                ]
-        return ""
-
-    # chats:
+        return self._token_texts.text(id, context)
 
     def get_chat_template(
         self, chat_template: str | None = None, tools: Sequence[Any] | None = None
@@ -384,26 +348,7 @@ class Tokenizer:
         With tools, a template named "tool_use" comes before "default". Raises RequestError when
         there is none.
         """
-        own = self.chat_template
-        if chat_template is not None:
-            return own.get(chat_template, chat_template) if isinstance(own, dict) else chat_template
-        if isinstance(own, str):
-            return own
-        if own is None:
-            raise RequestError(
-                "The tokenizer has no chat template. Pass `chat_template`, or send a prompt "
-                "instead of messages.",
-                parameter="chat_template",
-            )
-        name = "tool_use" if tools is not None and "tool_use" in own else "default"
-        if name not in own:
-            raise RequestError(
-                f"The tokenizer has several chat templates and none called 'default'; name one of "
-                f"{sorted(own)} "
-                f"through `chat_template`.",
-                parameter="chat_template",
-            )
-        return own[name]
+        return choose_template(self.chat_template, chat_template, tools is not None)
 
     def compiled_chat_template(
         self, chat_template: str | None = None, tools: Sequence[Any] | None = None
