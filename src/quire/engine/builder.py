@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -12,7 +13,7 @@ from quire.engine.core_client import InprocClient
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
 from quire.models import kv_groups, read_spec
-from quire.models.weights import load_model
+from quire.models.weights import LoadFormat, load_model
 from quire.ops import select
 from quire.runner.batch import BatchBuilder
 from quire.runner.device import CpuDevice
@@ -20,6 +21,7 @@ from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler, find_logits_processors, make_logits_processors
+from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.scheduler import Scheduler, SchedulerConfig
 
 
@@ -60,7 +62,7 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
         spec,
         ops,
         dtype=dtype,
-        load_format=plan.load_format,
+        load_format=cast(LoadFormat, plan.load_format),
         seed=plan.seed,
         max_model_len=plan.max_model_len,
     )
@@ -89,7 +91,7 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
         device=device.torch,
         history=rows,
         max_logprobs=plan.max_logprobs,
-        logprobs_mode=plan.logprobs_mode,
+        logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
         logits_processors=make_logits_processors(classes, plan=plan, device=device.torch),
     )
     batches = BatchBuilder(

@@ -1,0 +1,1 @@
+"""How an engine core reaches the devices that run its steps."""

@@ -1,0 +1,1 @@
+"""One device's steps: rows, batches, KV cache, model and sampler."""

@@ -162,16 +162,15 @@ class Trace:
         prompt = prompt[: self.config.max_model_len - 1]
         if self.expected and pick.random() < 0.3:
             prompt = list(self.expected[pick.randrange(handle)].prompt)  # n > 1, or a repeated call
-        params = SamplingParams(
-            max_tokens=pick.choice((1, 2, 5, 30)), ignore_eos=False, temperature=0.0
-        )
+        max_tokens = pick.choice((1, 2, 5, 30))
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         params.update_from_generation_config({}, EOS)
         if pick.random() < 0.1:
             params.repetition_detection = RepetitionDetectionParams(
                 max_pattern_size=2, min_pattern_size=1, min_count=2
             )
         expectation = Expectation(
-            prompt, pick.randrange(3), params.max_tokens, params.repetition_detection is not None
+            prompt, pick.randrange(3), max_tokens, params.repetition_detection is not None
         )
         self.expected[handle] = expectation
         self.open.add(handle)

@@ -1,0 +1,78 @@
+"""Quire: an inference and serving engine for large language models.
+
+The names below are the public interface; each is imported when it is first used, so that `import
+quire` costs next to nothing and never loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "AdapterLogitsProcessor": "quire.runner.sampling",
+    "AsyncEngineArgs": "quire.config.engine_args",
+    "BatchUpdate": "quire.runner.sampling",
+    "BeamSearchParams": "quire.params",
+    "CompletionOutput": "quire.outputs",
+    "EngineArgs": "quire.config.engine_args",
+    "LLM": "quire.llm",
+    "LLMEngine": "quire.engine.llm_engine",
+    "LogitsProcessor": "quire.runner.sampling",
+    "MoveDirectionality": "quire.runner.sampling",
+    "PoolingParams": "quire.params",
+    "PromptType": "quire.prompts",
+    "RequestOutput": "quire.outputs",
+    "SamplingParams": "quire.params",
+    "TextPrompt": "quire.prompts",
+    "TokensPrompt": "quire.prompts",
+    "__version__": "quire.release",
+    "__version_tuple__": "quire.release",
+}
+
+if TYPE_CHECKING:
+    from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.engine.llm_engine import LLMEngine
+    from quire.llm import LLM
+    from quire.outputs import CompletionOutput, RequestOutput
+    from quire.params import BeamSearchParams, PoolingParams, SamplingParams
+    from quire.prompts import PromptType, TextPrompt, TokensPrompt
+    from quire.release import __version__, __version_tuple__
+    from quire.runner.sampling import (
+        AdapterLogitsProcessor,
+        BatchUpdate,
+        LogitsProcessor,
+        MoveDirectionality,
+    )
+
+__all__ = [
+    "LLM",
+    "AdapterLogitsProcessor",
+    "AsyncEngineArgs",
+    "BatchUpdate",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "LogitsProcessor",
+    "MoveDirectionality",
+    "PoolingParams",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+    "__version_tuple__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,114 @@
+"""The whole engine against transformers: greedy tokens of crowded, chunked, preempted requests."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hostile_models import HOSTILE, make
+
+from quire.config.engine_args import EngineArgs
+from quire.engine.builder import build_core
+from quire.engine.facts import make_plan
+from quire.engine.protocol import EngineCoreRequest
+from quire.models import kv_groups, read_spec
+from quire.models.config_reader import read_config
+from quire.params import SamplingParams
+
+NUM_PROMPTS = 8
+MAX_TOKENS = 64
+LENGTH = 96
+POSITIONS = {"gpt2": "n_positions"}
+FIXED_LENGTH = {"phi3"}  # its frequencies change at the original length
+
+
+def longer(name):
+    """The hostile model with room for 64 tokens behind the longest prompt."""
+    hostile = HOSTILE[name]
+    if name in FIXED_LENGTH:
+        return hostile
+    key = POSITIONS.get(hostile.kind, "max_position_embeddings")
+    return replace(hostile, keys={**hostile.keys, key: LENGTH}, max_model_len=LENGTH)
+
+
+def prompts():
+    """Eight prompts that share prefixes of whole and of partial blocks."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.randint(3, 96, (40,), generator=generator).tolist()
+    lengths = (20, 20, 17, 13, 9, 5, 4, 1)
+    heads = (20, 16, 12, 8, 8, 3, 0, 0)
+    return [
+        drawn[:head] + drawn[20 + i : 20 + i + length - head]
+        for i, (length, head) in enumerate(zip(lengths, heads, strict=True))
+    ]
+
+
+def run(core, requests, preempt_every=None):
+    """Tokens of every request, run together to the end."""
+    steps = 0
+    outputs = {handle: [] for handle in requests}
+    for handle, (ids, params) in requests.items():
+        core.add_request(EngineCoreRequest(handle, ids, params, seed=handle, arrival_time=0.0))
+    while core.has_work:
+        steps += 1
+        if preempt_every and steps % preempt_every == 0:
+            core.reset_prefix_cache(reset_running_requests=True)
+        out = core.step()
+        for handle, token in zip(out.handles, out.token_ids, strict=True):
+            outputs[handle].append(token)
+        assert all(str(end.reason) == "length" for end in out.finished), out.finished
+    return outputs
+
+
+def engine(folder, **args):
+    plan = make_plan(
+        EngineArgs(
+            model=str(folder), skip_tokenizer_init=True, dtype="float32", block_size=4, **args
+        )
+    )
+    return build_core(plan)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_greedy_tokens_equal_transformers(name, tmp_path):
+    hostile = longer(name)
+    made = make(hostile, tmp_path)
+    windows = [group.window for group in kv_groups(read_spec(read_config(made.folder)))]
+    # Full attention: two requests of full length fit. Windows alone never run out, so there
+    # preemption is forced now and then.
+    blocks = 1 + sum(2 * -(-hostile.max_model_len // 4) if w is None else 12 for w in windows)
+    core = engine(
+        made.folder,
+        max_model_len=hostile.max_model_len,
+        max_num_seqs=NUM_PROMPTS,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=blocks,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    requests = {i: (ids, params.clone()) for i, ids in enumerate(prompts())}
+    outputs = run(core, requests, preempt_every=None if None in windows else 25)
+    assert core.scheduler.num_preemptions > 0, "the pool was meant to be too small"
+    assert core.scheduler.prefix_hits > 0
+    reference = reference_model(made.folder)
+    for handle, (ids, _) in requests.items():
+        expected = min(MAX_TOKENS, hostile.max_model_len - len(ids))
+        assert len(outputs[handle]) == expected
+        assert outputs[handle] == greedy_after(reference, ids, outputs[handle])
+
+
+def reference_model(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.no_grad()
+def greedy_after(model, prompt, output):
+    """The likeliest token at each position of `output`, given what is before it.
+
+    If these are the output's own tokens, greedy decoding from the prompt gives just this output.
+    """
+    ids = torch.tensor([prompt + output[:-1]])
+    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
+    return logits.argmax(-1).tolist()
