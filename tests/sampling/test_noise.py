@@ -16,9 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sampling_oracle import noise as oracle_bits  # noqa: E402
 
 
+def word(value):
+    return torch.tensor([value], dtype=torch.int32)
+
+
 def bits(seed, position, tokens, vocab_size=200_000):
     [[a, b]] = noise_keys(np.array([seed], dtype=np.uint64), np.array([position])).tolist()
-    return noise_bits(token_hashes(vocab_size)[tokens], a, b)
+    return noise_bits(token_hashes(vocab_size)[tokens], word(a), word(b))
 
 
 VECTORS = [
@@ -83,6 +87,6 @@ def test_each_bit_is_fair_over_positions():
     """One token's noise along a request: every high bit is set in half of the positions."""
     keys = noise_keys(np.zeros(4000, dtype=np.uint64), np.arange(4000)).tolist()
     one = token_hashes(5)[4:5]
-    drawn = torch.cat([noise_bits(one, a, b) for a, b in keys])
+    drawn = torch.cat([noise_bits(one, word(a), word(b)) for a, b in keys])
     for bit in range(31):
         assert abs((drawn >> bit & 1).double().mean().item() - 0.5) < 5 * 0.5 / math.sqrt(4000)

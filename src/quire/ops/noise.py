@@ -53,8 +53,11 @@ def noise_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return np.stack([a, b], axis=1).view(np.int32)
 
 
-def noise_bits(hashes: Tensor, a: int, b: int) -> Tensor:
-    """31 noise bits per token, given their hashes [n] int32 and a row's key words -> [n] int32."""
+def noise_bits(hashes: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """31 noise bits per token, given hashes [n] int32 and key words -> the broadcast shape, int32.
+
+    a, b int32: [1] of one row, or [R, 1] of many.
+    """
     x = torch.bitwise_xor(hashes, a).mul_(_FIRST)
     x.bitwise_xor_(torch.bitwise_right_shift(x, 15).bitwise_and_(0x1FFFF))
     return x.mul_(b).bitwise_and_(0x7FFFFFFF)

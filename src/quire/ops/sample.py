@@ -9,6 +9,7 @@ Holtzman et al. 2020, min-p as in Nguyen et al. 2024.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from torch import Tensor
 from quire.ops.noise import negative_waiting_times, noise_bits
 from quire.ops.vocab_row import BLOCK, VocabRow
 
-_NUCLEUS_SIZES = (256, 4096)
-"""How many of the largest entries are tried before the whole row is sorted (15 ms at V = 152k)."""
+_NUCLEUS_HEAD = 256
+"""How many of the largest entries are tried first; sorting a row takes 15 ms at V = 152k."""
+_BINS_PER_NAT = 16
+_NUM_BINS = 512
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,13 +103,28 @@ def _nucleus(row: VocabRow, ids: Tensor, top_p: float) -> Tensor:
 def _nucleus_of_all(row: VocabRow, top_p: float) -> Tensor:
     weights = (row.values - row.peak).exp_()
     wanted = top_p * weights.sum(dtype=torch.float64).item()
-    size = weights.shape[0]
-    for tried in (*(n for n in _NUCLEUS_SIZES if 4 * n <= size), size):
-        ids = row.top(tried)
+    for candidates in (_head, _above_bin, _everything):
+        ids = candidates(row, weights, wanted)
         mass = weights[ids].cumsum(0, dtype=torch.float64)
         if mass[-1].item() >= wanted:  # the cut lies within: exact, the rest cannot matter
             break
     return ids[: _cut(mass, wanted)]
+
+
+def _head(row: VocabRow, weights: Tensor, wanted: float) -> Tensor:
+    return row.top(min(_NUCLEUS_HEAD, weights.shape[0]))
+
+
+def _above_bin(row: VocabRow, weights: Tensor, wanted: float) -> Tensor:
+    """The largest entries, sorted, down to where a histogram of the mass says that it suffices."""
+    bins = (row.peak - row.values).mul_(_BINS_PER_NAT).clamp_max_(_NUM_BINS - 1).int()
+    mass = torch.bincount(bins, weights.double(), _NUM_BINS).cumsum(0)
+    last_bin = int((mass < wanted).count_nonzero())
+    return row.ranked(row.peak - (last_bin + 1) / _BINS_PER_NAT)
+
+
+def _everything(row: VocabRow, weights: Tensor, wanted: float) -> Tensor:
+    return row.top(weights.shape[0])
 
 
 def _cut(mass: Tensor, wanted: float) -> int:
@@ -114,19 +132,30 @@ def _cut(mass: Tensor, wanted: float) -> int:
     return 1 + int((mass[:-1] < wanted).count_nonzero())
 
 
-def draw(row: VocabRow, ids: Tensor | None, hashes: Tensor, a: int, b: int) -> int:
+def draw(row: VocabRow, ids: Tensor | None, hashes: Tensor, key: Tensor) -> int:
     """Draw one token from softmax(row), restricted to `ids` [n] ascending (None: all).
 
     `row` has a finite peak. An exponential race: the token with the largest exp(l - peak) / waiting
-    time wins, which is argmax(l + Gumbel noise); the lower id among equals. hashes [V] and the key
-    words a, b come from `noise`. Excluding a token that would have lost does not change the result.
-    A token at -inf never wins: the peak's score is at least 1 / 16.7, its own is 0.
+    time wins, which is argmax(l + Gumbel noise); the lower id among equals. hashes [V] and key [2]
+    int32 come from `noise`. Leaving out a token that would have lost does not change the result. A
+    token at -inf never wins: the peak's score is at least 1 / 16.7, its own is 0.
     """
     if ids is None:
-        return VocabRow(_scores(row.values, row.peak, hashes, a, b)).first_max()
-    return int(ids[_scores(row.values[ids], row.peak, hashes[ids], a, b).argmax()])
+        return VocabRow(_scores(row.values - row.peak, hashes, key)).first_max()
+    return int(ids[_scores(row.values[ids] - row.peak, hashes[ids], key).argmax()])
 
 
-def _scores(values: Tensor, peak: float, hashes: Tensor, a: int, b: int) -> Tensor:
-    weights = (values - peak).exp_().neg_()
-    return weights.div_(negative_waiting_times(noise_bits(hashes, a, b)))
+def draw_rows(logits: Tensor, hashes: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """`draw` without restriction for each row of logits [R, V], keys [R, 2].
+
+    -> (ids [R] int64, peaks [R]); a row whose peak is not finite has no meaningful id. Bitwise the
+    same as one by one, because everything but maxima is per entry.
+    """
+    peaks = logits.amax(1, keepdim=True)
+    scores = _scores(logits - peaks, hashes, keys[:, :, None].unbind(1))
+    return greedy(scores)[0], peaks.flatten()
+
+
+def _scores(differences: Tensor, hashes: Tensor, key: Tensor | Sequence[Tensor]) -> Tensor:
+    times = negative_waiting_times(noise_bits(hashes, key[0], key[1]))
+    return differences.exp_().neg_().div_(times)

@@ -71,11 +71,16 @@ class VocabRow:
         few = 8 * k < self.values.shape[0] and not math.isnan(self.peak)
         threshold = self.kth_largest(k) if few else -math.inf
         if threshold > -math.inf:
-            return self._largest_of(self.at_least(threshold), k)
+            return self.ranked(threshold)[:k]
         return self.values.sort(descending=True, stable=True).indices[:k]
 
     def _largest_of(self, ids: Tensor, k: int) -> Tensor:
         return ids[self.values[ids].sort(descending=True, stable=True).indices[:k]]
+
+    def ranked(self, threshold: float) -> Tensor:
+        """Ids of all entries >= threshold, largest first -> [n] int64."""
+        ids = self.at_least(threshold)
+        return self._largest_of(ids, ids.shape[0])
 
     def log_sum(self) -> float:
         """log of the sum of exp(entry - peak): what a log-softmax subtracts beside the peak."""

@@ -8,7 +8,7 @@ part edits it, and computed from itself alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import apply_bitmask_, draw, greedy, survivors
+from quire.ops.sample import apply_bitmask_, greedy
 from quire.ops.vocab_row import VocabRow
 from quire.params import SamplingParams
 from quire.runner.sampling.allowed_ids import AllowedIds
@@ -30,15 +30,21 @@ from quire.runner.sampling.columns import (
 from quire.runner.sampling.custom import CustomProcessors
 from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
-from quire.runner.sampling.logprobs import (
-    LogprobRequest,
-    LogprobsMode,
-    describe_token,
-    only,
-)
+from quire.runner.sampling.logprobs import LogprobRequest, LogprobsMode, describe_token
 from quire.runner.sampling.min_tokens import MinTokens
 from quire.runner.sampling.part import LogitsPart, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
+from quire.runner.sampling.picking import (
+    Choice,
+    Pick,
+    Way,
+    pick_alone,
+    pick_largest,
+    pick_unfiltered,
+)
+
+_ENTRIES_TOGETHER = 2**17
+"""How many logits are worked on at once: half a MiB stays in a core's cache."""
 
 
 def logits_parts(history: TokenHistory, vocab_size: int, device: torch.device) -> list[LogitsPart]:
@@ -54,17 +60,13 @@ def logits_parts(history: TokenHistory, vocab_size: int, device: torch.device) -
 
 @dataclass(frozen=True, slots=True)
 class _RowState:
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    choice: Choice
     parts: tuple[LogitsPart, ...]
-    logprobs: LogprobRequest | None
 
     @property
     def is_plain(self) -> bool:
         """Whether the largest logit is all that the row needs."""
-        return self.temperature == 0.0 and not self.parts and self.logprobs is None
+        return self.choice.way is Way.LARGEST and not self.parts
 
 
 class Sampler:
@@ -89,14 +91,14 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
-        self._reports_processed = logprobs_mode.startswith("processed")
-        self._reports_logprobs = logprobs_mode.endswith("logprobs")
+        self._mode = logprobs_mode
         self._hashes = token_hashes(vocab_size, device)
         self._parts = logits_parts(history, vocab_size, device)
         self._custom = CustomProcessors(logits_processors)
         self._states: dict[int, _RowState] = {}
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
         self._num_special = 0
+        self._rows_together = max(1, _ENTRIES_TOGETHER // vocab_size)
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
         """Whether a request must not be scheduled ahead: a processor looks at its output ids."""
@@ -114,16 +116,10 @@ class Sampler:
         """A request enters `row`, which is free; with output if it is resumed."""
         assert row not in self._states, f"row {row} is taken"
         num_prompt_tokens = len(prompt_token_ids)
-        logprobs = LogprobRequest.of(params, self._vocab_size, self._device)
-        assert logprobs is None or logprobs.num_top <= self._max_logprobs
-        state = _RowState(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            parts=tuple(p for p in self._parts if p.add(row, params, num_prompt_tokens)),
-            logprobs=logprobs,
-        )
+        choice = Choice.of(params, self._vocab_size, self._device)
+        assert choice.logprobs is None or choice.logprobs.num_top <= self._max_logprobs
+        parts = tuple(p for p in self._parts if p.add(row, params, num_prompt_tokens))
+        state = _RowState(choice, parts)
         self._custom.add(row, params, prompt_token_ids, output_token_ids)
         self._seeds[row] = seed & 0xFFFF_FFFF_FFFF_FFFF
         self._states[row] = state
@@ -186,23 +182,55 @@ class Sampler:
     ) -> SamplerOutput:
         places = list(zip(rows.tolist(), positions.tolist(), strict=True))
         edited, errors = self._edit_batch(logits, places)
-        keys = noise_keys(self._seeds[rows], positions).tolist()
+        keys = torch.from_numpy(noise_keys(self._seeds[rows], positions)).to(self._device)
         token_ids = [0] * len(places)
         entries: dict[int, LogprobEntry] = {}
-        for i, (row, position) in enumerate(places):
-            if i in errors:
-                continue
-            raw = logits[i]
-            values = self._edit(raw, row, position) if edited is None else edited[i]
-            last = VocabRow(values)
-            if not math.isfinite(last.peak):
-                errors[i] = _what_is_wrong(last.peak)
-                continue
-            token_ids[i], entry = self._sample_row(self._states[row], raw, last, keys[i])
-            if entry is not None:
-                entries[i] = entry
-        logprobs = to_columns(entries) if entries else None
+        for way, group in self._groups(places, errors):
+            raw = [logits[i] for i in group]
+            if edited is None:
+                values = [self._edit(x, *places[i]) for x, i in zip(raw, group, strict=True)]
+            else:
+                values = [edited[i] for i in group]
+            choices = [self._states[places[i][0]].choice for i in group]
+            for i, pick in zip(
+                group, self._pick(way, choices, raw, values, keys[group]), strict=True
+            ):
+                if not math.isfinite(pick.peak):
+                    errors[i] = _what_is_wrong(pick.peak)
+                    continue
+                token_ids[i] = pick.token_id
+                if pick.entry is not None:
+                    entries[i] = pick.entry
+        logprobs = to_columns(dict(sorted(entries.items()))) if entries else None
         return SamplerOutput(torch.tensor(token_ids, device=self._device), logprobs, errors)
+
+    def _groups(
+        self, places: list[tuple[int, int]], errors: dict[int, str]
+    ) -> Iterator[tuple[Way, list[int]]]:
+        """The indices that are still to be sampled, as many together as fit the cache."""
+        by_way: dict[Way, list[int]] = {way: [] for way in Way}
+        for i, (row, _) in enumerate(places):
+            if i not in errors:
+                by_way[self._states[row].choice.way].append(i)
+        for way, members in by_way.items():
+            size = 1 if way is Way.ALONE else self._rows_together
+            for start in range(0, len(members), size):
+                yield way, members[start : start + size]
+
+    def _pick(
+        self,
+        way: Way,
+        choices: list[Choice],
+        raw: list[Tensor],
+        values: list[Tensor],
+        keys: Tensor,
+    ) -> list[Pick]:
+        if way is Way.LARGEST:
+            return pick_largest(values)
+        if way is Way.UNFILTERED:
+            temperatures = [choice.temperature for choice in choices]
+            return pick_unfiltered(values, temperatures, self._hashes, keys)
+        return [pick_alone(choices[0], raw[0], values[0], self._hashes, keys[0], self._mode)]
 
     def _edit_batch(
         self, logits: Tensor, places: list[tuple[int, int]]
@@ -229,29 +257,10 @@ class Sampler:
             if part.wants(row, position):
                 part.apply(values, row, position)
 
-    def _sample_row(
-        self, state: _RowState, raw: Tensor, row: VocabRow, key: list[int]
-    ) -> tuple[int, LogprobEntry | None]:
-        kept = None
-        if state.temperature == 0.0:
-            last = row
-            token_id = row.first_max()
-        else:
-            last = row if state.temperature == 1.0 else VocabRow(row.values / state.temperature)
-            kept = survivors(last, state.top_k, state.top_p, state.min_p)
-            token_id = draw(last, kept, self._hashes, *key)
-        if state.logprobs is None:
-            return token_id, None
-        if self._reports_processed:
-            reported = only(last, kept)
-        else:
-            reported = row if row.values is raw else VocabRow(raw)
-        normalize = self._reports_logprobs
-        return token_id, describe_token(reported, token_id, state.logprobs, normalize=normalize)
-
     def _takes_largest(self, state: _RowState) -> bool:
         """Whether edits that keep the largest logit cannot be noticed in this row."""
-        return state.temperature == 0.0 and not (self._reports_processed and state.logprobs)
+        reports_edits = self._mode.startswith("processed") and state.choice.logprobs is not None
+        return state.choice.temperature == 0.0 and not reports_edits
 
 
 def _errors_of(peaks: list[float]) -> dict[int, str]:
