@@ -45,7 +45,8 @@ def imports(path):
 def part(name):
     """The folder or file below `quire`; `__init__` for its public face."""
     first = name.removeprefix("quire").lstrip(".").split(".")[0]
-    return first if first in LEVELS or first.islower() else "__init__"
+    is_face = not first or first.startswith("__version") or not first.islower()
+    return "__init__" if is_face else first
 
 
 def part_of_file(path):
