@@ -414,3 +414,36 @@ def test_token_text_restores_blanks_and_completes_characters(tmp_path: Path) -> 
     assert plain.token_text(plain.bos_token_id or 0) == "<s>"
     assert plain.token_text(10**6) == ""
     assert plain.token_text(-1) == ""
+
+
+KEYS = (
+    "added_tokens_decoder",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "eos_token",
+    "image_token",
+    "tokenizer_class",
+    "auto_map",
+    "chat_template",
+    "truncation_side",
+    "model_max_length",
+    "add_bos_token",
+    "clean_up_tokenization_spaces",
+    "split_special_tokens",
+)
+JUNK: list[Any] = [None, 5, 1.5, True, "x", "", [], [5], ["x", None], {}, {"a": 5}, {"content": 5}]
+JUNK += [{"0": "x"}, {"content": "y", "colour": 1}, [[]], [{"name": "n", "template": 5}]]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_any_value_of_a_key_loads_or_is_a_load_error(tmp_path: Path, key: str, file: str) -> None:
+    write_folder(tmp_path)
+    for value in JUNK:
+        write_json(tmp_path / file, {key: value})
+        try:
+            tokenizer = Tokenizer.from_folder(tmp_path)
+        except LoadError as error:
+            assert len(str(error)) > 20
+        else:
+            assert tokenizer.decode(tokenizer.encode("hello")) == "hello"

@@ -79,17 +79,30 @@ def declared_added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, Add
     """
     if "added_tokens_decoder" in config:
         tokens = {}
-        for index, value in config["added_tokens_decoder"].items():
+        for index, value in _object("added_tokens_decoder", config["added_tokens_decoder"]).items():
             token = _as_added_token(value)
-            tokens[int(index)] = AddedToken(token) if isinstance(token, str) else token
+            tokens[_id(index)] = AddedToken(token) if isinstance(token, str) else token
         return tokens
     config.update(_legacy_special_tokens(folder))
     special = {_text_of(config[role]) for role in ROLES if config.get(role)}
     special |= {_text_of(token) for token in _extra_list(config)}
     return {
-        int(index): AddedToken(text, normalized=text not in special, special=text in special)
+        _id(index): AddedToken(text, normalized=text not in special, special=text in special)
         for text, index in read_json(folder / "added_tokens.json").items()
     }
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise LoadError(f"{name} must be an object in the tokenizer's files, but it is {value!r}.")
+    return value
+
+
+def _id(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise LoadError(f"An added token is declared with {value!r} for its id.") from error
 
 
 def _legacy_special_tokens(folder: Path) -> dict[str, Any]:
@@ -109,7 +122,9 @@ def _text_of(value: Any) -> str:
 
 def _extra_list(config: dict[str, Any]) -> list[Any]:
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    return list(extra) if isinstance(extra, list) else []
+    if not isinstance(extra, list | dict):
+        raise LoadError(f"The extra special tokens must be a list or an object, not {extra!r}.")
+    return list(extra) if isinstance(extra, list) else []  # an object names roles
 
 
 def collect_special_tokens(

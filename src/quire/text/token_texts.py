@@ -39,7 +39,7 @@ class TokenTexts:
 
     def _text_after(self, index: int, context: Sequence[int]) -> str:
         for length in range(1, min(MAX_CONTEXT_IDS, len(context)) + 1):
-            before = list(context[-length:])
+            before = [i for i in context[-length:] if token_of(self._library, i) is not None]
             text = self._decode([*before, index])
             if not text.endswith(REPLACEMENT):
                 return text[len(self._decode(before).rstrip(REPLACEMENT)) :]
