@@ -1,0 +1,213 @@
+"""The core's loop over a model without tensors: order, overlap, failing requests and steps."""
+
+import pytest
+
+from quire.engine.core import EngineCore
+from quire.engine.protocol import EngineCoreRequest, FinishReason
+from quire.params import SamplingParams
+from quire.runner.step_output import StepOutput
+from quire.scheduling import invariants
+from quire.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.testing.hash_model import HashRunner, oracle
+
+VOCAB = 50
+
+
+class FakeStep:
+    def __init__(self, run):
+        self._run = run
+
+    def sample(self, mask=None):
+        self._output = StepOutput(self._run())
+
+    def result(self):
+        return self._output
+
+
+class FakeExecutor:
+    """Runs plans on the hash model; `fail` is called with every plan and may raise."""
+
+    def __init__(self, runner, fail=lambda plan: None, host_ids=False):
+        self.runner = runner
+        self.fail = fail
+        self.host_ids = host_ids
+        self.num_launched = 0
+
+    def launch(self, plan):
+        self.num_launched += 1
+        self.fail(plan)
+        return FakeStep(lambda: self.runner.execute(plan))
+
+    def needs_host_ids(self, params):
+        return self.host_ids
+
+    def collective_rpc(self, method, args, kwargs):
+        return []
+
+    def shutdown(self):
+        self.runner = None
+
+
+def make_core(*, depth=1, fail=lambda plan: None, host_ids=False, **config):
+    facts = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 40,
+        "block_size": 4,
+        "num_blocks": 24,
+        **config,
+    }
+    scheduler = Scheduler(SchedulerConfig(**facts))
+    runner = HashRunner(
+        num_blocks=facts["num_blocks"], block_size=facts["block_size"], vocab_size=VOCAB
+    )
+    return EngineCore(scheduler, FakeExecutor(runner, fail, host_ids), depth=depth)
+
+
+def request(handle, length=6, max_tokens=10):
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineCoreRequest(
+        handle, list(range(1, length + 1)), params, seed=handle, arrival_time=0
+    )
+
+
+def expected(handle, length=6, max_tokens=10):
+    ids = []
+    while len(ids) < max_tokens:  # the oracle stops at EOS, which these requests ignore
+        ids += oracle(
+            [*range(1, length + 1), *ids], seed=handle, num_tokens=max_tokens - len(ids),
+            windows=(None,), vocab_size=VOCAB,
+        )  # fmt: skip
+    return ids
+
+
+def drain(core):
+    tokens, ends = {}, {}
+    while core.has_work:
+        out = core.step()
+        invariants.check(core.scheduler)
+        for handle, token in zip(out.handles, out.token_ids, strict=True):
+            tokens.setdefault(handle, []).append(token)
+        for end in out.finished:
+            assert end.handle not in ends, "a request ended twice"
+            ends[end.handle] = end
+    invariants.check_idle(core.scheduler)
+    return tokens, ends
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("host_ids", [False, True], ids=["ids-on-device", "ids-on-host"])
+def test_every_request_gets_its_tokens(depth, host_ids):
+    core = make_core(depth=depth, host_ids=host_ids)
+    for handle in range(9):
+        core.add_request(request(handle, length=3 + handle, max_tokens=1 + handle))
+    tokens, ends = drain(core)
+    assert {h: e.reason for h, e in ends.items()} == dict.fromkeys(range(9), FinishReason.LENGTH)
+    for handle in range(9):
+        assert tokens[handle] == expected(handle, 3 + handle, 1 + handle)
+
+
+def test_a_second_step_is_launched_before_the_first_is_read():
+    core = make_core(depth=2)
+    core.add_request(request(0))
+    core.step()
+    assert core.executor.num_launched == 2
+    plain = make_core(depth=1)
+    plain.add_request(request(0))
+    plain.step()
+    assert plain.executor.num_launched == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("when", range(8))
+def test_a_step_that_fails_ends_its_requests_and_no_others(depth, when):
+    launched = []
+
+    def fail(plan):
+        launched.append(plan)
+        if len(launched) == when + 1:
+            raise RuntimeError("the kernel broke")
+
+    core = make_core(depth=depth, fail=fail, max_num_seqs=2)
+    for handle in range(4):
+        core.add_request(request(handle))
+    tokens, ends = drain(core)
+    assert len(ends) == 4
+    failed = {h for h, e in ends.items() if e.reason is FinishReason.ERROR}
+    assert 1 <= len(failed) <= 2
+    assert all("the kernel broke" in ends[h].message for h in failed)
+    for handle in set(range(4)) - failed:
+        assert tokens[handle] == expected(handle)
+
+
+def test_a_request_that_can_never_run_ends_alone():
+    core = make_core(num_blocks=6)
+    core.add_request(request(0, length=30, max_tokens=9))
+    core.add_request(request(1))
+    tokens, ends = drain(core)
+    assert ends[0].reason is FinishReason.ERROR
+    assert "KV blocks" in ends[0].message
+    assert tokens == {1: expected(1)}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("index", range(12))
+def test_an_abort_at_any_step_is_final(depth, index):
+    core = make_core(depth=depth)
+    core.add_request(request(0))
+    core.add_request(request(1))
+    tokens = {0: [], 1: []}
+    steps = 0
+    while core.has_work:
+        if steps == index:
+            core.abort_requests([0, 0, 99])
+        out = core.step()
+        for handle, token in zip(out.handles, out.token_ids, strict=True):
+            assert handle != 0 or steps < index
+            tokens[handle].append(token)
+        steps += 1
+    invariants.check_idle(core.scheduler)
+    assert tokens[1] == expected(1)
+    assert tokens[0] == expected(0)[: len(tokens[0])]
+
+
+def test_a_resumed_request_goes_on_behind_its_emitted_tokens():
+    core = make_core()
+    whole = expected(0)
+    resumed = request(0)
+    resumed.output_token_ids = whole[:4]
+    core.add_request(resumed)
+    tokens, ends = drain(core)
+    assert tokens[0] == whole[4:]
+    assert ends[0].reason is FinishReason.LENGTH
+
+
+def test_nothing_runs_while_paused():
+    core = make_core()
+    core.add_request(request(0))
+    core.pause_scheduler()
+    assert not core.has_work
+    assert core.step().handles == []
+    core.resume_scheduler()
+    tokens, _ = drain(core)
+    assert tokens[0] == expected(0)
+
+
+def test_the_prefix_cache_is_reset_only_when_free_or_told_to():
+    core = make_core()
+    core.add_request(request(0, length=9))
+    first = list(core.step().token_ids)
+    assert core.reset_prefix_cache() is False
+    assert core.reset_prefix_cache(reset_running_requests=True) is True
+    tokens, _ = drain(core)
+    assert first + tokens[0] == expected(0, 9)
+    assert core.scheduler.num_preemptions == 1
+
+
+def test_a_repeated_prompt_is_reported_as_cached():
+    core = make_core()
+    core.add_request(request(0, length=9))
+    drain(core)
+    core.add_request(request(1, length=9))
+    started = [start for _ in range(3) for start in core.step().started]
+    assert [(s.handle, s.num_cached_tokens) for s in started] == [(1, 8)]
