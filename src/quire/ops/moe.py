@@ -1,4 +1,7 @@
-"""Mixture of experts: packing at load, routing, and the experts' feed-forward layers."""
+"""Mixture of experts: packing at load, routing, and the experts' feed-forward layers.
+
+They belong to the format "linear", since `moe` multiplies with a router that `pack_linear` packed.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class PlainExperts:
         return sum(w.nbytes for w in self.up + self.down)
 
 
-@op(num_bytes=lambda *tensors, **__: 2 * nbytes(*tensors), format="experts")
+@op(num_bytes=lambda *tensors, **__: 2 * nbytes(*tensors), format="linear")
 def pack_experts(
     gate_up: Tensor,
     down: Tensor,
@@ -99,7 +102,7 @@ def _moe_flops(
     return 2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert)
 
 
-@op(num_bytes=_moe_bytes, flops=_moe_flops, format="experts")
+@op(num_bytes=_moe_bytes, flops=_moe_flops, format="linear")
 def moe(
     x: Tensor,
     router: LinearWeight,

@@ -1,0 +1,11 @@
+"""The cases of all ops: the conformance test runs every one, and a benchmark those with `is_bench`.
+
+They stand beside the contract files and not in them, so that serving a model does not load them.
+"""
+
+from quire.ops.cases import paged, products, rows
+from quire.ops.cases.case import Case, Draw, Prepared
+
+CASES: tuple[Case, ...] = (*rows.CASES, *products.CASES, *paged.CASES)
+
+__all__ = ["CASES", "Case", "Draw", "Prepared"]

@@ -1,0 +1,122 @@
+"""A case of an op: named, reproducible arguments that any provider can be given."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.catalog import CATALOG
+from quire.ops.select import Ops
+
+Arguments = dict[str, Any]
+
+
+class Draw:
+    """Random inputs of one dtype, the same for every provider; keeps what it made.
+
+    Values are drawn in fp64 and rounded to the dtype. `tensors` holds the memory behind everything
+    drawn, margins included, so that a test can see whether anybody wrote to it.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.rng = np.random.default_rng(seed)
+        self.dtype = dtype
+        self.device = device
+        self.tensors: list[Tensor] = []
+
+    def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
+        """Normal values, contiguous."""
+        return self.of(self.rng.standard_normal(shape) * scale + mean)
+
+    def strided(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal values as a view whose rows are 3 elements apart and start off any alignment."""
+        *lead, width = shape
+        values = self.normal(*lead, width + 3, scale=scale)
+        return values[..., 1 : 1 + width]
+
+    def of(self, values: Any) -> Tensor:
+        """Given values in the case's dtype."""
+        tensor = torch.from_numpy(np.asarray(values, dtype=np.float64))
+        return self._keep(tensor.to(self.device, self.dtype))
+
+    def wide(self, values: Any) -> Tensor:
+        """Given values in fp32 (fp64 where the case is): tables that stay fp32 in a model of any
+        dtype.
+        """
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        return self._keep(torch.from_numpy(np.asarray(values, np.float64)).to(self.device, dtype))
+
+    def integers(self, values: Any) -> Tensor:
+        """Given integers, int64."""
+        return self._keep(torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self.device))
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        self.tensors.append(tensor)
+        return tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Arguments for one call, and the calls of one row each whose results in order are the same
+    rows.
+    """
+
+    arguments: Arguments
+    singles: tuple[Arguments, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One named situation for one op.
+
+    `prepare` makes the arguments, packing weights and filling KV memory through the given ops, so
+    that every provider gets its own format. `is_bench` marks shapes of real models; the others are
+    small and hostile.
+    """
+
+    op: str
+    name: str
+    prepare: Callable[[Ops, Draw], Prepared]
+    is_bench: bool = False
+    _seed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_seed", zlib.crc32(f"{self.op}/{self.name}".encode()))
+
+    def draw(self, dtype: torch.dtype, device: str = "cpu") -> Draw:
+        """This case's source of inputs: equal for equal arguments."""
+        return Draw(self._seed, dtype, device)
+
+    def run(self, ops: Ops, arguments: Arguments) -> Any:
+        """Call the op."""
+        return getattr(ops, self.op)(**arguments)
+
+    def num_bytes(self, arguments: Arguments) -> int:
+        """The least memory traffic of the call."""
+        return self._formula(CATALOG[self.op].num_bytes, arguments)
+
+    def flops(self, arguments: Arguments) -> int:
+        """The call's arithmetic."""
+        return self._formula(CATALOG[self.op].flops, arguments)
+
+    def _formula(self, formula: Callable[..., int], arguments: Arguments) -> int:
+        bound = CATALOG[self.op].signature.bind_partial(**arguments)
+        return formula(*bound.args, **bound.kwargs)
+
+
+def by_row(arguments: Arguments, axes: dict[str, int]) -> Prepared:
+    """Prepared with one single call per index of the arguments named in axes (name -> axis of the
+    tokens).
+    """
+    name, axis = next(iter(axes.items()))
+    count = arguments[name].shape[axis]
+    singles = tuple(
+        arguments | {n: arguments[n].narrow(a, i, 1) for n, a in axes.items()} for i in range(count)
+    )
+    return Prepared(arguments, singles)

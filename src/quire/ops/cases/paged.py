@@ -1,0 +1,277 @@
+"""Cases of the ops on KV memory: attention, rotary embedding with the KV write, and moving blocks.
+
+Every slot that a step may not read holds NaN: other blocks, slots beyond a row's length, slots
+behind its window. Table entries beyond the length hold numbers that are no blocks at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.ops.attention import AttentionArgs
+from quire.ops.cases.case import Arguments, Case, Draw, Prepared, by_row
+from quire.ops.cases.rows import norm_weight
+from quire.ops.kv import LayerKV
+from quire.ops.rotary import QKNorm, RotaryTable
+from quire.ops.select import Ops
+
+NO_BLOCK = 2**30
+SPARE_BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads H and K, head dim D, block size S."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    block_size: int = 4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a step in KV memory: (new tokens, length with them) of each, blocks in no order."""
+
+    lengths: tuple[tuple[int, int], ...]
+    shape: Shape
+    window: int | None = None
+
+    @property
+    def query_start(self) -> np.ndarray:
+        return np.cumsum([0, *(new for new, _ in self.lengths)], dtype=np.int32)
+
+    @property
+    def seq_lens(self) -> np.ndarray:
+        return np.array([length for _, length in self.lengths], dtype=np.int32)
+
+    def first_seen(self, row: int) -> int:
+        """The first position that a new token of the row sees."""
+        new, length = self.lengths[row]
+        return 0 if self.window is None else max(0, length - new + 1 - self.window)
+
+
+def _tables(rows: Rows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Block table [R, B] int32 and the number of blocks in the pool."""
+    size = rows.shape.block_size
+    counts = [-(-length // size) for _, length in rows.lengths]
+    pool = sum(counts) + SPARE_BLOCKS
+    order = iter(rng.permutation(pool).tolist())
+    table = np.full((len(counts), max(counts, default=0) + 1), NO_BLOCK, dtype=np.int32)
+    for row, count in enumerate(counts):
+        table[row, :count] = [next(order) for _ in range(count)]
+        table[row, : rows.first_seen(row) // size] = -1
+    return table, pool
+
+
+def _fill(ops: Ops, draw: Draw, rows: Rows, table: np.ndarray, pool: int) -> LayerKV:
+    """KV memory with values where the rows may read and NaN everywhere else."""
+    s = rows.shape
+    data = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
+    for row, (_, length) in enumerate(rows.lengths):
+        for position in range(rows.first_seen(row), length):
+            block, offset = table[row, position // s.block_size], position % s.block_size
+            data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim))
+    kv: LayerKV = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, draw.dtype)
+    ops.import_kv(kv, range(pool), draw.of(data))
+    return kv
+
+
+def _attend(
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    shape: Shape = Shape(),  # noqa: B008  (frozen)
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    alibi: bool = False,
+    is_strided: bool = False,
+    is_bench: bool = False,
+) -> Case:
+    rows = Rows(tuple(lengths), shape, window)
+
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        table, pool = _tables(rows, draw.rng)
+        kv = _fill(ops, draw, rows, table, pool)
+        make = draw.strided if is_strided else draw.normal
+        q = make(int(rows.query_start[-1]), shape.heads * shape.head_dim, scale=1.5)
+        q = q.unflatten(1, (shape.heads, shape.head_dim))
+        args = AttentionArgs(
+            scale=0.6,
+            softcap=softcap,
+            window=window,
+            sinks=draw.normal(shape.heads, mean=1.0) if sinks else None,
+            alibi=draw.wide(2.0 ** -np.arange(1, shape.heads + 1)) if alibi else None,
+        )
+
+        def arguments(start: int, stop: int) -> Arguments:
+            begin = rows.query_start[start]
+            plan = ops.plan_attention(
+                query_start=rows.query_start[start : stop + 1] - begin,
+                seq_lens=rows.seq_lens[start:stop],
+                block_table=torch.from_numpy(table[start:stop]).to(draw.device),
+                block_size=shape.block_size,
+                window=window,
+            )
+            return {"q": q[begin : rows.query_start[stop]], "kv": kv, "plan": plan, "args": args}
+
+        count = len(lengths)
+        singles = () if is_bench else tuple(arguments(i, i + 1) for i in range(count))
+        return Prepared(arguments(0, count), singles)
+
+    return Case("attend", name, prepare, is_bench=is_bench)
+
+
+MIXED = ((1, 1), (1, 9), (3, 3), (1, 4), (5, 13), (1, 12), (2, 11))
+DECODE = ((1, 7), (1, 7), (1, 7))
+RAGGED = ((1, 3), (1, 40), (1, 5), (1, 4), (1, 900), (1, 30), (1, 2), (1, 500), (1, 260))
+LONG = ((520, 640), (130, 130), (1, 1030))
+FEATURES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("plain", {}),
+    ("window", {"window": 5}),
+    ("window1", {"window": 1}),
+    ("wide_window", {"window": 100}),
+    ("softcap", {"softcap": 0.9}),
+    ("sinks", {"sinks": True}),
+    ("alibi", {"alibi": True}),
+    ("all", {"window": 6, "softcap": 1.3, "sinks": True, "alibi": True}),
+)
+
+
+def _attends() -> list[Case]:
+    cases = [_attend("no_tokens", ())]
+    for feature, options in FEATURES:
+        cases += [
+            _attend(f"mixed-{feature}", MIXED, **options),
+            _attend(f"decode-{feature}", DECODE, **options),
+            _attend(f"one_row-{feature}", ((1, 10),), is_strided=True, **options),
+            _attend(f"one_chunk-{feature}", ((6, 10),), is_strided=True, **options),
+        ]
+    small = Shape(2, 1, 8, 16)
+    cases += [
+        _attend("mixed-mha-odd", MIXED, Shape(3, 3, 5, 1)),
+        _attend("mixed-mqa", MIXED, Shape(6, 1, 16, 3), is_strided=True),
+        _attend("row_without_new_tokens", ((1, 4), (0, 6), (3, 8))),
+        _attend("ragged", RAGGED, small),
+        _attend("ragged-all", RAGGED, small, window=300, softcap=2.0, sinks=True),
+        _attend("long", LONG, small),
+        _attend("long-window", LONG, small, window=70),
+        _attend("long-softcap", LONG, small, softcap=1.1),
+    ]
+    return cases
+
+
+def _benches() -> list[Case]:
+    shape = Shape(16, 8, 128, 16)
+    return [
+        _attend("decode_0.6b_32x160", ((1, 160),) * 32, shape, is_bench=True),
+        _attend("decode_0.6b_8x4096", ((1, 4096),) * 8, shape, is_bench=True),
+        _attend("prefill_0.6b_512", ((512, 512),), shape, is_bench=True),
+        _attend("chunk_0.6b_512_of_4096", ((512, 4096),), shape, is_bench=True),
+    ]
+
+
+def _rope_store(
+    name: str,
+    num_tokens: int,
+    shape: Shape = Shape(),  # noqa: B008  (frozen)
+    *,
+    dim: int | None = None,
+    interleaved: bool = False,
+    has_rotary: bool = True,
+    norm: str | None = None,
+    over: str = "head",
+    after_rope: bool = False,
+    clip: float | None = None,
+    padding: int = 0,
+    is_strided: bool = False,
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        s, pool, max_positions = shape, num_tokens // shape.block_size + SPARE_BLOCKS, 50
+        kv = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, draw.dtype)
+        blank = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
+        ops.import_kv(kv, range(pool), draw.of(blank))
+        slots = draw.rng.permutation(pool * s.block_size)[:num_tokens]
+        slots[num_tokens - padding :] = -1
+        width = (s.heads + 2 * s.kv_heads) * s.head_dim
+        arguments = {
+            "qkv": (draw.strided if is_strided else draw.normal)(num_tokens, width),
+            "kv": kv,
+            "slots": draw.integers(slots),
+            "positions": draw.integers(draw.rng.integers(0, max_positions, (1, num_tokens))),
+            "heads": s.heads,
+            "kv_heads": s.kv_heads,
+            "head_dim": s.head_dim,
+            "rotary": None,
+            "qk_norm": _qk_norm(draw, s, norm, over, after_rope) if norm else None,
+            "clip": clip,
+        }
+        if has_rotary:
+            angles = draw.rng.uniform(-3, 3, (max_positions, (dim or s.head_dim) // 2))
+            cos_sin = draw.wide(1.2 * np.concatenate((np.cos(angles), np.sin(angles)), 1))
+            arguments["rotary"] = RotaryTable(cos_sin, dim or s.head_dim, interleaved)
+        return by_row(arguments, {"qkv": 0, "slots": 0, "positions": 1})
+
+    return Case("rope_store", name, prepare)
+
+
+def _qk_norm(draw: Draw, s: Shape, kind: str, over: str, after_rope: bool) -> QKNorm:
+    shapes = {
+        "head": ((s.head_dim,), (s.head_dim,)),
+        "full": ((s.heads * s.head_dim,), (s.kv_heads * s.head_dim,)),
+        "per_head": ((s.heads, s.head_dim), (s.kv_heads, s.head_dim)),
+    }[over]
+    q, k = (norm_weight(draw, kind, *shape) for shape in shapes)
+    return QKNorm(q, k, over, after_rope)  # type: ignore[arg-type]
+
+
+def _rope_stores() -> list[Case]:
+    return [
+        *(_rope_store(f"halves-{rows}", rows) for rows in (0, 1, 9)),
+        _rope_store("interleaved", 5, interleaved=True),
+        _rope_store("partial", 5, dim=4),
+        _rope_store("partial-interleaved", 5, dim=6, interleaved=True),
+        _rope_store("none", 5, has_rotary=False),
+        _rope_store("padding", 7, padding=3),
+        _rope_store("strided-mha", 5, Shape(3, 3, 6, 2), is_strided=True),
+        _rope_store("clip", 5, clip=0.7),
+        *(_rope_store(f"{k}-head", 5, norm=k) for k in ("rms", "rms1p", "layer")),
+        _rope_store("rms-head-after_rope", 5, norm="rms", after_rope=True),
+        _rope_store("rms-full-clip-strided", 5, norm="rms", over="full", clip=1.0, is_strided=True),
+        _rope_store("layer-per_head-partial", 5, norm="layer", over="per_head", dim=4),
+    ]
+
+
+def _move(op: str, name: str, **ids: Sequence[int]) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        s = Shape()
+        kv = ops.allocate_kv(6, s.block_size, s.kv_heads, s.head_dim, draw.dtype)
+        block = (2, s.block_size, s.kv_heads, s.head_dim)
+        ops.import_kv(kv, range(6), draw.normal(6, *block))
+        arguments: Arguments = {"kv": kv, **ids}
+        if op == "import_kv":
+            arguments["data"] = draw.strided(len(ids["block_ids"]), *block)
+        return Prepared(arguments)
+
+    return Case(op, name, prepare)
+
+
+def _moves() -> list[Case]:
+    cases = []
+    for op in ("export_kv", "import_kv", "zero_kv"):
+        cases += [_move(op, "none", block_ids=[]), _move(op, "three", block_ids=[4, 0, 5])]
+    return [
+        *cases,
+        _move("copy_kv", "none", src_ids=[], dst_ids=[]),
+        _move("copy_kv", "apart", src_ids=[0, 4], dst_ids=[3, 1]),
+        _move("copy_kv", "swap", src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
+    ]
+
+
+CASES = (*_rope_stores(), *_attends(), *_moves(), *_benches())

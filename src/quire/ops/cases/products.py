@@ -1,0 +1,141 @@
+"""Cases of the ops that multiply with weights: projections, feed-forward, logits, experts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.ops.activation import ACTIVATIONS
+from quire.ops.cases.case import Case, Draw, Prepared, by_row
+from quire.ops.linear import LinearWeight
+from quire.ops.moe import MoeArgs
+from quire.ops.select import Ops
+
+
+def _weight(ops: Ops, draw: Draw, out: int, width: int, *, bias: bool) -> LinearWeight:
+    scale = width**-0.5
+    packed: LinearWeight = ops.pack_linear(
+        draw.normal(out, width, scale=scale), draw.normal(out) if bias else None
+    )
+    return packed
+
+
+def _x(draw: Draw, rows: int, width: int, is_strided: bool) -> object:
+    return (draw.strided if is_strided else draw.normal)(rows, width)
+
+
+def _linear(
+    rows: int,
+    width: int,
+    out: int,
+    *,
+    bias: bool = False,
+    is_strided: bool = False,
+    bench: str = "",
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "x": _x(draw, rows, width, is_strided),
+            "w": _weight(ops, draw, out, width, bias=bias),
+        }
+        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+
+    name = f"{rows}x{width}x{out}{'-bias' * bias}{'-strided' * is_strided}"
+    return Case("linear", bench or name, prepare, is_bench=bool(bench))
+
+
+def _mlp(
+    rows: int, width: int, ffn: int, act: str, gated: bool, *, bias: bool = False, bench: str = ""
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "x": draw.normal(rows, width),
+            "up": _weight(ops, draw, ffn * (2 if gated else 1), width, bias=bias),
+            "down": _weight(ops, draw, width, ffn, bias=bias),
+            "act": act,
+            "gated": gated,
+        }
+        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+
+    name = f"{act}{'-gated' * gated}{'-bias' * bias}-{rows}x{width}x{ffn}"
+    return Case("mlp", bench or name, prepare, is_bench=bool(bench))
+
+
+def _logits(
+    rows: int, vocab: int, scale: float, softcap: float | None, width: int = 16, bench: str = ""
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "x": draw.normal(rows, width),
+            "head": _weight(ops, draw, vocab, width, bias=False),
+            "scale": scale,
+            "softcap": softcap,
+        }
+        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
+
+    name = f"{rows}x{vocab}-scale{scale:g}-softcap{softcap}"
+    return Case("logits", bench or name, prepare, is_bench=bool(bench))
+
+
+def _moe(
+    name: str, rows: int, args: MoeArgs, *, bias: bool = False, select_bias: bool = False
+) -> Case:
+    """The router reads x's first E entries, far apart: rounding never changes the choice."""
+
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        experts, width, ffn = args.experts, args.experts + 5, 7
+        x = draw.rng.standard_normal((rows, width))
+        ranks = np.arange(experts)
+        for row in x:
+            row[:experts] = draw.rng.permutation(ranks) * 0.5 - experts / 4
+        return by_row(
+            {
+                "x": draw.of(x),
+                "router": ops.pack_linear(draw.of(np.eye(experts, width)), None),
+                "experts": ops.pack_experts(
+                    draw.normal(experts, 2 * ffn, width, scale=width**-0.5),
+                    draw.normal(experts, width, ffn, scale=ffn**-0.5),
+                    draw.normal(experts, 2 * ffn) if bias else None,
+                    draw.normal(experts, width) if bias else None,
+                ),
+                "args": args,
+                "select_bias": draw.of(draw.rng.permutation(ranks) * 0.07) if select_bias else None,
+            },
+            {"x": 0},
+        )
+
+    return Case("moe", name, prepare)
+
+
+def _moes() -> list[Case]:
+    mixtral = MoeArgs(4, 2, "softmax", renorm=True)
+    deepseek = MoeArgs(8, 3, "sigmoid", True, scale=2.5, groups=4, top_groups=2)
+    gpt_oss = MoeArgs(6, 3, "softmax_topk", renorm=False, clamp=0.6)
+    return [
+        *(_moe(f"softmax-{rows}", rows, mixtral) for rows in (0, 1, 9)),
+        _moe("softmax-not_renormalised-scaled", 6, MoeArgs(5, 2, "softmax", False, scale=1.7)),
+        _moe("all_experts-gelu_tanh", 4, MoeArgs(3, 3, "softmax", False, act="gelu_tanh")),
+        _moe("one_expert-renormalised", 4, MoeArgs(3, 1, "softmax", True)),
+        _moe("sigmoid-groups-select_bias", 7, deepseek, select_bias=True),
+        _moe("softmax_topk-clamp-bias", 7, gpt_oss, bias=True),
+    ]
+
+
+CASES = (
+    *(_linear(rows, 16, 24) for rows in (0, 1, 2, 5)),
+    _linear(7, 33, 19, bias=True, is_strided=True),
+    _linear(70, 130, 3),
+    *(_mlp(3, 12, 10, act, gated) for act in ACTIVATIONS for gated in (True, False)),
+    *(_mlp(rows, 17, 9, "silu", True, bias=True) for rows in (0, 1, 6)),
+    *(_logits(rows, 37, 1.0, None) for rows in (0, 1, 4)),
+    _logits(3, 37, 0.25, None),
+    _logits(3, 37, 1.5, 0.8),
+    *_moes(),
+    _linear(1, 1024, 4096, bench="qkv_0.6b_1"),
+    _linear(32, 1024, 4096, bench="qkv_0.6b_32"),
+    _linear(512, 1024, 4096, bench="qkv_0.6b_512"),
+    _mlp(1, 1024, 3072, "silu", True, bench="mlp_0.6b_1"),
+    _mlp(32, 1024, 3072, "silu", True, bench="mlp_0.6b_32"),
+    _mlp(512, 1024, 3072, "silu", True, bench="mlp_0.6b_512"),
+    _logits(1, 151_936, 1.0, None, 1024, bench="logits_0.6b_1"),
+    _logits(32, 151_936, 1.0, None, 1024, bench="logits_0.6b_32"),
+)

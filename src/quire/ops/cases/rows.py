@@ -1,0 +1,102 @@
+"""Cases of the ops that treat each token by itself: embedding, norms, sums, gates."""
+
+from __future__ import annotations
+
+from quire.ops.cases.case import Case, Draw, Prepared, by_row
+from quire.ops.norm import NormWeight
+from quire.ops.select import Ops
+
+EPS = 0.05
+"""Large, so that an epsilon in the wrong place shows."""
+
+
+def norm_weight(draw: Draw, kind: str, *shape: int, bias: bool = False) -> NormWeight:
+    """A norm with random parameters."""
+    weight = None if kind == "none" else draw.normal(*shape, mean=0.5)
+    return NormWeight(kind, EPS, weight, draw.normal(*shape) if bias else None)  # type: ignore[arg-type]
+
+
+def _norm(
+    kind: str,
+    shape: tuple[int, ...],
+    *,
+    bias: bool = False,
+    scale: float = 1.0,
+    is_strided: bool = False,
+    per_head: bool = False,
+) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        x = (draw.strided if is_strided else draw.normal)(*shape, scale=scale)
+        n = norm_weight(draw, kind, *(shape[-2:] if per_head else shape[-1:]), bias=bias)
+        return by_row({"x": x, "n": n}, {"x": 0})
+
+    traits = ["x".join(map(str, shape))]
+    traits += [f"scale{scale:g}"] if scale != 1.0 else []
+    traits += [
+        name for name, on in (("bias", bias), ("strided", is_strided), ("per_head", per_head)) if on
+    ]
+    return Case("norm", "-".join([kind, *traits]), prepare)
+
+
+def _norms() -> list[Case]:
+    cases = []
+    for kind in ("rms", "rms_late_cast", "rms1p", "layer", "layer1p", "none"):
+        cases += [
+            _norm(kind, (0, 16)),
+            _norm(kind, (1, 16)),
+            _norm(kind, (5, 17), is_strided=True),
+            _norm(kind, (4, 33), scale=200.0),
+            _norm(kind, (4, 33), scale=1e-3),
+        ]
+    cases += [_norm(kind, (3, 4, 8), per_head=True) for kind in ("rms", "rms1p", "layer")]
+    cases += [_norm(kind, (6, 19), bias=True) for kind in ("layer", "layer1p")]
+    cases.append(_norm("layer", (3, 4, 8), bias=True, per_head=True))
+    return cases
+
+
+def _sum(op: str, shape: tuple[int, int], scale: float, *, is_strided: bool = False) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        make = draw.strided if is_strided else draw.normal
+        arguments = {"x": make(*shape), "delta": make(*shape), "scale": scale}
+        if op == "add_norm":
+            arguments["n"] = norm_weight(draw, "rms", shape[1])
+        return by_row(arguments, {"x": 0, "delta": 0})
+
+    layout = "-strided" if is_strided else ""
+    return Case(op, f"{shape[0]}x{shape[1]}-scale{scale:g}{layout}", prepare)
+
+
+def _gate(rows: int, width: int, gate_width: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"y": draw.strided(rows, width), "gate": draw.strided(rows, gate_width)}
+        return by_row(arguments, {"y": 0, "gate": 0})
+
+    return Case("scale_gate", f"{rows}x{width}-gate{gate_width}", prepare)
+
+
+def _embed(rows: int, *, scale: float = 1.0, has_positions: bool = False) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "ids": draw.integers(draw.rng.integers(0, 11, rows)),
+            "table": draw.normal(11, 9),
+            "scale": scale,
+        }
+        axes = {"ids": 0}
+        if has_positions:
+            arguments["positions"] = draw.integers(draw.rng.integers(0, 7, rows))
+            arguments["position_table"] = draw.normal(7, 9)
+            axes["positions"] = 0
+        return by_row(arguments, axes)
+
+    return Case("embed", f"{rows}-scale{scale:g}{'-positions' * has_positions}", prepare)
+
+
+CASES = (
+    *(_embed(rows) for rows in (0, 1, 6)),
+    _embed(5, scale=3.3),
+    _embed(5, scale=0.7, has_positions=True),
+    *_norms(),
+    *(_sum(op, (rows, 16), 1.0) for op in ("add", "add_norm") for rows in (0, 1, 5)),
+    *(_sum(op, (5, 17), 0.37, is_strided=True) for op in ("add", "add_norm")),
+    *(_gate(rows, 8, width) for rows, width in ((0, 8), (1, 8), (5, 8), (5, 1))),
+)

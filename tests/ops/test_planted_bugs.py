@@ -1,0 +1,277 @@
+"""The conformance checks must see these bugs: plausible slips in one op, on some case of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.ops import Facts, bind, select
+from quire.ops.cases import CASES
+from quire.ops.plan import plan_rows
+from quire.testing import op_oracle
+from quire.testing.op_conformance import Fenced, check
+
+DTYPE = torch.float32
+PLAIN = select(device="cpu", dtype=DTYPE, providers=["torch"])
+
+
+ORACLE = bind(Facts(torch.device("cpu"), DTYPE), op_oracle.IMPLEMENTATIONS, ["oracle"])
+
+
+def with_args(**wrong):
+    def attend(q, kv, plan, args):
+        changed = {name: f(getattr(args, name)) for name, f in wrong.items()}
+        return PLAIN.attend(q, kv, plan, dataclasses.replace(args, **changed))
+
+    return {"attend": attend}
+
+
+def with_plan(change):
+    """Plans made from changed facts; the table's entries beyond a length are made readable."""
+
+    def plan_attention(*, query_start, seq_lens, block_table, block_size, window):
+        readable = block_table.where((block_table >= 0) & (block_table < 2**30), 0)
+        facts = change(query_start, seq_lens, readable, block_size, window)
+        return dataclasses.replace(plan_rows(*facts), window=window)
+
+    return {"plan_attention": plan_attention}
+
+
+def wider_window(query_start, seq_lens, block_table, block_size, window):
+    return query_start, seq_lens, block_table, block_size, window and window + 1
+
+
+def narrower_window(query_start, seq_lens, block_table, block_size, window):
+    return query_start, seq_lens, block_table, block_size, max(1, window - 1) if window else None
+
+
+def no_window(query_start, seq_lens, block_table, block_size, window):
+    return query_start, seq_lens, block_table, block_size, None
+
+
+def one_too_long(query_start, seq_lens, block_table, block_size, window):
+    return query_start, seq_lens + 1, block_table, block_size, window
+
+
+def one_too_short(query_start, seq_lens, block_table, block_size, window):
+    shorter = seq_lens - (seq_lens > query_start[1:] - query_start[:-1])
+    return query_start, shorter, block_table, block_size, window
+
+
+def swapped_blocks(query_start, seq_lens, block_table, block_size, window):
+    table = block_table.clone()
+    full = (seq_lens >= 2 * block_size).nonzero()[0]
+    table[full, :2] = table[full, :2].flip(1)
+    return query_start, seq_lens, table, block_size, window
+
+
+def without_padding_mask():
+    def plan_attention(**facts):
+        plan = PLAIN.plan_attention(**facts)
+        decode = tuple(dataclasses.replace(rows, valid=None) for rows in plan.decode)
+        return dataclasses.replace(plan, decode=decode)
+
+    return {"plan_attention": plan_attention}
+
+
+def everything_causal_from_zero():
+    def plan_attention(**facts):
+        plan = PLAIN.plan_attention(**facts)
+        prefill = tuple(
+            dataclasses.replace(
+                row, tiles=tuple(dataclasses.replace(t, is_causal=True) for t in row.tiles)
+            )
+            for row in plan.prefill
+        )
+        return dataclasses.replace(plan, prefill=prefill)
+
+    return {"plan_attention": plan_attention}
+
+
+def masked_by_zero_weight():
+    """Padding whose weights are 0 but whose values are read: 0 * NaN."""
+
+    def plan_attention(**facts):
+        plan = PLAIN.plan_attention(**facts)
+        decode = tuple(
+            dataclasses.replace(rows, lanes=rows.lanes.where(rows.lanes > 0, -2))
+            for rows in plan.decode
+        )
+        return dataclasses.replace(plan, decode=decode)
+
+    def attend(q, kv, plan, args):
+        lanes = [
+            dataclasses.replace(rows, lanes=rows.lanes % kv.lanes.shape[0]) for rows in plan.decode
+        ]
+        return PLAIN.attend(q, kv, dataclasses.replace(plan, decode=tuple(lanes)), args)
+
+    return {"plan_attention": plan_attention, "attend": attend}
+
+
+def attend_that_clears_the_cache(q, kv, plan, args):
+    y = PLAIN.attend(q, kv, plan, args)
+    kv.k[-1].zero_()
+    return y
+
+
+def rope(**wrong):
+    def rope_store(qkv, kv, slots, positions, **facts):
+        changed = {name: f(facts[name]) for name, f in wrong.items()}
+        return PLAIN.rope_store(qkv, kv, slots, positions, **(facts | changed))
+
+    return {"rope_store": rope_store}
+
+
+def shifted(qkv, kv, slots, positions, **facts):
+    return PLAIN.rope_store(qkv, kv, slots, (positions + 1) % 50, **facts)
+
+
+def padding_to_last_slot(qkv, kv, slots, positions, **facts):
+    slots = slots.where(slots >= 0, kv.num_blocks * kv.block_size - 1)
+    return PLAIN.rope_store(qkv, kv, slots, positions, **facts)
+
+
+def swap_pairing(table):
+    return table and dataclasses.replace(table, interleaved=not table.interleaved)
+
+
+def norm_on_the_other_side(qk_norm):
+    if qk_norm is None or qk_norm.over == "full":
+        return qk_norm
+    return dataclasses.replace(qk_norm, after_rope=not qk_norm.after_rope)
+
+
+def eps_outside_the_root(x, n):
+    if n.kind != "rms":
+        return PLAIN.norm(x, n)
+    return x / (x.square().mean(-1, keepdim=True).sqrt() + n.eps) * n.weight
+
+
+def gate_and_up_swapped(x, up, down, act, gated):
+    if not gated or act != "silu":
+        return PLAIN.mlp(x, up, down, act, gated)
+    first, second = F.linear(x, up.weight, up.bias).chunk(2, -1)
+    return F.linear(F.silu(second) * first, down.weight, down.bias)
+
+
+def moe_args(**wrong):
+    def moe(x, router, experts, args, select_bias=None):
+        return PLAIN.moe(x, router, experts, dataclasses.replace(args, **wrong), select_bias)
+
+    return {"moe": moe}
+
+
+def moe_weighs_biased_scores(x, router, experts, args, select_bias=None):
+    if select_bias is None:
+        return PLAIN.moe(x, router, experts, args)
+    biased = dataclasses.replace(router, bias=select_bias)
+    return PLAIN.moe(x, biased, experts, args)
+
+
+def copy_in_order(kv, src_ids, dst_ids):
+    for src, dst in zip(src_ids, dst_ids, strict=True):
+        PLAIN.copy_kv(kv, [src], [dst])
+
+
+def add_in_place(x, delta, scale=1.0):
+    return x.add_(delta, alpha=scale)
+
+
+def add_into_neighbour(x, delta, scale=1.0):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    torch.add(x, delta, alpha=scale, out=y)
+    if y.numel():
+        y.as_strided((1,), (1,), y.storage_offset() + y.numel()).zero_()
+    return y
+
+
+def sloppy_sum(x, delta, scale=1.0):
+    return (x.bfloat16() + scale * delta.bfloat16()).to(x.dtype)
+
+
+BUGS = {
+    "window one too wide": with_plan(wider_window),
+    "window one too narrow": with_plan(narrower_window),
+    "window ignored": with_plan(no_window),
+    "reads one beyond the length": with_plan(one_too_long),
+    "misses the newest key": with_plan(one_too_short),
+    "blocks in the wrong order": with_plan(swapped_blocks),
+    "padding not masked": without_padding_mask(),
+    "causal mask from the upper left": everything_causal_from_zero(),
+    "zero times NaN": masked_by_zero_weight(),
+    "no softcap": with_args(softcap=lambda _: None),
+    "no sinks": with_args(sinks=lambda _: None),
+    "no alibi": with_args(alibi=lambda _: None),
+    "alibi upside down": with_args(alibi=lambda slopes: slopes if slopes is None else -slopes),
+    "scale of the head dim": with_args(scale=lambda _: 8**-0.5),
+    "attention writes to the cache": {"attend": attend_that_clears_the_cache},
+    "wrong rotary pairing": rope(rotary=swap_pairing),
+    "positions shifted": {"rope_store": shifted},
+    "clip forgotten": rope(clip=lambda _: None),
+    "q/k norm forgotten": rope(qk_norm=lambda _: None),
+    "q/k norm on the wrong side": rope(qk_norm=norm_on_the_other_side),
+    "padding written": {"rope_store": padding_to_last_slot},
+    "eps outside of the root": {"norm": eps_outside_the_root},
+    "gate and up swapped": {"mlp": gate_and_up_swapped},
+    "moe scale forgotten": moe_args(scale=1.0),
+    "moe not renormalised": moe_args(renorm=False),
+    "moe limit forgotten": moe_args(clamp=None),
+    "moe groups forgotten": moe_args(groups=1, top_groups=1),
+    "moe weighs with the selection bias": {"moe": moe_weighs_biased_scores},
+    "copy reads what it wrote": {"copy_kv": copy_in_order},
+    "sum in place": {"add": add_in_place},
+    "write beyond the output": {"add": add_into_neighbour},
+    "sum in low precision": {"add": sloppy_sum},
+    "uninitialised output": {"add": lambda x, delta, scale=1.0: torch.empty_like(x)},
+}
+
+
+SMALL = [case for case in CASES if not case.is_bench and not case.name.startswith("long")]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug):
+    functions = BUGS[bug]
+    ops = dataclasses.replace(PLAIN, **functions)
+    affected = set(functions) | ({"attend"} if "plan_attention" in functions else set())
+    for case in SMALL:
+        if case.op in affected:
+            try:
+                check(case, DTYPE, ops, PLAIN, ORACLE)
+            except AssertionError:
+                return
+    pytest.fail("no case noticed")
+
+
+def test_rows_alone_are_compared_where_invariance_is_claimed():
+    def other_rounding_in_a_batch(x, delta, scale=1.0):
+        total = x + scale * delta
+        return total if len(x) == 1 else torch.nextafter(total, total * 2)
+
+    claims = {"batch_invariant": True, "invariance_reason": "claimed"}
+    wrong = dataclasses.replace(PLAIN, add=other_rounding_in_a_batch, **claims)
+    case = next(c for c in CASES if c.op == "add" and c.name.startswith("5x17"))
+    check(case, DTYPE, dataclasses.replace(PLAIN, **claims), PLAIN, ORACLE)
+    with pytest.raises(AssertionError, match="row alone"):
+        check(case, DTYPE, wrong, PLAIN, ORACLE)
+
+
+def test_the_single_calls_of_a_case_are_its_rows():
+    for case in SMALL:
+        prepared = case.prepare(ORACLE, case.draw(DTYPE))
+        if prepared.singles:
+            whole = case.run(ORACLE, prepared.arguments)
+            alone = [case.run(ORACLE, single) for single in prepared.singles]
+            if isinstance(whole, tuple):
+                whole, alone = whole[0], [result[0] for result in alone]
+            assert torch.equal(torch.cat(alone), whole), f"{case.op}/{case.name}"
+
+
+def test_fence_poisons_new_memory():
+    with Fenced() as fence:
+        assert torch.empty(3).isnan().all()
+        assert torch.zeros(2).new_empty(2, 2).isnan().all()
+    fence.check()
