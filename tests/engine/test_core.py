@@ -7,7 +7,8 @@ from quire.engine.protocol import EngineCoreRequest, FinishReason
 from quire.params import SamplingParams
 from quire.runner.step_output import StepOutput
 from quire.scheduling import invariants
-from quire.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import SchedulerConfig
 from quire.testing.hash_model import HashRunner, oracle
 
 VOCAB = 50

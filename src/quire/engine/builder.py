@@ -22,7 +22,8 @@ from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler, find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
-from quire.scheduling.scheduler import Scheduler, SchedulerConfig
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import SchedulerConfig
 
 
 def build_client(plan: EnginePlan) -> InprocClient:

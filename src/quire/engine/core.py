@@ -29,7 +29,8 @@ from quire.executor.abstract import Executor, LaunchedStep
 from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import StepOutputs
 from quire.scheduling.request import Request
-from quire.scheduling.scheduler import Pause, Scheduler
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import Pause
 from quire.scheduling.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert scheduler.memory.pool.num_free == scheduler.config.num_blocks - 1, "blocks leaked"
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
     assert not scheduler.chunked and not scheduler.lane.members
-    assert not scheduler._watched, "stop ids leaked"
+    assert not len(scheduler._stops), "stop ids leaked"
     assert len(scheduler._free_rows) == scheduler.config.max_num_seqs, "rows leaked"
 
 

@@ -8,6 +8,7 @@ import enum
 from dataclasses import dataclass, field
 
 from quire.params import SamplingParams
+from quire.scheduling.step import NewRow
 
 
 class State(enum.IntEnum):
@@ -105,6 +106,20 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.state is State.FINISHED
+
+    def new_row(self, num_computed_tokens: int) -> NewRow:
+        """All that the runner needs to build this request's row."""
+        return NewRow(
+            row=self.row,
+            handle=self.handle,
+            token_ids=self.token_ids(0, self.num_tokens),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=num_computed_tokens,
+            block_ids=tuple(list(table) for table in self.block_ids),
+            params=self.params,
+            seed=self.seed,
+            prompt_logprobs_done=self.prompt_logprobs_done,
+        )
 
     def absorb(self, token_ids: list[int]) -> None:
         """Make all but the newest token prompt and append more: the next turn of a resumable

@@ -12,46 +12,19 @@ nothing per request. Pure: no clock, no randomness, no I/O; equal calls give equ
 
 from __future__ import annotations
 
-import enum
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection
-
-import msgspec
 
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.kv_memory import KVMemory
 from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
 from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
 from quire.scheduling.request import Reason, Request, State
-from quire.scheduling.step import Chunk, NewRow, StepPlan, StepResult
+from quire.scheduling.settings import Pause, SchedulerConfig
+from quire.scheduling.step import Chunk, StepPlan, StepResult
 from quire.scheduling.step_record import ScheduledChunk, StepRecord
-from quire.scheduling.stop import Stop, check_stop, stop_ids
-
-
-class SchedulerConfig(msgspec.Struct, frozen=True):
-    """The scheduler's facts. Counts are in tokens unless said; `windows` has one entry per KV
-    group (None: reads all).
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    windows: tuple[int | None, ...] = (None,)
-    policy: str = "fcfs"
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-
-
-class Pause(enum.IntEnum):
-    """Whether new requests may enter rows (NEW: no) and whether anything runs at all (ALL: no)."""
-
-    NONE = 0
-    NEW = 1
-    ALL = 2
+from quire.scheduling.stop import Stop, StopWatch, check_stop
 
 
 class Scheduler:
@@ -88,8 +61,7 @@ class Scheduler:
         self._removed: list[int] = []
         self._entered: dict[int, int] = {}
         """Handle -> computed tokens, of requests whose row the runner has yet to build."""
-        self._watched: Counter[int] = Counter()
-        """Ids that end some running request, with how many."""
+        self._stops = StopWatch()
         self._num_arrived = 0
         self._next_step = 0
 
@@ -157,7 +129,7 @@ class Scheduler:
         """
         step = self.in_flight.popleft()
         assert step.step_id == result.step_id, "results must come in the order of the plans"
-        failed = _failed(step, result) if result.errors else {}
+        failed = step.failed(result.errors) if result.errors else {}
         gone = step.void | failed.keys()
         out = gather(step, result, dropped=gone)
         for handle, chunk in step.chunks.items():
@@ -292,7 +264,7 @@ class Scheduler:
         request.state = State.RUNNING
         self.running[request.row] = request
         self.chunked.append(request)
-        self._watched.update(stop_ids(request))
+        self._stops.add(request)
         self.memory.adopt(request, hit)
         request.num_computed_tokens = request.num_confirmed_tokens = hit
         self._entered[request.handle] = hit
@@ -309,7 +281,7 @@ class Scheduler:
         plan = StepPlan(
             step_id=step.step_id,
             removed=self._removed,
-            added=[self._new_row(handle, start) for handle, start in self._entered.items()],
+            added=[self.requests[h].new_row(start) for h, start in self._entered.items()],
             new_blocks=[
                 grown
                 for handle, blocks in step.new_blocks.items()
@@ -338,20 +310,6 @@ class Scheduler:
                 if request.num_tokens + 1 < request.max_total_tokens:
                     self.lane.join(request)
 
-    def _new_row(self, handle: int, start: int) -> NewRow:
-        request = self.requests[handle]
-        return NewRow(
-            row=request.row,
-            handle=handle,
-            token_ids=request.token_ids(0, request.num_tokens),
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=start,
-            block_ids=tuple(list(table) for table in request.block_ids),
-            params=request.params,
-            seed=request.seed,
-            prompt_logprobs_done=request.prompt_logprobs_done,
-        )
-
     # ---- learning
 
     def _confirm(self, chunk: ScheduledChunk, out: StepOutputs) -> None:
@@ -370,7 +328,7 @@ class Scheduler:
     def _end_stopped(self, step: StepRecord, out: StepOutputs, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, looking only where that is possible."""
         suspects = out.requests
-        if self._watched.keys().isdisjoint(out.token_ids):
+        if not self._stops.may_stop(out.token_ids):
             suspects = [*step.ending.values(), *(c.request for c in step.chunks.values())]
             suspects += step.cohort.inspected if step.cohort else []
         for request in suspects:
@@ -444,7 +402,7 @@ class Scheduler:
         self._leave_steps(request)
         self.memory.publish(request, request.num_reusable_tokens)
         self.memory.release(request)
-        self._unwatch(request)
+        self._stops.remove(request)
         self._removed.append(request.row)
         self._entered.pop(request.handle, None)
         heapq.heappush(self._free_rows, request.row)
@@ -462,12 +420,6 @@ class Scheduler:
         for step in self.in_flight:
             step.void.add(request.handle)
 
-    def _unwatch(self, request: Request) -> None:
-        for token in stop_ids(request):
-            self._watched[token] -= 1
-            if self._watched[token] == 0:
-                del self._watched[token]
-
     def _set_length(self, request: Request) -> None:
         max_tokens = request.params.max_tokens
         assert max_tokens is not None, "the input processor resolves max_tokens"
@@ -476,9 +428,3 @@ class Scheduler:
 
     def _least_chunk(self, request: Request) -> int:
         return 1 if self.config.enable_chunked_prefill else request.num_tokens
-
-
-def _failed(step: StepRecord, result: StepResult) -> dict[int, str]:
-    """handle -> what went wrong, of requests that still count in the step."""
-    handles = step.handles_of(result.errors)
-    return {h: result.errors[row] for row, h in handles.items() if h not in step.void}

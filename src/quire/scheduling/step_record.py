@@ -4,7 +4,7 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire.scheduling.decode_lane import Cohort
@@ -44,12 +44,13 @@ class StepRecord:
     def num_chunk_tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks.values())
 
-    def handles_of(self, rows: Iterable[int]) -> dict[int, int]:
-        """row -> handle of the request that was planned there."""
-        planned = {chunk.row: handle for handle, chunk in self.chunks.items()}
+    def failed(self, errors: Mapping[int, str]) -> dict[int, str]:
+        """handle -> what went wrong, for rows of this step whose request still counts."""
+        handles = {chunk.row: handle for handle, chunk in self.chunks.items()}
         if self.cohort is not None:
-            planned |= dict(zip(self.cohort.rows, self.cohort.handles, strict=True))
-        return {row: planned[row] for row in rows}
+            handles |= dict(zip(self.cohort.rows, self.cohort.handles, strict=True))
+        named = {handles[row]: text for row, text in errors.items()}
+        return {handle: text for handle, text in named.items() if handle not in self.void}
 
     def forget(self, handle: int) -> None:
         """The request lost its row while the step was being planned."""

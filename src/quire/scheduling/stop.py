@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from quire.scheduling.request import Reason, Request
 
 Stop = tuple[Reason, int | str | None]
@@ -34,6 +37,31 @@ def stop_ids(request: Request) -> list[int]:
     if params.eos_token_id is not None and not params.ignore_eos:
         ids.append(params.eos_token_id)
     return ids
+
+
+class StopWatch:
+    """The ids that can end some running request, so that a step's ids are looked at all at once."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, request: Request) -> None:
+        """The request runs."""
+        self._counts.update(stop_ids(request))
+
+    def remove(self, request: Request) -> None:
+        """The request, which was added, runs no more."""
+        for token in stop_ids(request):
+            self._counts[token] -= 1
+            if self._counts[token] == 0:
+                del self._counts[token]
+
+    def may_stop(self, token_ids: Iterable[int]) -> bool:
+        """Is one of these ids watched?"""
+        return not self._counts.keys().isdisjoint(token_ids)
 
 
 def _repeats(output: list[int], smallest: int, largest: int, count: int) -> bool:

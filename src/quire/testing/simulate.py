@@ -20,7 +20,8 @@ from quire.params import RepetitionDetectionParams, SamplingParams
 from quire.scheduling import invariants
 from quire.scheduling.outputs import StepOutputs
 from quire.scheduling.request import Reason, Request
-from quire.scheduling.scheduler import Pause, Scheduler, SchedulerConfig
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import StepResult
 from quire.testing.hash_model import EOS, HashRunner, oracle
 
