@@ -71,8 +71,10 @@ def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
         yield from _norm(at + "attn_post", b.norm, dim)
     if b.pre:
         yield from _norm(at + "mlp_pre", b.norm, dim)
-    part = _moe if isinstance(b.mlp, Moe) else _mlp
-    yield from part(at + "mlp.", b.mlp, dim)  # type: ignore[operator]
+    if isinstance(b.mlp, Moe):
+        yield from _moe(at + "mlp.", b.mlp, dim)
+    else:
+        yield from _mlp(at + "mlp.", b.mlp, dim)
     if b.post:
         yield from _norm(at + "mlp_post", b.norm, dim)
 

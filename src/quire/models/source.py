@@ -51,7 +51,7 @@ def locate(
     Raises ModelNotFound.
     """
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if str(model) and folder.is_dir():
         return folder
     if not _is_hub_id(model):
         raise ModelNotFound(

@@ -133,7 +133,7 @@ def _write_tensor(
 ) -> None:
     leaves = [draw(leaf) for leaf in stored.leaves]
     whole = leaves[0] if not stored.steps else from_leaves(stored, leaves)
-    data = memoryview(whole.to(dtype).contiguous().view(torch.uint8).numpy()).cast("B")
+    data = whole.to(dtype).contiguous().view(torch.uint8).numpy().data.cast("B")
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written

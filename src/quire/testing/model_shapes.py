@@ -126,7 +126,7 @@ def _gpt_oss(s: Shape) -> dict[str, Any]:
 
 
 def _square(s: Shape) -> Shape:
-    """Heads that together are as wide as the hidden state, for families without a `head_dim` key."""
+    """Heads as wide together as the hidden state, for families without a `head_dim` key."""
     return replace(s, head_dim=s.width // s.heads)
 
 

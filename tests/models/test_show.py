@@ -1,0 +1,39 @@
+"""`describe` says of each model what distinguishes it."""
+
+import pytest
+from hostile_models import HOSTILE
+
+from quire.models import read_spec
+from quire.models.config_reader import read_config
+from quire.models.show import describe
+
+EXPECTED = {
+    "llama-llama3": ["llama3 scaling by 8 from 16", "rms_norm[eps 0.05](x)"],
+    "llama-linear": ["linear scaling by 3"],
+    "llama-yarn": ["yarn by 4 from 16"],
+    "llama-dynamic": ["dynamic NTK by 4 if max_model_len exceeds 64"],
+    "phi3": ["longrope: long factors if max_model_len exceeds 48", "the first 12 of 16 values"],
+    "gemma2": [
+        "s = 1.5 * tanh(s / 1.5)",
+        "logits = 2 * tanh(logits / 2)",
+        "over the last 4 tokens",
+        "over all tokens before",
+        "ids) * 8",
+        "x = x + rms_norm_1p[eps 0.05](h)",
+        "head tied to embedding",
+    ],
+    "gemma3": ["sliding, window 4: layers 0", "full: layers 1", "over each head"],
+    "olmo2": ["h = x", "over all heads together"],
+    "granite": ["x = x + 0.5 * h", "s = 0.3 * q @ k", "@ x * 0.5"],
+    "gpt2": ["position_embedding[64 x 64]", "gelu_tanh(Wu @ h + bias)", "layer_norm[eps 0.05]"],
+    "mixtral": ["top 2 of softmax(Wr @ h), made to sum to 1    # 4 experts", "active per token"],
+    "gpt_oss": ["one sink per head", "bounded by 0.4", "softmax of the top 2 of Wr @ h"],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_description_names_what_is_special(checkpoints, name):
+    text = describe(read_spec(read_config(checkpoints[name].folder)))
+    for phrase in EXPECTED.get(name, ["layers 0..2:"] if name == "llama" else []):
+        assert phrase in text
+    assert "parameters" in text and "KV cache" in text
