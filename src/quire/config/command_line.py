@@ -73,10 +73,17 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser, declaration: type) -> argparse.ArgumentParser:
-    """Give `parser` one flag per field of a dataclass of options, in help groups."""
+def add_options(
+    parser: argparse.ArgumentParser, declaration: type, only: Sequence[str] | None = None
+) -> argparse.ArgumentParser:
+    """Give `parser` one flag per field of a dataclass of options, in help groups.
+
+    `only` names the fields that get one; None: all.
+    """
     groups: dict[str, Any] = {}
     for field in fields_of(declaration):
+        if only is not None and field.name not in only:
+            continue
         option = field.metadata["option"]
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)

@@ -1,0 +1,30 @@
+"""How every measurement ends: words for people, then one line of JSON, and a file if wanted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def add_output_flag(parser: argparse.ArgumentParser) -> None:
+    """`--output-json FILE`."""
+    parser.add_argument("--output-json", type=Path, help="write the figures to a file")
+
+
+def finish(figures: Mapping[str, Any], file: Path | None) -> None:
+    """Print the figures as the last line and write them to `file`, if there is one."""
+    print(json.dumps(figures))
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, interpolated between neighbours."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,0 +1,119 @@
+"""Microseconds of scheduler work per decoding request and step, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from quire.bench.report import add_output_flag, finish
+from quire.params import SamplingParams
+from quire.scheduling.request import Request
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.step import StepPlan, StepResult
+
+_TOKEN = 7
+"""What the fake runner samples; it ends nothing."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire bench scheduler`."""
+    parser.add_argument("--num-requests", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--num-steps", type=int, default=300, help="steps of one trial")
+    parser.add_argument("--num-trials", type=int, default=5, help="the fastest counts")
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--block-size", type=int, default=32)
+    add_output_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure each number of requests and print the cost."""
+    costs, naive = {}, {}
+    for count in args.num_requests:
+        shape = (args.num_steps, args.input_len, args.block_size)
+        trials = range(args.num_trials)
+        costs[str(count)] = min(decode_cost_us(count, *shape) for _ in trials)
+        naive[str(count)] = min(naive_cost_us(count, args.num_steps) for _ in trials)
+        print(
+            f"{count} requests: schedule + update take {costs[str(count)]:.3f} us per request and "
+            f"step; a bare loop over the requests takes {naive[str(count)]:.3f} us"
+        )
+    finish(
+        {
+            "us_per_request_step": costs,
+            "bare_loop_us_per_request_step": naive,
+            "num_steps": args.num_steps,
+            "num_trials": args.num_trials,
+            "input_len": args.input_len,
+            "block_size": args.block_size,
+        },
+        args.output_json,
+    )
+    return 0
+
+
+def decode_cost_us(num_requests: int, num_steps: int, input_len: int, block_size: int) -> float:
+    """Time of schedule() and update() while all requests decode, per request and step.
+
+    Lengths differ, so that block boundaries spread over the steps as they do in service.
+    """
+    scheduler = _filled(num_requests, num_steps, input_len, block_size)
+    while True:
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.update(fake_result(plan))
+        if len(plan.decode_rows) == num_requests:
+            break
+    spent = 0.0
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        plan = scheduler.schedule()
+        middle = time.perf_counter()
+        assert plan is not None and len(plan.decode_rows) == num_requests
+        result = fake_result(plan)
+        again = time.perf_counter()
+        scheduler.update(result)
+        spent += time.perf_counter() - again + middle - start
+    return spent / (num_steps * num_requests) * 1e6
+
+
+def fake_result(plan: StepPlan) -> StepResult:
+    """A runner that samples the same harmless token everywhere."""
+    return StepResult(plan.step_id, [_TOKEN] * len(plan.sampled_rows))
+
+
+def _filled(num_requests: int, num_steps: int, input_len: int, block_size: int) -> Scheduler:
+    length = input_len + num_requests + 2 * num_steps + 64
+    length += block_size
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=num_requests,
+            max_num_batched_tokens=max(8192, num_requests),
+            max_model_len=length,
+            block_size=block_size,
+            num_blocks=1 + num_requests * -(-length // block_size),
+        )
+    )
+    for handle in range(num_requests):
+        # Different first tokens: no request may wait for another's blocks.
+        prompt = [handle + 10] + [1] * (input_len - 1 + handle % block_size)
+        params = SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0)
+        scheduler.add(Request(handle, prompt, params))
+    return scheduler
+
+
+def naive_cost_us(num_requests: int, num_steps: int) -> float:
+    """The least that a loop over requests costs in this Python on this machine: count, compare,
+    append.
+    """
+    lengths = [100] * num_requests
+    outputs: list[list[int]] = [[] for _ in range(num_requests)]
+    limit = 100 + 2 * num_steps
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        for row in range(num_requests):
+            lengths[row] += 1
+            outputs[row].append(_TOKEN)
+            if lengths[row] >= limit:
+                raise AssertionError("the bare loop never reaches its limit")
+    return (time.perf_counter() - start) / (num_steps * num_requests) * 1e6

@@ -1,0 +1,72 @@
+"""Tokens per second of many random requests that are there from the start."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from quire.bench.limits import Workload
+from quire.bench.report import add_output_flag, finish
+from quire.bench.workload import (
+    add_model_flags,
+    as_prompts,
+    limit_figures,
+    open_llm,
+    random_prompts,
+    sampling,
+    settings,
+    vocab_size,
+    wishes_from,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire bench throughput`."""
+    parser.add_argument("--input-len", "--random-input-len", type=int, default=128)
+    parser.add_argument("--output-len", "--random-output-len", type=int, default=64)
+    parser.add_argument("--num-prompts", type=int, default=32)
+    parser.add_argument("--num-warmups", type=int, default=1, help="requests before the clock runs")
+    parser.add_argument("--n", type=int, default=1, help="completions of each prompt")
+    add_output_flag(parser)
+    add_model_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the requests and print the rates."""
+    start = time.perf_counter()
+    plan = wishes_from(args).create_engine_config()
+    prompts = random_prompts(
+        args.num_prompts + args.num_warmups, args.input_len, vocab_size(plan), plan.seed
+    )
+    with open_llm(plan) as llm:
+        ready_s = time.perf_counter() - start
+        params = sampling(args.output_len, args)
+        warmups = as_prompts(prompts[args.num_prompts :])
+        llm.generate(warmups, params, use_tqdm=False)
+        start = time.perf_counter()
+        outputs = llm.generate(as_prompts(prompts[: args.num_prompts]), params, use_tqdm=False)
+        elapsed = time.perf_counter() - start
+    num_prompt = sum(len(output.prompt_token_ids or ()) for output in outputs)
+    num_output = sum(len(c.token_ids) for output in outputs for c in output.outputs)
+    work = Workload(args.num_prompts * args.n, args.input_len, args.output_len, plan.max_num_seqs)
+    figures = {
+        **settings(plan, args),
+        "elapsed_time": elapsed,
+        "ready_time": ready_s,
+        "num_requests": len(outputs),
+        "num_prompt_tokens": num_prompt,
+        "num_output_tokens": num_output,
+        "total_num_tokens": num_prompt + num_output,
+        "requests_per_second": len(outputs) / elapsed,
+        "tokens_per_second": (num_prompt + num_output) / elapsed,
+        "output_tokens_per_second": num_output / elapsed,
+        **limit_figures(plan, work, elapsed),
+    }
+    print(
+        f"Throughput: {figures['requests_per_second']:.2f} requests/s, "
+        f"{figures['tokens_per_second']:.2f} total tokens/s, "
+        f"{figures['output_tokens_per_second']:.2f} output tokens/s"
+    )
+    print(f"That is {figures['share_of_machine_limit']:.0%} of this machine's limit.")
+    finish(figures, args.output_json)
+    return 0

@@ -1,0 +1,126 @@
+"""What throughput and latency share: the model, the prompts, the limit beside the figure."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quire.bench.limits import Workload, least_seconds
+from quire.config.engine_args import EngineArgs
+from quire.config.environment import read_environment
+from quire.config.plan import EnginePlan
+from quire.config.resolve_dtype import ITEMSIZE
+from quire.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from quire import LLM
+    from quire.params import SamplingParams
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """`--random-model` and the flags of the engine."""
+    parser.add_argument(
+        "--random-model",
+        metavar="SHAPE",
+        help="random weights of the shape tiny, 0.6b, 1b or 8b, written once to the cache folder",
+    )
+    parser.add_argument(
+        "--disable-detokenize", action="store_true", help="leave the outputs as token ids"
+    )
+    EngineArgs.add_cli_args(parser)
+
+
+def wishes_from(args: argparse.Namespace) -> EngineArgs:
+    """The engine's arguments; --random-model stands for --model."""
+    wishes = EngineArgs.from_cli_args(args)
+    if args.random_model is not None:
+        if wishes.model is not None:
+            raise InvalidParameter("--random-model", args.random_model, "--model was given as well")
+        wishes.model = str(random_model(args.random_model))
+    return wishes
+
+
+def random_model(shape: str) -> Path:
+    """The folder of a random checkpoint in bfloat16, written at the first use."""
+    folder = read_environment().cache_dir / "random" / f"{shape}-bfloat16"
+    if not (folder / "config.json").exists():
+        from quire.testing import make_checkpoint
+
+        make_checkpoint(folder, shape=shape, dtype="bfloat16")
+    return folder
+
+
+def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """`count` prompts of `length` ids: a function of its arguments, so that peers get the same."""
+    draw = random.Random(seed)
+    return [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
+
+
+def vocab_size(plan: EnginePlan) -> int:
+    """The model's, from its config."""
+    from quire.models import read_spec
+
+    return read_spec(plan.hf_config).vocab
+
+
+def sampling(output_len: int, args: argparse.Namespace) -> SamplingParams:
+    """Greedy, exactly `output_len` tokens."""
+    from quire.params import SamplingParams
+
+    return SamplingParams(
+        n=args.n,
+        temperature=0.0 if args.n == 1 else 1.0,
+        max_tokens=output_len,
+        ignore_eos=True,
+        detokenize=not args.disable_detokenize,
+    )
+
+
+def open_llm(plan: EnginePlan) -> LLM:
+    """The engine of a plan, without statistics."""
+    from quire import LLM, LLMEngine
+
+    return LLM.from_engine(LLMEngine.from_vllm_config(plan, disable_log_stats=True))
+
+
+def as_prompts(prompts: list[list[int]]) -> list[Any]:
+    """Token ids as the engine takes them."""
+    return [{"prompt_token_ids": ids} for ids in prompts]
+
+
+def limit_figures(plan: EnginePlan, work: Workload, elapsed_s: float) -> dict[str, Any]:
+    """Measure the machine now, and say which share of its limit `elapsed_s` is."""
+    from quire.bench.machine import measure_limits
+    from quire.models import read_spec
+
+    machine = measure_limits(plan.dtype, plan.num_threads)
+    least = least_seconds(
+        read_spec(plan.hf_config),
+        work,
+        ITEMSIZE[plan.dtype],
+        machine.read_bytes_per_s,
+        machine.matrix_flops_per_s,
+    )
+    return {
+        "share_of_machine_limit": least / elapsed_s,
+        "limit_seconds": least,
+        "machine": msgspec.to_builtins(machine),
+    }
+
+
+def settings(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]:
+    """What has to be equal for two figures to be comparable."""
+    return {
+        "model_id": args.random_model or plan.model,
+        "dtype": plan.dtype,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "n": args.n,
+        "num_threads": plan.num_threads,
+        "max_num_seqs": plan.max_num_seqs,
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+    }

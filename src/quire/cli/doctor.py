@@ -1,0 +1,127 @@
+"""Print what this machine offers: cores, CPU features, memory, torch, providers, the embedded
+model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+from importlib import metadata
+
+from quire.config.environment import VARIABLES, read_environment
+from quire.config.kv_memory import gib
+
+_PACKAGES = ("torch", "numpy", "msgspec", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
+_EXTRAS = ("transformers",)
+
+Lines = list[tuple[str, str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire doctor`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 1 if something that is needed does not work."""
+    report: Lines = []
+    is_well = True
+    for section in (_software, _machine, _torch, _providers, _embedded, _environment):
+        is_well &= _try(section, report)
+    if args.json:
+        print(json.dumps(dict(report), indent=1))
+    else:
+        width = max(len(name) for name, _ in report)
+        print("\n".join(f"{name:{width}}  {value}" for name, value in report))
+    return 0 if is_well else 1
+
+
+def _try(section: Callable[[], Lines], report: Lines) -> bool:
+    """Add a section; what fails in it is a line of the report."""
+    try:
+        report += section()
+    except Exception as error:
+        name = section.__name__.strip("_")
+        report.append((name, f"FAILED: {type(error).__name__}: {error}"))
+        return False
+    return True
+
+
+def _software() -> Lines:
+    versions = [("python", f"{platform.python_version()} on {platform.platform()}")]
+    versions += [(name, metadata.version(name)) for name in _PACKAGES]
+    return versions + [(f"{name} (optional)", _optional_version(name)) for name in _EXTRAS]
+
+
+def _optional_version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _machine() -> Lines:
+    from quire.engine.machine import gather_machine_facts
+
+    facts = gather_machine_facts()
+    limit = facts.thread_limit
+    return [
+        ("cpu", f"{facts.cpu_name} ({platform.machine()})"),
+        (
+            "cores",
+            f"{facts.num_cores} to compute on, {facts.num_cpus} logical"
+            + ("" if limit is None else f", OMP_NUM_THREADS={limit}"),
+        ),
+        ("cpu features", " ".join(facts.features) or "none that matter"),
+        (
+            "16-bit arithmetic",
+            f"bfloat16 {_in(facts.has_fast_bfloat16)}, float16 {_in(facts.has_fast_float16)}",
+        ),
+        (
+            "memory",
+            f"{gib(facts.free_memory_bytes)} free of {gib(facts.total_memory_bytes)}, "
+            f"limited by {facts.memory_limit_source}",
+        ),
+    ]
+
+
+def _in(fast: bool) -> str:
+    return "in hardware" if fast else "emulated"
+
+
+def _torch() -> Lines:
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    lines = [("torch cpu", f"{capability}, {torch.get_num_threads()} threads")]
+    if torch.cuda.is_available():
+        lines.append(("gpu", f"{torch.cuda.get_device_name()}; this release does not use it"))
+    return lines
+
+
+def _providers() -> Lines:
+    import torch
+
+    from quire.ops import select
+
+    ops = select(device="cpu", dtype=torch.bfloat16)
+    lines = [(f"op {op}", f"{provider}: {why}") for op, provider, why in ops.report()]
+    invariant = "yes" if ops.batch_invariant else f"no: {ops.invariance_reason}"
+    return [*lines, ("batch invariant", invariant)]
+
+
+def _embedded() -> Lines:
+    from quire.config.engine_args import EngineArgs
+
+    plan = EngineArgs(skip_tokenizer_init=True).create_engine_config()
+    context = f"{plan.architecture}, {plan.max_model_len} tokens of context"
+    return [("embedded model", f"{context}, in {plan.model_folder}")]
+
+
+def _environment() -> Lines:
+    environment = read_environment()
+    known = ", ".join(variable.name for variable in VARIABLES)
+    lines = [("cache folder", str(environment.cache_dir)), ("environment", f"reads {known}")]
+    return lines + [(name, "is set, but is no variable of Quire's") for name in environment.unknown]

@@ -1,0 +1,110 @@
+"""The `quire` command: finds the subcommand, runs it, and turns errors into one line and an exit
+code.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from quire.config.command_line import QuireParser
+
+COMMANDS = {
+    "generate": "continue a prompt",
+    "chat": "talk to a model",
+    "show": "print what a model is made of",
+    "doctor": "print what this machine offers",
+    "bench": "measure: scheduler, throughput, latency",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (default: the process's) and give the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    _tolerate_unprintable_text()
+    if not words or words[0] not in COMMANDS:
+        return _no_command(words)
+    try:
+        return run_command(words[0], words[1:])
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `quire show | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def run_command(name: str, words: Sequence[str]) -> int:
+    """Parse the words of one command and run it; an error becomes a line on stderr."""
+    module = importlib.import_module(f"quire.cli.{name}")
+    parser = QuireParser(prog=f"quire {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    args = parser.parse_args(words)
+    from quire.config.environment import read_environment
+    from quire.errors import RequestError
+
+    debug = False
+    try:
+        environment = read_environment()
+        debug = environment.debug
+        for unknown in environment.unknown:
+            _say(f"warning: {unknown} is no variable of Quire's; see docs/engine_args.md")
+        code: int = module.run(args)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        _say(f"error: {describe_error(error)}")
+        return 2 if isinstance(error, RequestError) else 1
+    return code
+
+
+def describe_error(error: Exception) -> str:
+    """One line about what went wrong; what is not one of our own errors is named and can be
+    traced.
+    """
+    from quire.errors import EngineError
+
+    text = " ".join(str(error).split())
+    if isinstance(error, EngineError):
+        return text
+    return f"{type(error).__name__}: {text} (QUIRE_DEBUG=1 shows where)"
+
+
+def _no_command(words: list[str]) -> int:
+    parser = QuireParser(prog="quire", description="Run large language models on this machine.")
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, help in COMMANDS.items():
+        commands.add_parser(name, help=help, add_help=False)
+    args = parser.parse_args(words)
+    if args.version:
+        from quire import __version__
+
+        print(__version__)
+        return 0
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _say(text: str) -> None:
+    print(f"quire: {text}", file=sys.stderr)
+
+
+def _tolerate_unprintable_text() -> None:
+    """A terminal that knows few characters shows a mark for the others instead of ending the
+    program.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""An engine behind the commands that generate: opens it as the flags say, and streams one answer
+at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from quire.config.engine_args import EngineArgs
+
+if TYPE_CHECKING:
+    from quire.engine.llm_engine import LLMEngine
+    from quire.outputs import RequestOutput
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of the engine, and `--explain`."""
+    parser.add_argument(
+        "--explain", action="store_true", help="print the plan of the engine with reasons, and stop"
+    )
+    EngineArgs.add_cli_args(parser)
+
+
+def explain(args: argparse.Namespace) -> int:
+    """Print what the engine flags come to on this machine."""
+    print(EngineArgs.from_cli_args(args).create_engine_config().explain(), end="")
+    return 0
+
+
+class Session:
+    """One engine in this process. Close it, or use it as a context manager."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._num_requests = 0
+
+    @classmethod
+    def open(cls, args: argparse.Namespace) -> Self:
+        """Load the model that the engine flags name."""
+        from quire.engine.llm_engine import LLMEngine
+
+        wishes = EngineArgs.from_cli_args(args)
+        wishes.disable_log_stats = True
+        return cls(LLMEngine.from_engine_args(wishes))
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """Fields of SamplingParams that the model's files set."""
+        return dict(self._engine.front_end.sampling_defaults)
+
+    def stream(
+        self,
+        prompt: str,
+        sampling: Mapping[str, Any],
+        *,
+        is_delta: bool,
+        add_special_tokens: bool = True,
+    ) -> Iterator[RequestOutput]:
+        """Outputs as they come: new text only (`is_delta`), or one at the end.
+
+        Closing the iterator ends the generation.
+        """
+        from quire.params import RequestOutputKind, SamplingParams
+
+        kind = RequestOutputKind.DELTA if is_delta else RequestOutputKind.FINAL_ONLY
+        params = SamplingParams(**{**sampling, "output_kind": kind})
+        name = str(self._num_requests)
+        self._num_requests += 1
+        options = {"add_special_tokens": add_special_tokens}
+        self._engine.add_request(name, prompt, params, tokenization_kwargs=options)
+        try:
+            while self._engine.has_unfinished_requests():
+                yield from self._engine.step()
+        finally:
+            self._engine.discard_all()
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt that the model's chat template makes of a conversation."""
+        from quire.text.chat import render_chat
+
+        template = self._engine.front_end.chat_template
+        return render_chat(self._engine.get_tokenizer(), messages, chat_template=template)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

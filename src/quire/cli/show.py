@@ -1,0 +1,33 @@
+"""Print what a model is made of: its layers as pseudo-code, parameters, memory per token."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.config.command_line import add_options
+from quire.config.engine_args import EngineArgs
+from quire.config.resolve_dtype import ITEMSIZE
+
+_OPTIONS = ("revision", "hf_token", "hf_overrides", "download_dir")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire show`."""
+    parser.add_argument("model", nargs="?", help="folder or hub id; none: the embedded model")
+    add_options(parser, EngineArgs, only=_OPTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the description; only config.json is read."""
+    from quire.engine.facts import gather_model_facts
+    from quire.models import read_spec
+    from quire.models.show import describe
+
+    wishes = EngineArgs.from_cli_args(args)
+    wishes.load_format, wishes.skip_tokenizer_init = "dummy", True  # no weights, no tokenizer
+    facts = gather_model_facts(wishes)
+    size = ITEMSIZE.get(facts.checkpoint_dtype, 2)
+    print(f"model             {facts.name}")
+    print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")
+    print(describe(read_spec(facts.hf_config), weight_bytes=size, kv_bytes=size))
+    return 0
