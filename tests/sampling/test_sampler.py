@@ -80,7 +80,7 @@ def bench_with(requests, vocab_size, **options):
     return bench, rows
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_pipeline_equals_the_oracle(seed):
     """All features mixed in one batch: every processed logit, and the drawn token."""
@@ -114,7 +114,7 @@ def test_pipeline_equals_the_oracle(seed):
             assert score[token_id] >= score.max() - 1e-4
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_row_alone_equals_row_in_batch(seed):
     requests, logits, mask = random_batch(seed)
@@ -139,7 +139,7 @@ def test_row_alone_equals_row_in_batch(seed):
                 assert alone.logprobs.ranks[0] == together.logprobs.ranks[m]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_sampling_again_gives_the_same_and_leaves_the_logits(seed):
     requests, logits, _ = random_batch(seed)
@@ -151,7 +151,7 @@ def test_sampling_again_gives_the_same_and_leaves_the_logits(seed):
     assert given_logits.numpy().tobytes() == logits.tobytes()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32))
 def test_resuming_goes_on_as_if_nothing_happened(seed):
     """Preempted at every step, into another row: the same ids as undisturbed."""
@@ -173,17 +173,17 @@ def test_resuming_goes_on_as_if_nothing_happened(seed):
         assert set(found.errors) == set(expected.errors)
 
 
-def draws(params, logits, *, num_draws, seed=0):
-    """One token at each of many positions of a request whose logits stay the same."""
-    bench = Bench(len(logits), num_rows=1)
-    bench.add(0, Request(params, [0], [], seed))
-    batch = torch.tensor([logits])
-    rows = np.array([0])
+def draws(params, logits, *, num_draws, seed=0, num_rows=40):
+    """Counts of the tokens drawn by requests of neighbouring seeds, at many positions each."""
+    bench = Bench(len(logits), num_rows=num_rows)
+    for row in range(num_rows):
+        bench.add(row, Request(params, [0], [], seed + row))
+    batch = torch.tensor([logits] * num_rows)
     drawn = [
-        bench.sampler.sample(batch, rows, np.array([p])).token_ids.item()
-        for p in range(1, num_draws + 1)
+        bench.sampler.sample(batch, np.arange(num_rows), np.full(num_rows, position)).token_ids
+        for position in range(1, num_draws // num_rows + 1)
     ]
-    return np.bincount(drawn, minlength=len(logits))
+    return np.bincount(torch.cat(drawn).numpy(), minlength=len(logits))
 
 
 DISTRIBUTIONS = {
@@ -201,7 +201,7 @@ def test_draws_follow_the_distribution(fields):
     logits = np.random.default_rng(3).standard_normal(30).astype(np.float32) * 1.5
     params = SamplingParams(**fields)
     expected = np.exp(oracle.log_softmax(oracle.filtered(logits, params)))
-    num_draws = 3000
+    num_draws = 1200
     counts = draws(params, logits.tolist(), num_draws=num_draws, seed=11)
     assert counts[expected == 0].sum() == 0
     likely = expected > 0
@@ -359,3 +359,13 @@ def test_removed_rows_leave_nothing_behind():
     logits = rng.standard_normal((1, 50)).astype(np.float32)
     result = bench.sample(rows, logits)
     assert result.token_ids.tolist() == logits.argmax(1).tolist() and result.logprobs is None
+
+
+def test_a_request_that_cannot_be_added_leaves_its_row_free():
+    params = make_params(temperature=0.0, allowed_token_ids=[1], max_tokens=9)
+    params.logit_bias = {2**70: 1.0}  # what no front end lets through
+    bench = Bench(50)
+    with pytest.raises((OverflowError, RuntimeError, TypeError, ValueError)):
+        bench.add(3, Request(params, [1], []))
+    bench.add(3, Request(SamplingParams(temperature=0.0), [1], []))
+    assert bench.sample([3], np.eye(50, dtype=np.float32)[7:8]).token_ids.tolist() == [7]

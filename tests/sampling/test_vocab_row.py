@@ -32,7 +32,7 @@ def ranking(values):
     return sorted(range(len(values)), key=lambda i: (-values[i], i))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rows(), st.data())
 def test_queries(values, data):
     row = VocabRow(torch.from_numpy(values))
@@ -59,7 +59,7 @@ def test_nan_reaches_the_peak():
         assert math.isnan(greedy(values[None])[1].item())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(rows(), min_size=1, max_size=4))
 def test_greedy_is_the_first_largest(batch):
     size = min(map(len, batch))

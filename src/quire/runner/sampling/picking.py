@@ -86,23 +86,22 @@ def pick_alone(
 
     raw, values [V]: its logits before and after editing, the same object if nothing edits them.
     """
-    row = VocabRow(values)
+    divided = values if choice.temperature in (0.0, 1.0) else values / choice.temperature
+    row = VocabRow(divided)
     if not math.isfinite(row.peak):
         return Pick(0, row.peak)
-    kept, last = None, row
+    kept = None
     if choice.temperature == 0.0:
         token_id = row.first_max()
     else:
-        if choice.temperature != 1.0:
-            last = VocabRow(values / choice.temperature)
-        kept = survivors(last, choice.top_k, choice.top_p, choice.min_p)
-        token_id = draw(last, kept, hashes, key)
+        kept = survivors(row, choice.top_k, choice.top_p, choice.min_p)
+        token_id = draw(row, kept, hashes, key)
     if choice.logprobs is None:
         return Pick(token_id, row.peak)
     if mode.startswith("processed"):
-        reported = only(last, kept)
+        reported = only(row, kept)
     else:
-        reported = row if values is raw else VocabRow(raw)
+        reported = row if divided is raw else VocabRow(raw)
     normalize = mode.endswith("logprobs")
     entry = describe_token(reported, token_id, choice.logprobs, normalize=normalize)
     return Pick(token_id, row.peak, entry)

@@ -113,13 +113,14 @@ class Sampler:
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
     ) -> None:
-        """A request enters `row`, which is free; with output if it is resumed."""
+        """A request enters `row`, which is free; with output if it is resumed.
+
+        If this raises, the row is still free.
+        """
         assert row not in self._states, f"row {row} is taken"
-        num_prompt_tokens = len(prompt_token_ids)
         choice = Choice.of(params, self._vocab_size, self._device)
         assert choice.logprobs is None or choice.logprobs.num_top <= self._max_logprobs
-        parts = tuple(p for p in self._parts if p.add(row, params, num_prompt_tokens))
-        state = _RowState(choice, parts)
+        state = _RowState(choice, self._add_parts(row, params, len(prompt_token_ids)))
         self._custom.add(row, params, prompt_token_ids, output_token_ids)
         self._seeds[row] = seed & 0xFFFF_FFFF_FFFF_FFFF
         self._states[row] = state
@@ -176,6 +177,20 @@ class Sampler:
             for i, target in enumerate(targets.tolist())
         }
         return to_columns(entries)
+
+    def _add_parts(
+        self, row: int, params: SamplingParams, num_prompt_tokens: int
+    ) -> tuple[LogitsPart, ...]:
+        added: list[LogitsPart] = []
+        try:
+            for part in self._parts:
+                if part.add(row, params, num_prompt_tokens):
+                    added.append(part)
+        except BaseException:
+            for part in added:
+                part.remove(row)
+            raise
+        return tuple(added)
 
     def _sample_rows(
         self, logits: Tensor, rows: np.ndarray, positions: np.ndarray
