@@ -30,12 +30,13 @@ def complete(
     try:
         with DeferredInterrupt() as interrupt:
             while missing:
-                for output in engine.step():
-                    if output.finished:
-                        finished[output.request_id] = output
-                        if output.request_id in missing:
-                            missing.remove(output.request_id)
-                            progress.note(output)
+                outputs = engine.step()
+                _require_outputs(engine, outputs, len(missing))
+                for output in filter(lambda output: output.finished, outputs):
+                    finished[output.request_id] = output
+                    if output.request_id in missing:
+                        missing.remove(output.request_id)
+                        progress.note(output)
                 interrupt.check()
     except EngineDeadError:
         raise
@@ -49,4 +50,12 @@ def _require_awake(engine: LLMEngine, num_missing: int) -> None:
         raise EngineError(
             f"{num_missing} requests wait, but the engine is asleep. "
             f'Call wake_up(tags=["scheduling"]) first.'
+        )
+
+
+def _require_outputs(engine: LLMEngine, outputs: list[RequestOutput], num_missing: int) -> None:
+    if not outputs and not engine.has_unfinished_requests():
+        raise EngineError(
+            f"{num_missing} requests have ended, but not in this call: "
+            f"somebody else stepped the engine."
         )

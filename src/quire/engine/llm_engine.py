@@ -335,10 +335,10 @@ class LLMEngine:
 
 
 def _built(plan: EnginePlan | None) -> FrontEnd:
+    if not isinstance(plan, EnginePlan):
+        raise InvalidType("vllm_config", plan, "it must be an EnginePlan")
     from quire.engine.builder import build_client  # brings torch, which a given front end needs not
 
-    if plan is None:
-        raise InvalidType("vllm_config", plan, "it must be an EnginePlan")
     return build_front_end(plan, build_client(plan))
 
 
