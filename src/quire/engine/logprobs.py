@@ -65,25 +65,28 @@ class Positions:
         it.
         """
         end = len(ids) if self._most is None else self._most + 1
-        ranks = dict(zip(ids[1:end], range(1, end), strict=False))
-        if not self._listed or ids[0] not in ranks:
-            ranks = {ids[0]: rank, **ranks, ids[0]: rank}
-        else:
-            ranks = {ids[0]: ranks[ids[0]], **ranks}
-        logprobs = dict(zip(ids[:end], values[:end], strict=False))
-        texts = [self._text(token_id, context) for token_id in ranks]
+        first, kept = ids[0], [0]
+        for place in range(1, len(ids[:end])):
+            if ids[place] != first:
+                kept.append(place)
+            elif self._listed:
+                rank = place
+        texts = self._texts([ids[place] for place in kept], context)
         if isinstance(self.positions, FlatLogprobs):
-            flat = [logprobs[token_id] for token_id in ranks]
-            self.positions.append_fast(list(ranks), flat, ranks.values(), texts)
-        else:
-            position = {
-                token_id: Logprob(logprobs[token_id], place, text)
-                for (token_id, place), text in zip(ranks.items(), texts, strict=True)
-            }
-            self.positions.append(position)
+            kept_ids, kept_values = [ids[i] for i in kept], [values[i] for i in kept]
+            self.positions.append_fast(kept_ids, kept_values, [rank, *kept[1:]], texts)
+            return
+        position = {first: Logprob(values[0], rank, texts[0])}
+        for place, text in zip(kept, texts, strict=True):
+            if place:
+                position[ids[place]] = Logprob(values[place], place, text)
+        self.positions.append(position)
 
-    def _text(self, token_id: int, context: Sequence[int]) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.token_text(token_id, context)
+    def _texts(self, token_ids: list[int], context: Sequence[int]) -> Sequence[str | None]:
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
+        token_text = self._tokenizer.token_text
+        return [token_text(token_id, context) for token_id in token_ids]
 
 
 class OutputLogprobs:
