@@ -366,6 +366,9 @@ BOMBS = {
     "loop recursion": "{% for i in [[]] recursive %}{{ loop([[]]) }}{% endfor %}",
     "macro in loops": "{% macro m() %}{% endmacro %}"
     "{% for i in range(9999) %}{% for j in range(9999) %}{{ m() }}{% endfor %}{% endfor %}",
+    "many calls in one loop": "{% for i in range(90000) %}"
+    + "{{ namespace() and '' }}" * 5
+    + "{% endfor %}",
     "lipsum": "{{ lipsum(n=99) }}",
     "division": "{{ 1 / 0 }}",
     "filter": "{{ 1 | round('x') }}",
