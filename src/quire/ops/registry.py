@@ -27,10 +27,14 @@ WIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a provider may look at to say whether it serves a model."""
+    """What a provider may look at to say whether it serves a model, and what its ops run on.
+
+    `runtime` belongs to the provider (`quire.kernels.cpu_runtime`); None lets it make its own.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    runtime: object | None = None
 
 
 Formula = Callable[..., int]

@@ -23,7 +23,7 @@ PROVIDERS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
     {"cpu": ("cpu", PLAIN), "cuda": ("triton", PLAIN)}
 )
 """Device type -> provider names, best first. A provider's module is quire.kernels.<name>, imported
-only here; its `IMPLEMENTATIONS` are a tuple of `Implementation`."""
+only here; its `implementations(facts)` gives a tuple of `Implementation`."""
 
 
 class Choice(NamedTuple):
@@ -70,15 +70,21 @@ class Ops:
         return list(self.choices)
 
 
-def select(*, device: str, dtype: torch.dtype, providers: Sequence[str] = ()) -> Ops:
-    """The best ops for models of `dtype` on `device`.
+def select(
+    *,
+    device: str,
+    dtype: torch.dtype,
+    providers: Sequence[str] = (),
+    runtime: object | None = None,
+) -> Ops:
+    """The best ops for models of `dtype` on `device`, running on `runtime`.
 
     providers: "name" limits the choice to these names, best first ("torch" stays the last resort);
     "op=name" settles one op, and with it all ops that share its format. A provider that was asked
     for by name and cannot serve raises InvalidParameter with its reason; others step back, and
     `report()` says why.
     """
-    facts = Facts(torch.device(device), dtype)
+    facts = Facts(torch.device(device), dtype, runtime)
     names = [entry for entry in providers if "=" not in entry]
     forced = dict(entry.split("=", 1) for entry in providers if "=" in entry)
     order = names or list(PROVIDERS.get(facts.device.type, (PLAIN,)))
@@ -86,19 +92,19 @@ def select(*, device: str, dtype: torch.dtype, providers: Sequence[str] = ()) ->
     missing: dict[str, str] = {}
     for name in dict.fromkeys([*order, *forced.values()]):
         if name != PLAIN:
-            found = _load(name)
+            found = _load(name, facts)
             implementations += found
             if not found:
                 missing[name] = f"quire.kernels.{name} is not part of this installation"
     return bind(facts, implementations, order, forced, missing, asked=set(names))
 
 
-def _load(provider: str) -> tuple[Implementation, ...]:
+def _load(provider: str, facts: Facts) -> tuple[Implementation, ...]:
     """The provider's implementations; () where the installation has no such module."""
     module = f"quire.kernels.{provider}"
     if importlib.util.find_spec("quire.kernels") is None or not importlib.util.find_spec(module):
         return ()
-    return tuple(importlib.import_module(module).IMPLEMENTATIONS)
+    return tuple(importlib.import_module(module).implementations(facts))
 
 
 def bind(

@@ -1,0 +1,193 @@
+#include "core/pool.hpp"
+
+#include <chrono>
+#include <new>
+#include <stdexcept>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#include <signal.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A thread that is woken by the kernel comes back after about as long.
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr int kPausesPerLook = 16;  // a look at the clock costs about one pause
+
+inline void pause_core() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+// Spin until `is_done`, for at most kSpin. False if the time ran out.
+template <class Condition>
+bool spin_until(const Condition& is_done) {
+    if (is_done()) return true;
+    const auto end = Clock::now() + kSpin;
+    do {
+        for (int i = 0; i < kPausesPerLook; ++i) {
+            pause_core();
+            if (is_done()) return true;
+        }
+    } while (Clock::now() < end);
+    return false;
+}
+
+std::atomic<uint32_t> num_forks{0};
+
+// How many forks lie between the first process and this one.
+uint32_t generation() {
+#if defined(__unix__) || defined(__APPLE__)
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { num_forks.fetch_add(1); });
+    (void)registered;
+#endif
+    return num_forks.load(std::memory_order_relaxed);
+}
+
+// Signals stay with the threads that Python knows.
+class BlockedSignals {
+   public:
+#if defined(__unix__) || defined(__APPLE__)
+    BlockedSignals() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+   private:
+    sigset_t before_;
+#endif
+};
+
+}  // namespace
+
+Pool::Lease::Lease(Pool& pool) {
+    pool.forget_threads_lost_by_fork();
+    lock_ = std::unique_lock(pool.mutex_);
+}
+
+Pool::Pool(int size) : size_(size), birth_(generation()), scratch_(size > 0 ? size : 0) {
+    if (size < 1) throw std::invalid_argument("a pool has at least one thread");
+}
+
+Pool::~Pool() {
+    forget_threads_lost_by_fork();
+    stop();
+}
+
+void Pool::resize(int size) {
+    if (size < 1) throw std::invalid_argument("a pool has at least one thread");
+    Lease lease(*this);
+    stop();
+    scratch_.resize(size);
+    size_ = size;
+}
+
+void Pool::start() {
+    BlockedSignals blocked;
+    is_stopping_ = false;
+    for (int worker = 1; worker < size_; ++worker) {
+        threads_.emplace_back([this, worker] { work(worker); });
+#if defined(__linux__)
+        pthread_setname_np(threads_.back().native_handle(), "quire-cpu");
+#endif
+    }
+}
+
+void Pool::stop() {
+    is_stopping_ = true;
+    epoch_.fetch_add(1);
+    epoch_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+}
+
+// The child of a fork has copies of the thread objects but no threads, and perhaps a mutex that one
+// of them held. Only one thread runs in it, so the parts can be made anew.
+void Pool::forget_threads_lost_by_fork() {
+    const uint32_t now = generation();
+    if (now == birth_) return;
+    birth_ = now;
+    new std::vector<std::thread>(std::move(threads_));  // never joined, so never destroyed
+    threads_.clear();
+    new (&mutex_) std::mutex;
+    unclaimed_ = 0;
+    sleeping_ = 0;
+}
+
+void Pool::run(int64_t num_tiles, Tile tile, const void* context) {
+    if (num_tiles <= 1 || size_ == 1) {
+        for (int64_t i = 0; i < num_tiles; ++i) tile(context, i, 0);
+        return;
+    }
+    if (threads_.empty()) start();
+    region_ = {tile, context, num_tiles};
+    finished_.store(0, std::memory_order_relaxed);
+    unclaimed_.store(num_tiles, std::memory_order_release);
+    // Sequentially consistent, as is going to sleep: either we see the sleeper, or it sees us.
+    epoch_.fetch_add(1);
+    if (sleeping_.load() > 0) epoch_.notify_all();
+    compute(0);
+    wait_for_end(num_tiles);
+}
+
+// Claim and compute tiles until none is left; false if there was none.
+bool Pool::compute(int worker) {
+    int64_t count = 0;
+    int64_t left = unclaimed_.load(std::memory_order_acquire);
+    while (left > 0) {
+        if (!unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) continue;
+        region_.tile(region_.context, region_.num_tiles - left, worker);
+        ++count;
+        left = unclaimed_.load(std::memory_order_acquire);
+    }
+    if (count > 0) finished_.fetch_add(count, std::memory_order_release);
+    return count > 0;
+}
+
+void Pool::wait_for_end(int64_t num_tiles) {
+    const auto is_done = [&] { return finished_.load(std::memory_order_acquire) == num_tiles; };
+    // Past the spin, a tile is long or its thread has lost its core: perhaps to us.
+    while (!spin_until(is_done)) std::this_thread::yield();
+}
+
+void Pool::work(int worker) {
+    while (!is_stopping_.load(std::memory_order_relaxed)) {
+        const uint32_t seen = epoch_.load();
+        if (compute(worker)) continue;
+        if (wait_for_region(seen)) continue;
+        sleeping_.fetch_add(1);
+        if (unclaimed_.load() <= 0) epoch_.wait(seen);
+        sleeping_.fetch_sub(1);
+    }
+}
+
+// True if a region began, or the pool stops, while we spun.
+bool Pool::wait_for_region(uint32_t seen) {
+    return spin_until([&] { return epoch_.load(std::memory_order_acquire) != seen; });
+}
+
+void* Pool::scratch(int worker, size_t bytes) {
+    Memory& memory = scratch_[worker];
+    if (memory.size() < bytes) memory = Memory(bytes);
+    return memory.data();
+}
+
+void run_tiles(Pool& pool, int64_t num_tiles, Tile tile, const void* context) {
+    pool.run(num_tiles, tile, context);
+}
+
+void* scratch(Pool& pool, int worker, size_t bytes) { return pool.scratch(worker, bytes); }
+
+}  // namespace quire

@@ -1,0 +1,106 @@
+// The native operations: their arguments, and the table of one level's functions.
+//
+// A kernel is a plain function over a struct of pointers, strides and sizes. The number of tokens T
+// is not part of the struct but a parameter of its own, so that a recorded call can be replayed for
+// any T that its buffers hold. Strides and sizes count elements. Everything a kernel writes, it
+// computes in an order that depends on the struct alone, never on T or on the thread (row by row).
+#pragma once
+
+#include <stdint.h>
+
+#include "core/parallel.hpp"
+
+namespace quire {
+
+enum class Type : int32_t { f32, bf16, f16 };
+
+enum class Status : int32_t {
+    ok,
+    bad_index,   // an id lies outside of its table; some rows may have been written
+    interrupted  // a Python entry raised; the error is pending
+};
+
+template <class Args>
+using Kernel = Status (*)(const Args&, int64_t tokens, Pool&);
+
+// Rows of activations: row r of token t begins at data + t * token_stride + r * row_stride.
+struct Rows {
+    void* data;
+    int64_t token_stride;
+    int64_t row_stride;
+};
+
+enum class NormKind : int32_t { rms, rms_late_cast, rms1p, layer, layer1p, none };
+
+// weight and bias may be null; row r of a token uses the parameters at r * param_stride.
+struct NormParams {
+    NormKind kind;
+    float eps;
+    const void* weight;
+    const void* bias;
+    int64_t param_stride;
+};
+
+// out = norm(x) over `width` elements.
+struct NormArgs {
+    Type type;
+    int64_t rows_per_token;
+    int64_t width;
+    Rows x;
+    Rows out;
+    NormParams norm;
+};
+
+// sum = x + scale * delta, one row per token.
+struct AddArgs {
+    Type type;
+    int64_t width;
+    float scale;
+    Rows x;
+    Rows delta;
+    Rows sum;
+};
+
+// sum = x + scale * delta, out = norm(sum), one row per token.
+struct AddNormArgs {
+    AddArgs add;
+    Rows out;
+    NormParams norm;
+};
+
+// out = table[ids] * scale (+ position_table[positions]); position_table may be null.
+struct EmbedArgs {
+    Type type;
+    int64_t width;
+    float scale;
+    const int64_t* ids;
+    const void* table;
+    int64_t table_rows;
+    int64_t table_stride;
+    const int64_t* positions;
+    const void* position_table;
+    int64_t position_rows;
+    int64_t position_stride;
+    Rows out;
+};
+
+// out = y * sigmoid(gate); gate_width is the width, or 1 for one gate per token.
+struct ScaleGateArgs {
+    Type type;
+    int64_t width;
+    int64_t gate_width;
+    Rows y;
+    Rows gate;
+    Rows out;
+};
+
+// The functions of one level; a level that brings none of its own keeps those of the level before.
+struct Kernels {
+    Kernel<NormArgs> norm;
+    Kernel<AddArgs> add;
+    Kernel<AddNormArgs> add_norm;
+    Kernel<EmbedArgs> embed;
+    Kernel<ScaleGateArgs> scale_gate;
+};
+
+}  // namespace quire

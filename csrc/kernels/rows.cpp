@@ -1,0 +1,143 @@
+// The operations that treat each row by itself: norms, sums, gates, embedding.
+
+#include "kernels/element.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/norm.hpp"
+#include "kernels/tiles.hpp"
+#include "kernels/vec.hpp"
+
+namespace quire::QUIRE_LEVEL {
+namespace {
+
+Status norm(const NormArgs& a, int64_t tokens, Pool& pool) {
+    with_type(a.type, [&](auto type) {
+        using E = decltype(type);
+        with_kind(a.norm.kind, [&](auto kind) {
+            const auto rows = [&](int64_t first, int64_t stop) {
+                for (int64_t i = first; i < stop; ++i) {
+                    const int64_t token = i / a.rows_per_token, row = i % a.rows_per_token;
+                    norm_row<E, kind.value>(row_of<E>(a.x, token, row),
+                                            row_of<E>(a.out, token, row), a.width, a.norm, row);
+                }
+            };
+            parallel_rows(pool, tokens * a.rows_per_token, a.width, rows);
+        });
+    });
+    return Status::ok;
+}
+
+// The product is rounded before the sum.
+template <class E>
+inline void add_row(const AddArgs& a, int64_t token) {
+    const E* x = row_of<E>(a.x, token, 0);
+    const E* delta = row_of<E>(a.delta, token, 0);
+    E* sum = row_of<E>(a.sum, token, 0);
+    if (a.scale == 1.0f) {
+        each(a.width, [&](auto lanes, int64_t i) {
+            put(lanes, sum + i, add(get(lanes, x + i), get(lanes, delta + i)));
+        });
+        return;
+    }
+    const F32 scale = splat(a.scale);
+    each(a.width, [&](auto lanes, int64_t i) {
+        const F32 product = rounded(E{}, mul(get(lanes, delta + i), scale));
+        put(lanes, sum + i, add(get(lanes, x + i), product));
+    });
+}
+
+Status add(const AddArgs& a, int64_t tokens, Pool& pool) {
+    with_type(a.type, [&](auto type) {
+        parallel_rows(pool, tokens, a.width, [&](int64_t first, int64_t stop) {
+            for (int64_t token = first; token < stop; ++token) add_row<decltype(type)>(a, token);
+        });
+    });
+    return Status::ok;
+}
+
+Status add_norm(const AddNormArgs& a, int64_t tokens, Pool& pool) {
+    with_type(a.add.type, [&](auto type) {
+        using E = decltype(type);
+        with_kind(a.norm.kind, [&](auto kind) {
+            parallel_rows(pool, tokens, a.add.width, [&](int64_t first, int64_t stop) {
+                for (int64_t token = first; token < stop; ++token) {
+                    add_row<E>(a.add, token);  // the row is in the nearest cache from here on
+                    norm_row<E, kind.value>(row_of<E>(a.add.sum, token, 0),
+                                            row_of<E>(a.out, token, 0), a.add.width, a.norm, 0);
+                }
+            });
+        });
+    });
+    return Status::ok;
+}
+
+template <class E>
+inline void embed_row(const EmbedArgs& a, int64_t token) {
+    const E* from = static_cast<const E*>(a.table) + a.ids[token] * a.table_stride;
+    const E* position = nullptr;
+    if (a.position_table != nullptr)
+        position = static_cast<const E*>(a.position_table) + a.positions[token] * a.position_stride;
+    E* out = row_of<E>(a.out, token, 0);
+    const F32 scale = splat(a.scale);
+    each(a.width, [&](auto lanes, int64_t i) {
+        F32 v = mul(get(lanes, from + i), scale);
+        if (position != nullptr) v = add(rounded(E{}, v), get(lanes, position + i));
+        put(lanes, out + i, v);
+    });
+}
+
+bool are_below(const int64_t* ids, int64_t count, int64_t limit) {
+    for (int64_t i = 0; i < count; ++i)
+        if (static_cast<uint64_t>(ids[i]) >= static_cast<uint64_t>(limit)) return false;
+    return true;
+}
+
+Status embed(const EmbedArgs& a, int64_t tokens, Pool& pool) {
+    if (!are_below(a.ids, tokens, a.table_rows)) return Status::bad_index;
+    if (a.position_table != nullptr && !are_below(a.positions, tokens, a.position_rows))
+        return Status::bad_index;
+    with_type(a.type, [&](auto type) {
+        parallel_rows(pool, tokens, a.width, [&](int64_t first, int64_t stop) {
+            for (int64_t token = first; token < stop; ++token) embed_row<decltype(type)>(a, token);
+        });
+    });
+    return Status::ok;
+}
+
+// The sigmoid is rounded before the product.
+template <class E>
+inline void gate_row(const ScaleGateArgs& a, int64_t token) {
+    const E* y = row_of<E>(a.y, token, 0);
+    const E* gate = row_of<E>(a.gate, token, 0);
+    E* out = row_of<E>(a.out, token, 0);
+    if (a.gate_width == 1) {
+        const F32 one = rounded(E{}, sigmoid(splat(first(load_part(gate, 1)))));
+        each(a.width,
+             [&](auto lanes, int64_t i) { put(lanes, out + i, mul(get(lanes, y + i), one)); });
+        return;
+    }
+    each(a.width, [&](auto lanes, int64_t i) {
+        const F32 factor = rounded(E{}, sigmoid(get(lanes, gate + i)));
+        put(lanes, out + i, mul(get(lanes, y + i), factor));
+    });
+}
+
+Status scale_gate(const ScaleGateArgs& a, int64_t tokens, Pool& pool) {
+    with_type(a.type, [&](auto type) {
+        parallel_rows(pool, tokens, a.width, [&](int64_t first, int64_t stop) {
+            for (int64_t token = first; token < stop; ++token) gate_row<decltype(type)>(a, token);
+        });
+    });
+    return Status::ok;
+}
+
+}  // namespace
+
+void fill_rows(Kernels& table) {
+    table.norm = norm;
+    table.add = add;
+    table.add_norm = add_norm;
+    table.embed = embed;
+    table.scale_gate = scale_gate;
+}
+
+}  // namespace quire::QUIRE_LEVEL

@@ -1,0 +1,31 @@
+#include "kernels/tables.hpp"
+
+namespace quire {
+
+// Every kernel file fills in its part of the table, at the levels that CMakeLists.txt compiles it
+// for.
+namespace portable {
+void fill_rows(Kernels&);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+void fill_rows(Kernels&);
+}
+namespace avx512 {
+void fill_rows(Kernels&);
+}
+#endif
+
+Kernels kernels_for(Level level) {
+    Kernels table{};
+    portable::fill_rows(table);
+#if defined(__x86_64__)
+    if (level >= Level::avx2) avx2::fill_rows(table);
+    if (level >= Level::avx512) avx512::fill_rows(table);
+#else
+    (void)level;
+#endif
+    return table;
+}
+
+}  // namespace quire

@@ -1,0 +1,38 @@
+"""The provider "cpu": the native kernels of csrc/, bound to a runtime."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.cpu_rows import RowOps
+from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.ops.catalog import CATALOG
+from quire.ops.registry import Facts, Implementation
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
+
+
+def implementations(facts: Facts) -> tuple[Implementation, ...]:
+    """The native ops on `facts.runtime`; without one, on the calling thread alone."""
+    native, reason = find_native()
+    if native is None:
+        return tuple(
+            Implementation(op, "cpu", CATALOG[op].definition, lambda _: reason) for op in ROW_OPS
+        )
+    runtime = facts.runtime or CpuRuntime()
+    assert isinstance(runtime, CpuRuntime)
+    rows = RowOps(runtime)
+    return tuple(
+        Implementation(op, "cpu", getattr(rows, op), supports, batch_invariant=True)
+        for op in ROW_OPS
+    )
+
+
+def supports(facts: Facts) -> bool | str:
+    """Whether activations of this kind are served, or why not."""
+    if facts.device.type != "cpu":
+        return f"is for the CPU, not for {facts.device.type}"
+    if facts.dtype not in DTYPES:
+        return f"has no {str(facts.dtype).removeprefix('torch.')}"
+    return True
