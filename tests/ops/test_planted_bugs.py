@@ -71,7 +71,7 @@ def swapped_blocks(query_start, seq_lens, block_table, block_size, window):
 def without_padding_mask():
     def plan_attention(**facts):
         plan = PLAIN.plan_attention(**facts)
-        decode = tuple(dataclasses.replace(rows, valid=None) for rows in plan.decode)
+        decode = tuple(dataclasses.replace(rows, is_padded=False) for rows in plan.decode)
         return dataclasses.replace(plan, decode=decode)
 
     return {"plan_attention": plan_attention}

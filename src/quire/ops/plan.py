@@ -16,10 +16,6 @@ TILE = 512
 them sees.
 """
 
-MAX_LANES = 8192
-"""Lanes (tokens of KV) that rows with one new token gather at once; a longer row is gathered alone.
-"""
-
 SMALL_LANES = 1024
 """Below this many padded lanes, one larger gather is cheaper than two calls."""
 
@@ -53,28 +49,39 @@ class DecodeRows:
     """Rows with one new token that are attended to together.
 
     tokens: their places among the step's tokens; lanes [R * L] int64, padded with lane 0, which
-    holds zeros; distance [R, 1, 1, L] fp32 = key's position - query's; valid [R, 1, 1, L] or None
-    where nothing is padded.
+    holds zeros; spans [R] the number of keys of each row.
     """
 
     tokens: slice | Tensor
     lanes: Tensor
-    distance: Tensor
-    valid: Tensor | None
+    spans: np.ndarray
+    is_padded: bool
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
-    def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """0 where a lane is a key, -inf where it is padding; made once per dtype."""
-        if self.valid is None:
+    @property
+    def span(self) -> int:
+        """L, the lanes of each row."""
+        return self.lanes.shape[0] // len(self.spans)
+
+    @property
+    def distance(self) -> Tensor:
+        """Key's position - query's, [R, 1, 1, L] fp32; above 0 where a lane is padding."""
+        spans = torch.from_numpy(self.spans).to(self.lanes.device, torch.float32)
+        steps = torch.arange(1, self.span + 1, device=self.lanes.device)
+        return steps - spans[:, None, None, None]
+
+    def bias(self, dtype: torch.dtype, piece: slice) -> Tensor | None:
+        """0 where a lane is a key, -inf where it is padding, of some rows; made once per dtype."""
+        if not self.is_padded:
             return None
         if dtype not in self._biases:
-            self._biases[dtype] = _bias(self.valid, dtype)
-        return self._biases[dtype]
+            self._biases[dtype] = _bias(self.distance <= 0, dtype)
+        return self._biases[dtype][piece]
 
 
 @dataclass(frozen=True, slots=True)
 class PlainPlan:
-    """One step's rows for one KV group.
+    """One step's rows for one KV group; num_new and seq_lens [R] are the plan's own.
 
     Tiles of all rows share one mask [t, L]: seen from the last token and the last key, it is the
     same for all.
@@ -83,23 +90,41 @@ class PlainPlan:
     window: int | None
     decode: tuple[DecodeRows, ...]
     prefill: tuple[PrefillRow, ...]
-    num_keys: int
-    num_pairs: int
-    distance: Tensor
+    num_new: np.ndarray
+    seq_lens: np.ndarray
+    device: torch.device
+    _distances: list[Tensor] = field(default_factory=list)
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that the rows can see, each counted once a row."""
+        first = _first_seen(self.num_new, self.seq_lens, self.window)
+        return int((self.seq_lens - first)[self.num_new > 0].sum())
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, visible key) pairs."""
+        return _count_pairs(self.num_new, self.seq_lens, self.window)
 
     def tile_distance(self, tile: Tile) -> Tensor:
         """Key's position - query's, [n, L] fp32."""
-        return _last(self.distance, tile)
+        return _last(self._distance(), tile)
 
     def tile_bias(self, tile: Tile, dtype: torch.dtype) -> Tensor:
         """0 where a token of the tile sees a key, else -inf, [n, L]."""
         if dtype not in self._biases:
-            visible = self.distance <= 0
+            distance = self._distance()
+            visible = distance <= 0
             if self.window is not None:
-                visible &= self.distance > -self.window
+                visible &= distance > -self.window
             self._biases[dtype] = _bias(visible, dtype)
         return _last(self._biases[dtype], tile)
+
+    def _distance(self) -> Tensor:
+        if not self._distances:
+            self._distances.append(_distance(self.prefill, self.device))
+        return self._distances[0]
 
 
 def _last(square: Tensor, tile: Tile) -> Tensor:
@@ -120,30 +145,27 @@ def plan_rows(
     window: int | None,
 ) -> PlainPlan:
     """See `attention.plan_attention`."""
-    num_new = np.diff(query_start)
+    num_new = query_start[1:] - query_start[:-1]
     assert len(num_new) == len(seq_lens) == block_table.shape[0]
     assert (num_new <= seq_lens).all(), "a row has more new tokens than tokens"
-    # the first key that the row's first new token sees
-    first = np.maximum(seq_lens - num_new + 1 - window, 0) if window else np.zeros_like(seq_lens)
-    spans = seq_lens - first
+    first = _first_seen(num_new, seq_lens, window)
     lanes = _Lanes(block_table, block_size)
     decode = tuple(
-        _decode_rows(group, query_start, first, spans, lanes)
-        for group in _decode_groups(np.flatnonzero(num_new == 1), spans)
+        _decode_rows(group, query_start, first, seq_lens, lanes)
+        for group in _decode_groups((num_new == 1).nonzero()[0], seq_lens - first)
     )
     prefill = tuple(
         _prefill_row(row, query_start, seq_lens, int(first[row]), window, lanes)
-        for row in np.flatnonzero(num_new > 1).tolist()
+        for row in (num_new > 1).nonzero()[0].tolist()
     )
-    shown = num_new > 0
-    return PlainPlan(
-        window,
-        decode,
-        prefill,
-        num_keys=int(spans[shown].sum()),
-        num_pairs=_count_pairs(num_new[shown], seq_lens[shown], window),
-        distance=_distance(prefill, block_table.device),
-    )
+    return PlainPlan(window, decode, prefill, num_new, seq_lens.copy(), block_table.device)
+
+
+def _first_seen(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> np.ndarray:
+    """[R]: the first key that the row's first new token sees."""
+    if window is None:
+        return np.zeros_like(seq_lens)
+    return np.maximum(seq_lens - num_new + 1 - window, 0)
 
 
 class _Lanes:
@@ -163,12 +185,18 @@ class _Lanes:
         lanes = (blocks.unsqueeze(1) * size + offsets).flatten()
         return lanes[first - first_block * size : stop - first_block * size]
 
-    def of_rows(self, rows: np.ndarray, positions: Tensor, valid: Tensor) -> Tensor:
-        """Lanes of positions [R, L], 0 where not valid; flat."""
-        table = self.block_table[torch.from_numpy(rows).to(self.device)]
-        blocks = (positions // self.block_size).clamp_(max=table.shape[1] - 1)
-        slots = table.gather(1, blocks).to(torch.int64) * self.block_size
-        return (slots + positions % self.block_size + 1).where(valid, 0).flatten()
+    def of_rows(self, rows: np.ndarray, first: np.ndarray, spans: np.ndarray) -> Tensor:
+        """Lanes of positions first .. first + span - 1 of each row, padded with 0; flat [R * L]."""
+        steps = np.arange(spans.max())
+        blocks, offsets = np.divmod(first[:, None] + steps, self.block_size)
+        width = self.block_table.shape[1]
+        entries = np.minimum(blocks, width - 1) + rows[:, None] * width
+        entries = torch.from_numpy(entries).to(self.device)
+        lanes = self.block_table.take(entries).to(torch.int64) * self.block_size
+        lanes += torch.from_numpy(offsets + 1).to(self.device)
+        if spans.min() < spans.max():
+            lanes *= torch.from_numpy(steps < spans[:, None]).to(self.device)
+        return lanes.view(-1)
 
 
 def _decode_groups(rows: np.ndarray, spans: np.ndarray) -> Iterator[np.ndarray]:
@@ -177,40 +205,31 @@ def _decode_groups(rows: np.ndarray, spans: np.ndarray) -> Iterator[np.ndarray]:
     """
     if not len(rows):
         return
-    longest = int(spans[rows].max())
-    if len(rows) * longest <= max(SMALL_LANES, min(MAX_LANES, 2 * int(spans[rows].sum()))):
+    padded = len(rows) * int(spans[rows].max())
+    if padded <= max(SMALL_LANES, 2 * int(spans[rows].sum())):
         yield rows
         return
     rows = rows[np.argsort(-spans[rows], kind="stable")]
-    start = 0
-    while start < len(rows):
-        longest = int(spans[rows[start]])
-        stop = start + 1
-        while (
-            stop < len(rows)
-            and (stop + 1 - start) * longest <= MAX_LANES
-            and 2 * spans[rows[stop]] >= longest
-        ):
-            stop += 1
-        yield np.sort(rows[start:stop])
-        start = stop
+    while len(rows):
+        is_near = 2 * spans[rows] >= spans[rows[0]]
+        yield np.sort(rows[is_near])
+        rows = rows[~is_near]
 
 
 def _decode_rows(
-    rows: np.ndarray, query_start: np.ndarray, first: np.ndarray, spans: np.ndarray, lanes: _Lanes
+    rows: np.ndarray,
+    query_start: np.ndarray,
+    first: np.ndarray,
+    seq_lens: np.ndarray,
+    lanes: _Lanes,
 ) -> DecodeRows:
-    device = lanes.device
-    span = torch.from_numpy(spans[rows].astype(np.int64)).to(device).unsqueeze(1)
-    begin = torch.from_numpy(first[rows].astype(np.int64)).to(device).unsqueeze(1)
-    steps = torch.arange(int(spans[rows].max()), device=device)
-    valid = steps < span
-    distance = (steps - span + 1).to(torch.float32)
-    padded = bool((spans[rows] != spans[rows[0]]).any())
+    begin = first[rows].astype(np.int64)
+    spans = seq_lens[rows] - begin
     return DecodeRows(
-        tokens=_as_slice(query_start[rows], device),
-        lanes=lanes.of_rows(rows, begin + steps, valid),
-        distance=distance[:, None, None],
-        valid=valid[:, None, None] if padded else None,
+        tokens=_as_slice(query_start[rows], lanes.device),
+        lanes=lanes.of_rows(rows, begin, spans),
+        spans=spans,
+        is_padded=bool(spans.min() < spans.max()),
     )
 
 

@@ -89,7 +89,8 @@ def rope_store(
     if clip is not None:
         qkv = qkv.clamp(-clip, clip)
     x = qkv.view(-1, heads + 2 * kv_heads, head_dim)
-    qk, v = x[:, : heads + kv_heads], x[:, heads + kv_heads :]
+    # narrow: a view at half the cost of split or of an index
+    qk, v = x.narrow(1, 0, heads + kv_heads), x.narrow(1, heads + kv_heads, kv_heads)
     if qk_norm is not None and not qk_norm.after_rope:
         qk = _norm_qk(qk, heads, qk_norm)
     if rotary is not None:
@@ -97,37 +98,48 @@ def rope_store(
     if qk_norm is not None and qk_norm.after_rope:
         qk = _norm_qk(qk, heads, qk_norm)
     index = (slots,)
-    kv.keys.index_put_(index, qk[:, heads:])
+    q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
+    kv.keys.index_put_(index, k)
     kv.values.index_put_(index, v)
-    return qk[:, :heads]
+    return q
 
 
 def _norm_qk(qk: Tensor, heads: int, n: QKNorm) -> Tensor:
-    """qk [T, H+K, D] with normalised queries and keys."""
-    q, k = qk[:, :heads], qk[:, heads:]
+    """qk [T, H+K, D] with normalised queries and keys, a new tensor."""
+    kv_heads = qk.shape[1] - heads
+    q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
     if n.over == "full":
         q, k = norm(q.flatten(1), n.q).view(q.shape), norm(k.flatten(1), n.k).view(k.shape)
-    else:
-        q, k = norm(q, n.q), norm(k, n.k)
-    return torch.cat((q, k), 1)
+        return torch.cat((q, k), 1)
+    q_weight, k_weight = n.q.weight, n.k.weight
+    is_rms = n.q.kind == n.k.kind == "rms" and n.q.eps == n.k.eps
+    if is_rms and q_weight is not None and k_weight is not None:
+        # one pass over both, because a call costs more than its arithmetic; the bits are the same
+        y = torch.rms_norm(qk, qk.shape[-1:], None, n.q.eps)
+        y.narrow(1, 0, heads).mul_(q_weight)
+        y.narrow(1, heads, kv_heads).mul_(k_weight)
+        return y
+    return torch.cat((norm(q, n.q), norm(k, n.k)), 1)
 
 
 def _rotate(x: Tensor, positions: Tensor, table: RotaryTable) -> Tensor:
-    """x [T, N, D] with the first `dim` of each head rotated (Su et al. 2021, eq. 34)."""
-    if table.dim < x.shape[-1]:
+    """A new x [T, N, D], the first `dim` of each head rotated (Su et al. 2021, eq. 34)."""
+    num_tokens, num_heads, head_dim = x.shape
+    if table.dim < head_dim:
         turned, rest = x[..., : table.dim], x[..., table.dim :]
         return torch.cat((_rotate(turned, positions, table), rest), -1)
-    cos_sin = table.cos_sin.index_select(0, positions).to(x.dtype)
     half = table.dim // 2
-    # [T, 1, D/2] against the two members of each pair, which are D/2 apart or neighbours
-    cos, sin = cos_sin.view(-1, 1, 2, half).unbind(2)
-    if table.interleaved:
-        pairs, axis = x.unflatten(-1, (half, 2)), -1
-    else:
-        pairs, axis = x.unflatten(-1, (2, half)), -2
-    turned = pairs * cos.unsqueeze(axis)
-    first, second = pairs.unbind(axis)
-    turned_first, turned_second = turned.unbind(axis)
-    turned_first.sub_(second * sin)
-    turned_second.add_(first * sin)
-    return turned.flatten(-2)
+    # the two members of a pair are neighbours, or half a head apart
+    pairs, angles, axis = (half, 2), (half, 1), -1
+    if not table.interleaved:
+        pairs, angles, axis = (2, half), (1, half), -2
+    cos_sin = table.cos_sin.index_select(0, positions).to(x.dtype)
+    cos, sin = cos_sin.view(num_tokens, 2, 1, *angles).unbind(1)
+    x = x.view(num_tokens, num_heads, *pairs)
+    y = x * cos
+    turns = x * sin
+    first, second = y.unbind(axis)
+    turn_first, turn_second = turns.unbind(axis)
+    first.sub_(turn_second)
+    second.add_(turn_first)
+    return y.view(num_tokens, num_heads, head_dim)
