@@ -285,6 +285,13 @@ def test_dummy_weights_need_no_files_and_follow_their_seed(checkpoints, tmp_path
     assert 0.5 < runs[0][0].std() < 10
 
 
+def test_no_two_dummy_weights_are_alike(checkpoints, tmp_path):
+    spec = read_spec(read_config(checkpoints["qwen3"].folder))
+    tensors = list(load(tmp_path, spec, load_format="dummy").parameters())
+    firsts = {tuple(t.flatten()[:16].tolist()) for t in tensors}
+    assert len(firsts) == len(tensors)
+
+
 def test_progress_counts_every_value_once(checkpoints):
     made = checkpoints["phi3"]
     seen = []
