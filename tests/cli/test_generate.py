@@ -56,7 +56,8 @@ def test_several_completions_come_one_after_the_other(capsys):
 
 
 def test_stop_text_and_other_flags_reach_the_sampler(capsys):
-    words = ["generate", PROMPT, "--json", "--max-tokens", "40", "--stop", r"\n", "qqq"]
+    words = ["generate", PROMPT, "--json", "--max-tokens", "40", "--stop", r"\n"]
+    words += ["--stop", "qqq"]
     assert main.main(words) == 0
     (completion,) = json.loads(capsys.readouterr().out)["outputs"]
     assert completion["finish_reason"] == "stop"
@@ -84,8 +85,17 @@ def parse_sampling(*words):
 def test_flags_become_parameters():
     assert parse_sampling() == {}
     given = parse_sampling(
-        *("--top-p", "0.5", "--stop", r"\n\n", 'say "x"', "--logit-bias", '{"5": 1.5, "-6": -1}'),
-        *("--no-detokenize", "--allowed-token-ids", "1", "2"),
+        *(
+            "--top-p",
+            "0.5",
+            "--stop",
+            r"\n\n",
+            "--stop",
+            'say "x"',
+            "--logit-bias",
+            '{"5": 1.5, "-6": -1}',
+        ),
+        *("--no-detokenize", "--allowed-token-ids", "1,2"),
         *("--repetition-detection", '{"max_pattern_size": 4, "min_count": 3}'),
     )
     assert given == {

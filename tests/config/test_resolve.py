@@ -189,7 +189,7 @@ def test_longest_is_the_border(num_blocks, size, windows):
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_sum():
-    with pytest.raises(LoadError, match=r"weights 14\.96 GiB.*12\.00 GiB free now"):
+    with pytest.raises(LoadError, match=r"weights 14\.96 GiB.*12\.00 GiB are free now"):
         plan_of(plans.llama_8b())
 
 

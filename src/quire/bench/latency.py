@@ -24,6 +24,7 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench latency`."""
+    parser.usage = "quire bench latency [flags]"
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=8)

@@ -22,6 +22,7 @@ from quire.bench.workload import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench throughput`."""
+    parser.usage = "quire bench throughput [flags]"
     parser.add_argument("--input-len", "--random-input-len", type=int, default=128)
     parser.add_argument("--output-len", "--random-output-len", type=int, default=64)
     parser.add_argument("--num-prompts", type=int, default=32)

@@ -48,6 +48,7 @@ class Model(Protocol):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire chat`."""
+    parser.usage = "quire chat [flags]"
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this one question and stop")
     add_sampling_flags(parser)

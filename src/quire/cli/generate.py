@@ -26,6 +26,7 @@ _NEED_JSON = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire generate`."""
+    parser.usage = "quire generate [PROMPT] [flags]"
     parser.add_argument("prompt", nargs="?", help="text to continue; none or -: standard input")
     parser.add_argument("--file", type=Path, help="take the prompt from a file")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")

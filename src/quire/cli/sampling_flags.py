@@ -11,7 +11,7 @@ from quire.config.command_line import parse_object
 
 FLAGS: dict[str, tuple[Any, str]] = {
     "n": (int, "completions of the prompt"),
-    "max_tokens": (int, "most new tokens"),
+    "max_tokens": (int, "most new tokens (default: the model's, else 128; in a chat 512)"),
     "min_tokens": (int, "no end before so many new tokens"),
     "temperature": (float, "randomness; 0 always takes the likeliest token"),
     "top_p": (float, "keep the likeliest tokens that have this share of the probability"),
@@ -20,11 +20,11 @@ FLAGS: dict[str, tuple[Any, str]] = {
     "presence_penalty": (float, "lower the logits of tokens in the output, once each"),
     "frequency_penalty": (float, "lower the logits of tokens in the output, for each occurrence"),
     "repetition_penalty": (float, "divide the logits of tokens in prompt and output"),
-    "stop": ("+", "end before one of these texts"),
+    "stop": ("texts", "end before this text; may be given several times"),
     "stop_token_ids": ("ids", "end after one of these tokens"),
     "include_stop_str_in_output": (bool, "keep the stop text"),
     "ignore_eos": (bool, "go on behind the end-of-text token"),
-    "bad_words": ("+", "never generate these words"),
+    "bad_words": ("texts", "never generate this word; may be given several times"),
     "allowed_token_ids": ("ids", "generate these tokens only"),
     "logit_bias": ("json", 'add to logits, as {"token id": number}'),
     "logprobs": (int, "report the logprobs of so many tokens at each place (with --json)"),
@@ -87,8 +87,8 @@ def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def _reading(form: Any) -> dict[str, Any]:
     forms: dict[Any, dict[str, Any]] = {
         bool: {"action": argparse.BooleanOptionalAction},
-        "+": {"nargs": "+", "type": unescaped, "metavar": "TEXT"},
-        "ids": {"nargs": "+", "type": int, "metavar": "ID"},
+        "texts": {"action": "append", "type": unescaped, "metavar": "TEXT"},
+        "ids": {"type": token_ids, "metavar": "ID,ID"},
         "json": {"type": parse_object, "metavar": "JSON"},
     }
     named: Callable[..., Any] = form
@@ -101,6 +101,11 @@ def unescaped(text: str) -> str:
         return str(json.loads('"' + text.replace('"', '\\"') + '"'))
     except ValueError:
         return text
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids with commas between them."""
+    return [int(part) for part in text.split(",")]
 
 
 def _by_token_id(bias: dict[str, Any]) -> dict[Any, Any]:

@@ -144,6 +144,14 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that shows a default where there is one to speak of."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        nothing = action.default is None or action.default is False or action.default == {}
+        return action.help if nothing else super()._get_help_string(action)
+
+
 class QuireParser(argparse.ArgumentParser):
     """argparse with `_` for `-` in flags, dotted pieces of JSON objects, and an error that is one
     line.
@@ -151,7 +159,7 @@ class QuireParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
-        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpWithDefaults)
         super().__init__(*args, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -84,9 +84,10 @@ def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
         source = f"gpu_memory_utilization={share:g} of the {gib(free)} free now, less {taken}"
     if room <= 0:
         raise LoadError(
-            f"No memory is left for the KV cache: {source}. Free memory "
-            f"({d.machine.memory_limit_source} has {gib(d.machine.total_memory_bytes)}), lower "
-            "max_num_seqs, or set kv_cache_memory_bytes."
+            f"No memory is left for the KV cache: {taken}, and {gib(free)} are free now "
+            f"({d.machine.memory_limit_source} has {gib(d.machine.total_memory_bytes)}"
+            + ("" if share is None else f", gpu_memory_utilization={share:g}")
+            + "). Free memory, lower max_num_seqs, or set kv_cache_memory_bytes."
         )
     return room, source
 
