@@ -12,7 +12,7 @@ from quire.engine.core import EngineCore
 from quire.engine.core_client import InprocClient
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
-from quire.models import kv_groups, read_spec
+from quire.models import find_family, kv_groups, read_spec
 from quire.models.weights import LoadFormat, load_model
 from quire.ops import select
 from quire.runner.batch import BatchBuilder
@@ -66,6 +66,7 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
         load_format=cast(LoadFormat, plan.load_format),
         seed=plan.seed,
         max_model_len=plan.max_model_len,
+        family=find_family(plan.hf_config),
     )
     groups = kv_groups(spec)
     attention = spec.blocks[0].attn
