@@ -206,12 +206,14 @@ def test_output_list_is_alive():
     assert prompt == [1, 2] and output == [9, 4, 4]
 
 
-def test_a_failed_update_is_told_anew():
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_update_is_told_anew(when):
     class Stumbling(Shift):
         stumble = False
 
         def update_state(self, batch_update):
-            super().update_state(batch_update)
+            if not self.stumble or when == "after":
+                super().update_state(batch_update)
             if self.stumble:
                 raise RuntimeError("once")
 
@@ -350,3 +352,15 @@ def test_what_is_no_processor_is_refused(given_item, words):
     with pytest.raises(InvalidParameter, match=words) as caught:
         find_logits_processors([given_item], installed=[])
     assert caught.value.parameter == "logits_processors"
+
+
+def test_a_failed_row_gets_no_token_in_its_list():
+    processor = make(Shift)
+    bench = Bench(VOCAB, processors=[processor])
+    for row in range(2):
+        bench.add(row, Request(SamplingParams(extra_args={"shift": 1.0}), [1], [4], row))
+    logits = np.zeros((2, VOCAB), np.float32)
+    logits[0] = math.nan
+    bench.step([0, 1], logits)
+    lengths = [len(output) for _, _, output in processor.entries.values()]
+    assert lengths == [1, 2]

@@ -369,3 +369,31 @@ def test_a_request_that_cannot_be_added_leaves_its_row_free():
         bench.add(3, Request(params, [1], []))
     bench.add(3, Request(SamplingParams(temperature=0.0), [1], []))
     assert bench.sample([3], np.eye(50, dtype=np.float32)[7:8]).token_ids.tolist() == [7]
+
+
+def test_bad_words_look_at_the_output_alone():
+    """[5, 6, 7] is not begun by a prompt's end, nor by a prompt and an output together."""
+    logits = np.eye(10, dtype=np.float32)[7:8]
+    for prompt, output, expected in (
+        ([5, 6], [], 7),
+        ([1, 5], [6], 7),
+        ([1], [5, 6], 0),
+        ([1], [6, 5, 6], 0),
+        ([1], [5, 6, 1], 7),
+    ):
+        params = make_params(temperature=0.0, bad_words=[[5, 6, 7], [9]])
+        bench, rows = bench_with([Request(params, prompt, output)], 10)
+        assert bench.sample(rows, logits).token_ids.tolist() == [expected]
+
+
+def test_greedy_rows_need_no_noise_once_the_others_have_left(monkeypatch):
+    """Only what is asked for is paid for: the short way is taken again."""
+    bench, rows = bench_with([Request(SamplingParams(temperature=0.0), [1], [])], 20)
+    bench.add(2, Request(SamplingParams(), [1], []))
+    bench.remove(2)
+
+    def fail(*_):
+        raise AssertionError("noise for a greedy batch")
+
+    monkeypatch.setattr("quire.runner.sampling.sampler.noise_keys", fail)
+    assert bench.sample(rows, np.eye(20, dtype=np.float32)[3:4]).token_ids.tolist() == [3]
