@@ -1,0 +1,195 @@
+"""The oracle of the ops on KV memory: moving blocks, rotary embedding with its write, attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import AttentionArgs, NormWeight, QKNorm, RotaryTable
+from quire.testing.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
+
+# KV memory
+
+
+@dataclass
+class OracleKV:
+    """keys and values [N*S, K, D]; NaN in slots that nobody wrote."""
+
+    num_blocks: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    keys: Array = field(init=False)
+    values: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (self.num_blocks * self.block_size, self.kv_heads, self.head_dim)
+        self.keys, self.values = np.full(shape, np.nan), np.full(shape, np.nan)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+
+def allocate_kv(
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+) -> OracleKV:
+    assert device.type == "cpu"
+    return OracleKV(num_blocks, block_size, kv_heads, head_dim, dtype)
+
+
+def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
+    shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
+    data = np.empty(shape)
+    for i, block in enumerate(block_ids):
+        for offset in range(kv.block_size):
+            slot = int(block) * kv.block_size + offset
+            data[i, 0, offset], data[i, 1, offset] = kv.keys[slot], kv.values[slot]
+    return to_tensor(data)
+
+
+def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
+    values = to_array(data)
+    for i, block in enumerate(block_ids):
+        for offset in range(kv.block_size):
+            slot = int(block) * kv.block_size + offset
+            kv.keys[slot], kv.values[slot] = values[i, 0, offset], values[i, 1, offset]
+
+
+def copy_kv(kv: OracleKV, src_ids: Sequence[int], dst_ids: Sequence[int]) -> None:
+    import_kv(kv, dst_ids, export_kv(kv, src_ids))
+
+
+def zero_kv(kv: OracleKV, block_ids: Sequence[int]) -> None:
+    shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
+    import_kv(kv, block_ids, torch.zeros(shape))
+
+
+def _rotated(x: Array, table: RotaryTable, position: int) -> Array:
+    """One head x [D]."""
+    y, half = x.copy(), table.dim // 2
+    row = to_array(table.cos_sin[position])
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if table.interleaved else (i, i + half)
+        cos, sin = row[i], row[half + i]
+        y[a], y[b] = x[a] * cos - x[b] * sin, x[b] * cos + x[a] * sin
+    return y
+
+
+def _normed(x: Array, n: NormWeight, over: str) -> Array:
+    """All heads of one token, x [H, D]."""
+    return norm_array(x.reshape(-1), n).reshape(x.shape) if over == "full" else norm_array(x, n)
+
+
+def rope_store(
+    qkv: Tensor,
+    kv: OracleKV,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    qk_norm: QKNorm | None,
+    clip: float | None,
+) -> Tensor:
+    queries = []
+    for token, row in enumerate(to_array(qkv)):
+        x = row if clip is None else np.minimum(np.maximum(row, -clip), clip)
+        x = x.reshape(-1, head_dim)
+        q, k, v = x[:heads], x[heads : heads + kv_heads], x[heads + kv_heads :]
+        if qk_norm is not None and not qk_norm.after_rope:
+            q, k = _normed(q, qk_norm.q, qk_norm.over), _normed(k, qk_norm.k, qk_norm.over)
+        if rotary is not None:
+            p = int(positions[0, token])
+            q, k = (stack([_rotated(h, rotary, p) for h in t], head_dim) for t in (q, k))
+        if qk_norm is not None and qk_norm.after_rope:
+            q, k = _normed(q, qk_norm.q, qk_norm.over), _normed(k, qk_norm.k, qk_norm.over)
+        if int(slots[token]) >= 0:
+            kv.keys[int(slots[token])], kv.values[int(slots[token])] = k, v
+        queries.append(q)
+    return to_tensor(stack(queries, heads, head_dim))
+
+
+# attention
+
+
+@dataclass
+class OraclePlan:
+    """For every new token of the step: distances (position - its own) and slots of the keys it
+    sees.
+    """
+
+    seen: list[tuple[Array, Array]]
+    num_keys: int
+
+    @property
+    def num_pairs(self) -> int:
+        return sum(len(slots) for _, slots in self.seen)
+
+
+def plan_attention(
+    *,
+    query_start: Array,
+    seq_lens: Array,
+    block_table: Tensor,
+    block_size: int,
+    window: int | None,
+) -> OraclePlan:
+    table = to_array(block_table).astype(np.int64)
+    seen, num_keys = [], 0
+    for row, length in enumerate(seq_lens.tolist()):
+        new = int(query_start[row + 1]) - int(query_start[row])
+        distinct = set()
+        for p in range(length - new, length):
+            keys = np.arange(p + 1)
+            if window is not None:
+                keys = keys[keys > p - window]
+            seen.append((keys - p, table[row, keys // block_size] * block_size + keys % block_size))
+            distinct.update(keys[[0, -1]].tolist())
+        num_keys += max(distinct) - min(distinct) + 1 if distinct else 0
+    return OraclePlan(seen, num_keys)
+
+
+def _scores(q: Array, k: Array, distance: Array, head: int, args: AttentionArgs) -> Array:
+    """One query q [D] against the keys k [L, D] -> [L]."""
+    scores = args.scale * (k @ q)
+    if args.softcap is not None:
+        scores = args.softcap * np.tanh(scores / args.softcap)
+    return scores if args.alibi is None else scores + float(args.alibi[head]) * distance
+
+
+def _attend_one(
+    q: Array, kv: OracleKV, distance: Array, slots: Array, args: AttentionArgs
+) -> Array:
+    """One token's q [H, D] -> [H*D]."""
+    out = np.zeros_like(q)
+    keys, values = kv.keys[slots], kv.values[slots]
+    for head, query in enumerate(q):
+        kv_head = head // (len(q) // kv.kv_heads)
+        scores = _scores(query, keys[:, kv_head], distance, head, args)
+        sink = -math.inf if args.sinks is None else float(args.sinks[head])
+        top = max(scores.max(), sink)
+        powers = np.exp(scores - top)
+        out[head] = powers @ values[:, kv_head] / (powers.sum() + math.exp(sink - top))
+    return out.reshape(-1)
+
+
+def attend(q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs) -> Tensor:
+    rows = zip(to_array(q), plan.seen, strict=True)
+    return to_tensor(
+        stack([_attend_one(one, kv, *seen, args) for one, seen in rows], q.shape[1] * q.shape[2])
+    )

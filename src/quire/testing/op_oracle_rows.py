@@ -1,0 +1,248 @@
+"""The oracle of the ops that treat each token by itself: norms, products, experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import MoeArgs, NormWeight
+
+Array = np.ndarray
+
+
+def to_array(x: Any) -> Array:
+    return x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x)
+
+
+def to_tensor(x: Any) -> Tensor:
+    return torch.from_numpy(np.array(x, dtype=np.float64))
+
+
+def stack(rows: Sequence[Array], *shape: int) -> Array:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), *shape)
+
+
+# norms and sums
+
+
+def _norm_one(x: Array, n: NormWeight, weight: Array | None, bias: Array | None) -> Array:
+    if not n.kind.startswith("rms"):
+        x = x - sum(x) / len(x)
+    x = x / math.sqrt(sum(value * value for value in x) / len(x) + n.eps)
+    if weight is not None:
+        x = x * (weight + 1 if n.kind.endswith("1p") else weight)
+    return x if bias is None else x + bias
+
+
+def norm_array(x: Array, n: NormWeight) -> Array:
+    weight = None if n.weight is None else np.broadcast_to(to_array(n.weight), x.shape)
+    bias = None if n.bias is None else np.broadcast_to(to_array(n.bias), x.shape)
+    y = np.empty_like(x)
+    for at in np.ndindex(*x.shape[:-1]):
+        y[at] = _norm_one(
+            x[at], n, None if weight is None else weight[at], None if bias is None else bias[at]
+        )
+    return y
+
+
+def norm(x: Tensor, n: NormWeight) -> Tensor:
+    return to_tensor(norm_array(to_array(x), n))
+
+
+def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
+    return to_tensor(to_array(x) + scale * to_array(delta))
+
+
+def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    total = add(x, delta, scale)
+    return total, norm(total, n)
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
+    return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
+
+
+def embed(
+    ids: Tensor,
+    table: Tensor,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+) -> Tensor:
+    rows = [to_array(table)[int(token)] * scale for token in ids]
+    if positions is not None:
+        rows = [
+            row + to_array(position_table)[int(p)] for row, p in zip(rows, positions, strict=True)
+        ]
+    return to_tensor(stack(rows, table.shape[1]))
+
+
+# products
+
+
+@dataclass
+class OracleLinear:
+    """weight [out, in] and bias [out] or None."""
+
+    weight: Array
+    bias: Array | None
+
+    @property
+    def in_features(self) -> int:
+        return int(self.weight.shape[1])
+
+    @property
+    def out_features(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.weight.nbytes)
+
+    def __call__(self, x: Array) -> Array:
+        """x [in] -> [out]."""
+        y = np.array([sum(x * row) for row in self.weight])
+        return y if self.bias is None else y + self.bias
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None) -> OracleLinear:
+    return OracleLinear(to_array(weight), None if bias is None else to_array(bias))
+
+
+def _per_row(x: Tensor, width: int, function: Callable[[Array], Array]) -> Tensor:
+    return to_tensor(stack([function(row) for row in to_array(x)], width))
+
+
+def linear(x: Tensor, w: OracleLinear) -> Tensor:
+    return _per_row(x, w.out_features, w)
+
+
+def _gelu_tanh(x: float) -> float:
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+_ACTIVATIONS: dict[str, Callable[[float], float]] = {
+    "silu": lambda x: x * _sigmoid(x),
+    "gelu": lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+}
+
+
+def _hidden(h: Array, act: str, is_gated: bool) -> Array:
+    f = _ACTIVATIONS[act]
+    if not is_gated:
+        return np.array([f(value) for value in h])
+    width = len(h) // 2
+    return np.array([f(h[i]) * h[width + i] for i in range(width)])
+
+
+def mlp(x: Tensor, up: OracleLinear, down: OracleLinear, act: str, gated: bool) -> Tensor:
+    return _per_row(x, down.out_features, lambda row: down(_hidden(up(row), act, gated)))
+
+
+def logits(
+    x: Tensor, head: OracleLinear, scale: float = 1.0, softcap: float | None = None
+) -> Tensor:
+    y = to_array(linear(x, head)) * scale
+    return to_tensor(y if softcap is None else softcap * np.tanh(y / softcap))
+
+
+# experts
+
+
+@dataclass
+class OracleExperts:
+    """One (gate/up, down) pair of weights per expert."""
+
+    pairs: list[tuple[OracleLinear, OracleLinear]]
+
+    @property
+    def experts(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(up.nbytes + down.nbytes for up, down in self.pairs)
+
+
+def pack_experts(
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> OracleExperts:
+    def pair(e: int) -> tuple[OracleLinear, OracleLinear]:
+        return (
+            pack_linear(gate_up[e], None if gate_up_bias is None else gate_up_bias[e]),
+            pack_linear(down[e], None if down_bias is None else down_bias[e]),
+        )
+
+    return OracleExperts([pair(e) for e in range(len(gate_up))])
+
+
+def _limited(h: Array, limit: float) -> Array:
+    width = len(h) // 2
+    gate = [min(value, limit) for value in h[:width]]
+    up = [min(max(value, -limit), limit) for value in h[width:]]
+    return np.array([(u + 1) * g * _sigmoid(1.702 * g) for g, u in zip(gate, up, strict=True)])
+
+
+def _softmax(x: Sequence[float]) -> list[float]:
+    top = max(x)
+    powers = [math.exp(value - top) for value in x]
+    return [p / sum(powers) for p in powers]
+
+
+def _choose(logits: Array, args: MoeArgs, select_bias: Array | None) -> list[tuple[int, float]]:
+    """(expert, weight) of one token, best first."""
+    score = {
+        "softmax": _softmax,
+        "sigmoid": lambda x: [_sigmoid(value) for value in x],
+        "softmax_topk": list,
+    }[args.score](logits)
+    rank = [s + (0 if select_bias is None else select_bias[e]) for e, s in enumerate(score)]
+    size = args.experts // args.groups
+    members = [range(g * size, (g + 1) * size) for g in range(args.groups)]
+    members.sort(key=lambda group: -sum(sorted((rank[e] for e in group), reverse=True)[:2]))
+    kept = members if args.groups == 1 else members[: args.top_groups]
+    eligible = [e for group in kept for e in group]
+    best = sorted(eligible, key=lambda e: -rank[e])[: args.top_k]
+    weights = [score[e] for e in best]
+    if args.score == "softmax_topk":
+        weights = _softmax(weights)
+    elif args.renorm:
+        weights = [w / sum(weights) for w in weights]
+    return [(e, w * args.scale) for e, w in zip(best, weights, strict=True)]
+
+
+def moe(
+    x: Tensor,
+    router: OracleLinear,
+    experts: OracleExperts,
+    args: MoeArgs,
+    select_bias: Tensor | None = None,
+) -> Tensor:
+    bias = None if select_bias is None else to_array(select_bias)
+
+    def one(row: Array) -> Array:
+        total = np.zeros(len(row))
+        for expert, weight in _choose(router(row), args, bias):
+            up, down = experts.pairs[expert]
+            h = up(row)
+            h = _hidden(h, args.act, True) if args.clamp is None else _limited(h, args.clamp)
+            total = total + weight * down(h)
+        return total
+
+    return _per_row(x, x.shape[1], one)
