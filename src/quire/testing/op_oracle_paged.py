@@ -34,6 +34,7 @@ class OracleKV:
 
     @property
     def nbytes(self) -> int:
+        """Bytes held."""
         return int(self.keys.nbytes + self.values.nbytes)
 
 
@@ -46,11 +47,13 @@ def allocate_kv(
     *,
     device: torch.device,
 ) -> OracleKV:
+    """Empty memory: NaN everywhere."""
     assert device.type == "cpu"
     return OracleKV(num_blocks, block_size, kv_heads, head_dim, dtype)
 
 
 def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
+    """Blocks as [n, 2, S, K, D]."""
     shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
     data = np.empty(shape)
     for i, block in enumerate(block_ids):
@@ -61,6 +64,7 @@ def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
 
 
 def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
+    """Blocks from [n, 2, S, K, D]."""
     values = to_array(data)
     for i, block in enumerate(block_ids):
         for offset in range(kv.block_size):
@@ -69,10 +73,12 @@ def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
 
 
 def copy_kv(kv: OracleKV, src_ids: Sequence[int], dst_ids: Sequence[int]) -> None:
+    """Copy blocks; all are read first."""
     import_kv(kv, dst_ids, export_kv(kv, src_ids))
 
 
 def zero_kv(kv: OracleKV, block_ids: Sequence[int]) -> None:
+    """Fill blocks with zeros."""
     shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
     import_kv(kv, block_ids, torch.zeros(shape))
 
@@ -106,6 +112,7 @@ def rope_store(
     qk_norm: QKNorm | None,
     clip: float | None,
 ) -> Tensor:
+    """Clip, norm, rotate and store, token by token."""
     queries = []
     for token, row in enumerate(to_array(qkv)):
         x = row if clip is None else np.minimum(np.maximum(row, -clip), clip)
@@ -138,6 +145,7 @@ class OraclePlan:
 
     @property
     def num_pairs(self) -> int:
+        """(query, visible key) pairs."""
         return sum(len(slots) for _, slots in self.seen)
 
 
@@ -149,6 +157,7 @@ def plan_attention(
     block_size: int,
     window: int | None,
 ) -> OraclePlan:
+    """List the keys that each new token sees."""
     table = to_array(block_table).astype(np.int64)
     seen, num_keys = [], 0
     for row, length in enumerate(seq_lens.tolist()):
@@ -189,6 +198,7 @@ def _attend_one(
 
 
 def attend(q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs) -> Tensor:
+    """Attention, one token and one head at a time."""
     rows = zip(to_array(q), plan.seen, strict=True)
     return to_tensor(
         stack([_attend_one(one, kv, *seen, args) for one, seen in rows], q.shape[1] * q.shape[2])

@@ -17,14 +17,17 @@ Array = np.ndarray
 
 
 def to_array(x: Any) -> Array:
+    """Numbers as float64, integers as they are."""
     return x.detach().cpu().double().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
 
 def to_tensor(x: Any) -> Tensor:
+    """A float64 tensor."""
     return torch.from_numpy(np.array(x, dtype=np.float64))
 
 
 def stack(rows: Sequence[Array], *shape: int) -> Array:
+    """Rows [n, *shape], for n = 0 too."""
     return np.array(rows, dtype=np.float64).reshape(len(rows), *shape)
 
 
@@ -41,6 +44,7 @@ def _norm_one(x: Array, n: NormWeight, weight: Array | None, bias: Array | None)
 
 
 def norm_array(x: Array, n: NormWeight) -> Array:
+    """x [*, C] normalised, one vector after the other."""
     weight = None if n.weight is None else np.broadcast_to(to_array(n.weight), x.shape)
     bias = None if n.bias is None else np.broadcast_to(to_array(n.bias), x.shape)
     y = np.empty_like(x)
@@ -52,14 +56,17 @@ def norm_array(x: Array, n: NormWeight) -> Array:
 
 
 def norm(x: Tensor, n: NormWeight) -> Tensor:
+    """x [*, C] normalised."""
     return to_tensor(norm_array(to_array(x), n))
 
 
 def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
+    """x + scale * delta."""
     return to_tensor(to_array(x) + scale * to_array(delta))
 
 
 def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The sum and its norm."""
     total = add(x, delta, scale)
     return total, norm(total, n)
 
@@ -69,6 +76,7 @@ def _sigmoid(x: float) -> float:
 
 
 def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
+    """y * sigmoid(gate)."""
     return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
 
 
@@ -79,6 +87,7 @@ def embed(
     positions: Tensor | None = None,
     position_table: Tensor | None = None,
 ) -> Tensor:
+    """Rows of the table, scaled, plus rows of the position table."""
     rows = [to_array(table)[int(token)] * scale for token in ids]
     if positions is not None:
         rows = [
@@ -99,14 +108,17 @@ class OracleLinear:
 
     @property
     def in_features(self) -> int:
+        """Columns of the weight."""
         return int(self.weight.shape[1])
 
     @property
     def out_features(self) -> int:
+        """Rows of the weight."""
         return int(self.weight.shape[0])
 
     @property
     def nbytes(self) -> int:
+        """Bytes held."""
         return int(self.weight.nbytes)
 
     def __call__(self, x: Array) -> Array:
@@ -116,6 +128,7 @@ class OracleLinear:
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None) -> OracleLinear:
+    """Keep the numbers."""
     return OracleLinear(to_array(weight), None if bias is None else to_array(bias))
 
 
@@ -124,6 +137,7 @@ def _per_row(x: Tensor, width: int, function: Callable[[Array], Array]) -> Tenso
 
 
 def linear(x: Tensor, w: OracleLinear) -> Tensor:
+    """x [T, in] -> [T, out]."""
     return _per_row(x, w.out_features, w)
 
 
@@ -149,12 +163,14 @@ def _hidden(h: Array, act: str, is_gated: bool) -> Array:
 
 
 def mlp(x: Tensor, up: OracleLinear, down: OracleLinear, act: str, gated: bool) -> Tensor:
+    """A feed-forward layer, token by token."""
     return _per_row(x, down.out_features, lambda row: down(_hidden(up(row), act, gated)))
 
 
 def logits(
     x: Tensor, head: OracleLinear, scale: float = 1.0, softcap: float | None = None
 ) -> Tensor:
+    """Scores, scaled and capped."""
     y = to_array(linear(x, head)) * scale
     return to_tensor(y if softcap is None else softcap * np.tanh(y / softcap))
 
@@ -170,10 +186,12 @@ class OracleExperts:
 
     @property
     def experts(self) -> int:
+        """How many experts."""
         return len(self.pairs)
 
     @property
     def nbytes(self) -> int:
+        """Bytes held."""
         return sum(up.nbytes + down.nbytes for up, down in self.pairs)
 
 
@@ -183,6 +201,8 @@ def pack_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> OracleExperts:
+    """Keep the numbers of each expert."""
+
     def pair(e: int) -> tuple[OracleLinear, OracleLinear]:
         return (
             pack_linear(gate_up[e], None if gate_up_bias is None else gate_up_bias[e]),
@@ -234,6 +254,7 @@ def moe(
     args: MoeArgs,
     select_bias: Tensor | None = None,
 ) -> Tensor:
+    """The chosen experts' results, weighed, token by token."""
     bias = None if select_bias is None else to_array(select_bias)
 
     def one(row: Array) -> Array:
