@@ -91,6 +91,7 @@ def test_throughput_and_latency_of_a_random_model(capsys, cache):
     figures = json.loads(file.read_text())
     assert (figures["num_requests"], figures["total_num_tokens"]) == (3, 24)
     assert figures["num_output_tokens"] == 9
+    assert figures["cpu_time"] > 0
     rate = figures["num_output_tokens"] / figures["elapsed_time"]
     assert figures["output_tokens_per_second"] == pytest.approx(rate)
     share = figures["limit_seconds"] / figures["elapsed_time"]

@@ -44,15 +44,16 @@ def run(args: argparse.Namespace) -> int:
         params = sampling(args.output_len, args)
         warmups = as_prompts(prompts[args.num_prompts :])
         llm.generate(warmups, params, use_tqdm=False)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         outputs = llm.generate(as_prompts(prompts[: args.num_prompts]), params, use_tqdm=False)
-        elapsed = time.perf_counter() - start
+        elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu_start
     num_prompt = sum(len(output.prompt_token_ids or ()) for output in outputs)
     num_output = sum(len(c.token_ids) for output in outputs for c in output.outputs)
     work = Workload(args.num_prompts * args.n, args.input_len, args.output_len, plan.max_num_seqs)
     figures = {
         **settings(plan, args),
         "elapsed_time": elapsed,
+        "cpu_time": cpu,
         "ready_time": ready_s,
         "num_requests": len(outputs),
         "num_prompt_tokens": num_prompt,
