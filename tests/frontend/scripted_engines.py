@@ -67,13 +67,19 @@ def whole(outputs, kind):
             if kind.name == "DELTA" and key in found:
                 before = found[key]
                 text, ids = before[0] + text, before[1] + ids
-                logprobs = None if logprobs is None else before[2] + list(logprobs)
+                logprobs = None if logprobs is None else _joined(before[2], logprobs)
             found[key] = (
                 text,
                 list(ids),
-                None if logprobs is None else list(logprobs),
+                logprobs,
                 completion.cumulative_logprob,
                 completion.finish_reason,
                 completion.stop_reason,
             )
     return found
+
+
+def _joined(first, second):
+    both = first[:]
+    both.extend(second)
+    return both

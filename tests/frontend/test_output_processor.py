@@ -102,6 +102,8 @@ def check_logprobs(entry, params):
     assert cumulative == sum(value(token_id, token_id) for token_id in ids)
     assert len(logprobs) == len(ids)
     vocab_size = embedded_tokenizer().vocab_size
+    if isinstance(logprobs, FlatLogprobs):
+        assert len(logprobs.token_ids) == sum(map(len, logprobs)), "no token stands there twice"
     for token_id, position in zip(ids, logprobs, strict=True):
         columns, values, _ = logprob_row(token_id, params, vocab_size)
         assert list(position) == list(dict.fromkeys(columns)), "the drawn token first, then by rank"

@@ -197,10 +197,9 @@ def value(token_id: int, drawn: int) -> float:
 
 
 def _likeliest(token_id: int, count: int, vocab_size: int) -> list[int]:
-    """`count` ids by rank, the drawn one among them if its rank is that high."""
+    """The `count` likeliest ids. The drawn one stands a place before its rank: it is tied."""
     others = [(token_id + 1 + place) % vocab_size for place in range(count)]
-    if rank(token_id) <= count:
-        others.insert(rank(token_id) - 1, token_id)
+    others.insert(max(0, rank(token_id) - 2), token_id)
     return others[:count]
 
 
