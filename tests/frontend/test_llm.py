@@ -264,6 +264,7 @@ def test_a_real_bar_goes_to_standard_error(capsys):
     make_llm().generate(["a"])
     assert "Processed prompts: 100%" in capsys.readouterr().err
     make_llm().generate(["a"], use_tqdm=False)
+    make_llm().wait_for_completion()
     assert capsys.readouterr().err == ""
 
 

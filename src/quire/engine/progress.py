@@ -13,12 +13,13 @@ from quire.outputs import RequestOutput
 class Progress:
     """Counts finished requests on a tqdm bar, with input and output tokens per second.
 
-    `use_tqdm` is True, False (no bar), or a callable that makes the bar as `tqdm.tqdm` does.
+    `use_tqdm` is True, False (no bar, as for no requests), or a callable that makes the bar as
+    `tqdm.tqdm` does.
     """
 
     def __init__(self, use_tqdm: bool | Callable[..., Any], total: int, description: str) -> None:
         self._bar: Any = None
-        if use_tqdm:
+        if use_tqdm and total:
             self._bar = _bar_maker(use_tqdm)(total=total, desc=description, dynamic_ncols=True)
         self._start = time.monotonic()
         self._num_input = 0
