@@ -26,6 +26,7 @@ TEXTS = [
     "Größe 😀👩‍👩‍👧 你好 \n\n\ttab",
     "<s>hello</s> <|im_start|>user<|im_end|>",
     "[CLS] the [SEP]",
+    "(argument) cafe\u0301",
     "\x00\x7f\u200b\ufffd",
     "a" * 300,
 ]
@@ -111,10 +112,10 @@ def test_added_tokens_json_of_old_folders(tmp_path: Path) -> None:
             "unk_token": "<new>",
         },
     )
-    write_json(folder / "added_tokens.json", {"<new>": 420, "<other>": 421})
+    write_json(folder / "added_tokens.json", {"<new>": 421, "<other>": 422})
     ours, oracle = load_both(folder)
     assert_same(ours, oracle)
-    assert ours.eos_token_id == 420
+    assert ours.eos_token_id == 421
 
 
 FLAGS = [

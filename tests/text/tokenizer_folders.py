@@ -195,6 +195,9 @@ def write_vocab_and_merges(folder: Path, config: dict[str, Any] | None = None) -
     """GPT-2's files: vocab.json, merges.txt, and tokenizer_config.json when given."""
     folder.mkdir(parents=True, exist_ok=True)
     model = json.loads(tokenizer_json("byte_level"))["model"]
+    # A token over the border that GPT-2 draws before letters and Qwen2 does not.
+    model["vocab"]["(a"] = len(model["vocab"])
+    model["merges"].append(["(", "a"])
     write_json(folder / "vocab.json", model["vocab"])
     lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
