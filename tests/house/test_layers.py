@@ -114,9 +114,18 @@ def test_light_modules_need_no_heavy_ones(module):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["quire.text.tokenizer", "quire.text.detokenizer",
-                                    "quire.models", "quire.models.families", "quire.engine.protocol",
-                                    "quire.cli.main"])  # fmt: skip
+@pytest.mark.parametrize(
+    "module",
+    [
+        "quire.text.tokenizer",
+        "quire.text.detokenizer",
+        "quire.models",
+        "quire.models.families",
+        "quire.engine.protocol",
+        "quire.cli.main",
+        "quire.llm",
+    ],
+)
 def test_modules_without_torch(module):
     poison = "import sys; sys.modules.update(dict.fromkeys(('torch','transformers')));"
     done = run_python(f"{poison} import {module}")

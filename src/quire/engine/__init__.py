@@ -1,1 +1,3 @@
-"""From validated inputs to request outputs: the core, its clients, and the two ends of a request's path."""
+"""From validated inputs to request outputs: the core, its clients, and the ends of a request's
+path.
+"""
