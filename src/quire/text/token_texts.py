@@ -33,9 +33,11 @@ class TokenTexts:
         return self._text_after(index, context) if text.endswith(REPLACEMENT) else text
 
     def _text_alone(self, index: int, token: str) -> str:
-        text = self._decode([index])
-        has_lost_blank = token.startswith(METASPACE) and not text.startswith((" ", METASPACE))
-        return " " + text if has_lost_blank else text
+        decoder = self._library.decoder
+        if token.startswith(METASPACE) and decoder is not None:
+            # At the beginning a decoder drops the blanks; behind another token they are text.
+            return str(decoder.decode(["x", token]))[1:]
+        return self._decode([index])
 
     def _text_after(self, index: int, context: Sequence[int]) -> str:
         for length in range(1, min(MAX_CONTEXT_IDS, len(context)) + 1):
