@@ -43,7 +43,6 @@ struct Buffer {
     std::byte* data;
     size_t size;
     std::shared_ptr<void> owner;
-    bool is_huge;
 };
 
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -56,7 +55,7 @@ PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buff
 
 Buffer allocate(size_t size) {
     auto memory = std::make_shared<Memory>(size);
-    return {memory->data(), size, memory, memory->is_huge()};
+    return {memory->data(), size, memory};
 }
 
 // A program with the memory of its activations.
@@ -70,7 +69,12 @@ struct Recording {
         std::shared_ptr<void> owner(data, [arena = arena](void* block) {
             arena->give_back(static_cast<std::byte*>(block));
         });
-        return {data, size, owner, size >= (size_t(2) << 20)};
+        return {data, size, owner};
+    }
+
+    // Memory of the arena that may be used again meanwhile.
+    Buffer borrow(Address address, size_t size) const {
+        return {static_cast<std::byte*>(pointer(address)), size, arena};
     }
 };
 
@@ -140,7 +144,6 @@ std::vector<std::pair<std::string, std::string>> levels() {
 void bind_memory(nb::module_& m) {
     nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots))
         .def_ro("size", &Buffer::size)
-        .def_ro("is_huge", &Buffer::is_huge)
         .def_prop_ro("address", [](const Buffer& b) { return reinterpret_cast<Address>(b.data); });
     m.def("allocate", &allocate, "size"_a,
           "Zeroed memory; from 2 MiB on the kernel is asked for huge pages.");
@@ -163,6 +166,7 @@ void bind_program(nb::module_& m) {
         .def("append_foreign",
              [](Recording& self, int number) { self.program.append_foreign(number); })
         .def("take", &Recording::take, "size"_a)
+        .def("borrow", &Recording::borrow, "address"_a, "size"_a)
         .def("owns", [](const Recording& self, Address a) { return self.arena->owns(pointer(a)); })
         .def_prop_ro("num_bytes", [](const Recording& self) { return self.arena->num_bytes(); })
         .def("__len__", [](const Recording& self) { return self.program.num_entries(); });

@@ -101,16 +101,14 @@ Level best_level() {
 }
 
 Level find_level(const std::string& wanted) {
-    std::string usable;
+    std::string usable, reason;
     for (Level level : kAll) {
         const std::string why = refusal(level);
-        if (wanted == name(level)) {
-            if (why.empty()) return level;
-            throw std::invalid_argument(wanted + " cannot run here: " + why);
-        }
+        if (wanted == name(level) && why.empty()) return level;
+        if (wanted == name(level)) reason = why + "; ";
         if (why.empty()) usable += (usable.empty() ? "" : ", ") + std::string(name(level));
     }
-    throw std::invalid_argument("there is no level " + wanted + "; this machine runs " + usable);
+    throw std::invalid_argument(reason + "this machine runs " + usable);
 }
 
 }  // namespace quire

@@ -27,8 +27,6 @@ class Memory {
 
     std::byte* data() const { return data_; }
     size_t size() const { return size_; }
-    // Whether the kernel agreed to huge pages.
-    bool is_huge() const { return mapped_ > 0; }
 
    private:
     std::byte* data_ = nullptr;

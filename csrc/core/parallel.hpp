@@ -23,6 +23,10 @@ void run_tiles(Pool& pool, int64_t num_tiles, Tile tile, const void* context);
 // ends or asks again.
 void* scratch(Pool& pool, int worker, size_t bytes);
 
+// Memory of the whole operation, like scratch(): what one region writes and the next one reads.
+// Valid until the operation ends or asks again; not to be asked for in a tile.
+void* shared_scratch(Pool& pool, size_t bytes);
+
 namespace {
 
 // run_tiles for a callable `(int64_t tile, int worker)`. One tile costs no more than a call.

@@ -178,16 +178,21 @@ bool Pool::wait_for_region(uint32_t seen) {
     return spin_until([&] { return epoch_.load(std::memory_order_acquire) != seen; });
 }
 
-void* Pool::scratch(int worker, size_t bytes) {
-    Memory& memory = scratch_[worker];
+static void* at_least(Memory& memory, size_t bytes) {
     if (memory.size() < bytes) memory = Memory(bytes);
     return memory.data();
 }
+
+void* Pool::scratch(int worker, size_t bytes) { return at_least(scratch_[worker], bytes); }
+
+void* Pool::shared_scratch(size_t bytes) { return at_least(shared_scratch_, bytes); }
 
 void run_tiles(Pool& pool, int64_t num_tiles, Tile tile, const void* context) {
     pool.run(num_tiles, tile, context);
 }
 
 void* scratch(Pool& pool, int worker, size_t bytes) { return pool.scratch(worker, bytes); }
+
+void* shared_scratch(Pool& pool, size_t bytes) { return pool.shared_scratch(bytes); }
 
 }  // namespace quire

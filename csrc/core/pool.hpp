@@ -57,6 +57,7 @@ class Pool {
     // See parallel.hpp. The caller holds the lease.
     void run(int64_t num_tiles, Tile tile, const void* context);
     void* scratch(int worker, size_t bytes);
+    void* shared_scratch(size_t bytes);
 
    private:
     struct Region {
@@ -82,6 +83,7 @@ class Pool {
     std::atomic<int> sleeping_{0};
     std::atomic<bool> is_stopping_{false};
     std::vector<Memory> scratch_;
+    Memory shared_scratch_;
     std::vector<std::thread> threads_;
     std::mutex mutex_;
 };

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if something that is needed does not work."""
     report: Lines = []
     is_well = True
-    for section in (_software, _machine, _torch, _providers, _embedded, _environment):
+    for section in (_software, _machine, _torch, _native, _providers, _embedded, _environment):
         is_well &= _try(section, report)
     if args.json:
         print(json.dumps(dict(report), indent=1))
@@ -99,6 +99,12 @@ def _torch() -> Lines:
     if torch.cuda.is_available():
         lines.append(("gpu", f"{torch.cuda.get_device_name()}; this release does not use it"))
     return lines
+
+
+def _native() -> Lines:
+    from quire.kernels.cpu_runtime import describe_native
+
+    return describe_native(read_environment().cpu_isa)
 
 
 def _providers() -> Lines:

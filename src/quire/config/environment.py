@@ -31,6 +31,11 @@ VARIABLES = (
         "a folder",
         "Where random checkpoints of `quire bench` are kept; default ~/.cache/quire.",
     ),
+    Variable(
+        "QUIRE_CPU_ISA",
+        "an instruction set",
+        "The native kernels to run, one of those that `quire doctor` lists; default the best.",
+    ),
     Variable("OMP_NUM_THREADS", "an integer >= 1", "At most so many threads compute."),
 )
 
@@ -41,6 +46,7 @@ class Environment(msgspec.Struct, frozen=True):
     debug: bool
     cache_dir: Path
     thread_limit: int | None
+    cpu_isa: str | None
     unknown: tuple[str, ...]
     """Names that begin like ours and mean nothing."""
 
@@ -55,6 +61,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         debug=_flag(given, "QUIRE_DEBUG"),
         cache_dir=Path(given.get("QUIRE_CACHE_DIR") or Path.home() / ".cache" / "quire"),
         thread_limit=_count(given, "OMP_NUM_THREADS"),
+        cpu_isa=given.get("QUIRE_CPU_ISA") or None,
         unknown=tuple(sorted(n for n in given if n.startswith(_PREFIX) and n not in known)),
     )
 

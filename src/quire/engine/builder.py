@@ -7,11 +7,13 @@ from typing import cast
 
 import torch
 
+from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine.core import EngineCore
 from quire.engine.core_client import InprocClient
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
+from quire.kernels.cpu_runtime import open_runtime
 from quire.models import find_family, kv_groups, read_spec
 from quire.models.weights import LoadFormat, load_model
 from quire.ops import select
@@ -57,7 +59,8 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
     device = CpuDevice()
     dtype = getattr(torch, plan.dtype)
     spec = read_spec(plan.hf_config)
-    ops = select(device=plan.device, dtype=dtype)
+    runtime = open_runtime(num_threads=plan.num_threads, isa=read_environment().cpu_isa)
+    ops = select(device=plan.device, dtype=dtype, runtime=runtime)
     model = load_model(
         Path(plan.model_folder),
         spec,

@@ -52,7 +52,8 @@ class Program:
     def call(self, function: Callable[[int], object]) -> None:
         """Record a Python function, called with T in its place among the native calls.
 
-        It may use torch and ops, but not change tensors' addresses. What it raises ends the replay.
+        It may use torch and ops. Activations that it reads or writes it should hold as `borrow`s,
+        or their memory serves nothing else. What it raises ends the replay.
         """
         self.native.append_foreign(len(self._calls))
         self._calls.append(function)
@@ -77,6 +78,16 @@ class Program:
             return torch.empty(shape, dtype=dtype)
         buffer = self.native.take(count * dtype.itemsize)
         return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+    def borrow(self, x: Tensor) -> Tensor:
+        """The same elements without a claim on the memory, to be used at this place of the program
+        only. A tensor that is not an activation of the program is returned as it is.
+        """
+        if x.numel() == 0 or not self.native.owns(x.data_ptr()):
+            return x
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        buffer = self.native.borrow(x.data_ptr(), (last + 1) * x.element_size())
+        return torch.frombuffer(buffer, dtype=x.dtype).as_strided(x.shape, x.stride())
 
     def keep(self, num_tokens: int, *tensors: Tensor | None) -> None:
         """Hold on to what a call reads, apart from activations, which live in the arena."""

@@ -114,20 +114,21 @@ def open_runtime(*, num_threads: int, isa: str | None = None) -> CpuRuntime | No
     return CpuRuntime(num_threads=num_threads, isa=isa)
 
 
-def describe_native() -> list[tuple[str, str]]:
-    """(subject, finding) lines about the native code, for `quire doctor`."""
+def describe_native(isa: str | None = None) -> list[tuple[str, str]]:
+    """(subject, finding) lines about the native code, for `quire doctor`; `isa` is one that is
+    forced. Raises InvalidParameter for one that is not usable.
+    """
     native, reason = find_native()
     if native is None:
         return [("native code", reason)]
     levels = native.levels()
+    chosen = CpuRuntime(isa=isa).isa
     lines = [
         ("native code", f"compiled for {', '.join(name for name, _ in levels)}"),
-        ("instruction set", native.best_level()),
+        ("instruction set", chosen if isa is None else f"{chosen}, forced by QUIRE_CPU_ISA"),
     ]
     refused = [(name, why) for name, why in levels if why]
-    if refused:
-        lines.append(("not " + refused[0][0], refused[0][1]))
-    return lines
+    return lines + [(f"not {name}", why) for name, why in refused[:1]]
 
 
 def huge_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -3,8 +3,8 @@
 An `Op` is a record: its plain-torch body is the definition, and with it come the format that its
 opaque arguments share with other ops, what it writes to, and formulas for its traffic and
 arithmetic. An `Implementation` is somebody's faster body for one op. Neither file nor process keeps
-a table that can change: the ops are listed in `catalog.py`, and the implementations are constants
-of the provider's module, which `select.py` imports by name.
+a table that can change: the ops are listed in `catalog.py`, and the implementations come from
+the provider's module, which `select.py` imports by name.
 """
 
 from __future__ import annotations

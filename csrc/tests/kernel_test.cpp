@@ -1,0 +1,262 @@
+// Runs every kernel of every level that this machine can run over odd sizes, on buffers whose ends
+// AddressSanitizer guards, and checks that one row alone gives the bits it gives among others.
+// Values are checked by the conformance tests in Python; this is about memory and undefined
+// behaviour.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/arena.hpp"
+#include "core/level.hpp"
+#include "core/pool.hpp"
+#include "core/program.hpp"
+#include "kernels/tables.hpp"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kWidths[] = {1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129};
+constexpr int64_t kTokens[] = {0, 1, 2, 5, 33};
+constexpr Type kTypes[] = {Type::f32, Type::bf16, Type::f16};
+
+void require(bool condition, const std::string& what) {
+    if (condition) return;
+    std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+    std::exit(1);
+}
+
+size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// Exactly as many bytes as rows of a stride need, the last row without what follows it.
+struct Array {
+    Array(Type type, int64_t rows, int64_t width, int64_t stride)
+        : type(type),
+          stride(stride),
+          bytes(rows ? ((rows - 1) * stride + width) * size_of(type) : 0) {}
+
+    // Small numbers of both signs, and bit patterns of every kind where `wild`.
+    void fill(uint32_t seed, bool wild) {
+        for (size_t i = 0; i * size_of(type) < bytes.size(); ++i) {
+            seed = seed * 1664525u + 1013904223u;
+            float value = static_cast<float>(static_cast<int32_t>(seed)) / 1e9f;
+            uint32_t bits;
+            std::memcpy(&bits, &value, 4);
+            if (wild) bits = seed;
+            if (type == Type::f32) std::memcpy(&bytes[i * 4], &bits, 4);
+            uint16_t half = static_cast<uint16_t>(wild ? seed >> 7 : bits >> 16);
+            if (type == Type::f16 && !wild)
+                half = static_cast<uint16_t>((seed >> 16 & 0x83ff) | 0x3800);
+            if (type != Type::f32) std::memcpy(&bytes[i * 2], &half, 2);
+        }
+    }
+    void* row(int64_t i) { return bytes.data() + i * stride * size_of(type); }
+    Rows rows() { return {bytes.data(), stride, 0}; }
+
+    Type type;
+    int64_t stride;
+    std::vector<unsigned char> bytes;
+};
+
+// Run for all tokens, then for each alone, and compare the rows that both wrote to `out`.
+template <class Args, class Shift>
+void check_rows(Pool& pool, Kernel<Args> kernel, const Args& args, int64_t tokens, Array& out,
+                int64_t width, const Shift& shift, const std::string& what) {
+    Pool::Lease lease(pool);
+    require(kernel(args, tokens, pool) == Status::ok, what);
+    const std::vector<unsigned char> together = out.bytes;
+    for (int64_t token = 0; token < tokens; ++token) {
+        Args one = args;
+        shift(one, token);
+        require(kernel(one, 1, pool) == Status::ok, what);
+        const size_t at = token * out.stride * size_of(out.type);
+        require(std::memcmp(&together[at], &out.bytes[at], width * size_of(out.type)) == 0,
+                what + ": another result for a row alone");
+    }
+}
+
+void move(Rows& rows, Type type, int64_t tokens) {
+    rows.data = static_cast<unsigned char*>(rows.data) + tokens * rows.token_stride * size_of(type);
+}
+
+struct Shape {
+    Type type;
+    int64_t tokens;
+    int64_t width;
+    bool wild;
+};
+
+void check_norms(Pool& pool, const Kernels& kernels, const Shape& s) {
+    Array x(s.type, s.tokens, s.width, s.width + 3), delta(s.type, s.tokens, s.width, s.width + 1);
+    Array sum(s.type, s.tokens, s.width, s.width), out(s.type, s.tokens, s.width, s.width);
+    Array weight(s.type, 1, s.width, s.width), bias(s.type, 1, s.width, s.width);
+    x.fill(1, s.wild), delta.fill(2, s.wild), weight.fill(3, false), bias.fill(4, false);
+    for (int kind = 0; kind <= static_cast<int>(NormKind::none); ++kind)
+        for (bool has_bias : {false, true}) {
+            const bool bare = static_cast<NormKind>(kind) == NormKind::none;
+            const NormParams params{static_cast<NormKind>(kind), 1e-5f,
+                                    bare ? nullptr : weight.row(0),
+                                    has_bias && !bare ? bias.row(0) : nullptr, 0};
+            const NormArgs norm{s.type, 1, s.width, x.rows(), out.rows(), params};
+            check_rows(
+                pool, kernels.norm, norm, s.tokens, out, s.width,
+                [&](NormArgs& a, int64_t t) { move(a.x, s.type, t), move(a.out, s.type, t); },
+                "norm");
+            const AddArgs add{s.type, s.width, 0.37f, x.rows(), delta.rows(), sum.rows()};
+            const AddNormArgs both{add, out.rows(), params};
+            check_rows(
+                pool, kernels.add_norm, both, s.tokens, out, s.width,
+                [&](AddNormArgs& a, int64_t t) {
+                    move(a.add.x, s.type, t), move(a.add.delta, s.type, t);
+                    move(a.add.sum, s.type, t), move(a.out, s.type, t);
+                },
+                "add_norm");
+        }
+}
+
+void check_sums(Pool& pool, const Kernels& kernels, const Shape& s) {
+    Array x(s.type, s.tokens, s.width, s.width + 3), delta(s.type, s.tokens, s.width, s.width + 1);
+    Array out(s.type, s.tokens, s.width, s.width), gate(s.type, s.tokens, 1, 2);
+    x.fill(1, s.wild), delta.fill(2, s.wild), gate.fill(3, s.wild);
+    for (float scale : {1.0f, 0.37f}) {
+        const AddArgs add{s.type, s.width, scale, x.rows(), delta.rows(), out.rows()};
+        check_rows(
+            pool, kernels.add, add, s.tokens, out, s.width,
+            [&](AddArgs& a, int64_t t) {
+                move(a.x, s.type, t), move(a.delta, s.type, t), move(a.sum, s.type, t);
+            },
+            "add");
+    }
+    for (Array* gates : {&gate, &delta}) {
+        const int64_t gate_width = gates == &gate ? 1 : s.width;
+        const ScaleGateArgs args{s.type, s.width, gate_width, x.rows(), gates->rows(), out.rows()};
+        check_rows(
+            pool, kernels.scale_gate, args, s.tokens, out, s.width,
+            [&](ScaleGateArgs& a, int64_t t) {
+                move(a.y, s.type, t), move(a.gate, s.type, t), move(a.out, s.type, t);
+            },
+            "scale_gate");
+    }
+}
+
+void check_embed(Pool& pool, const Kernels& kernels, const Shape& s) {
+    constexpr int64_t kTable = 9;
+    Array table(s.type, kTable, s.width, s.width + 1), places(s.type, kTable, s.width, s.width);
+    Array out(s.type, s.tokens, s.width, s.width);
+    table.fill(1, s.wild), places.fill(2, s.wild);
+    std::vector<int64_t> ids(s.tokens);
+    for (int64_t i = 0; i < s.tokens; ++i) ids[i] = (i * 5 + 8) % kTable;
+    for (void* place : {static_cast<void*>(nullptr), places.row(0)}) {
+        EmbedArgs args{s.type,       s.width,    0.7f,  ids.data(), table.row(0),  kTable,
+                       table.stride, ids.data(), place, kTable,     places.stride, out.rows()};
+        check_rows(
+            pool, kernels.embed, args, s.tokens, out, s.width,
+            [&](EmbedArgs& a, int64_t t) {
+                a.ids += t, a.positions += t;
+                move(a.out, s.type, t);
+            },
+            "embed");
+        for (int64_t wrong : {int64_t{-1}, kTable, INT64_MIN, INT64_MAX}) {
+            if (s.tokens == 0) continue;
+            std::vector<int64_t> bad = ids;
+            bad.back() = wrong;
+            args.ids = bad.data();
+            Pool::Lease lease(pool);
+            require(kernels.embed(args, s.tokens, pool) == Status::bad_index, "a bad id was taken");
+        }
+    }
+}
+
+void check_kernels(Level level) {
+    const Kernels kernels = kernels_for(level);
+    Pool pool(3);
+    for (Type type : kTypes)
+        for (int64_t width : kWidths)
+            for (int64_t tokens : kTokens)
+                for (bool wild : {false, true}) {
+                    const Shape shape{type, tokens, width, wild};
+                    check_norms(pool, kernels, shape);
+                    check_sums(pool, kernels, shape);
+                    check_embed(pool, kernels, shape);
+                }
+}
+
+// Every tile exactly once, whatever the size, with threads coming, sleeping and going.
+void check_pool() {
+    Pool pool(4);
+    for (int round = 0; round < 400; ++round) {
+        if (round % 50 == 0) pool.resize(1 + round / 50);
+        if (round % 20 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+        const int64_t tiles = round * 7 % 97;
+        std::vector<int> counts(tiles);
+        Pool::Lease lease(pool);
+        parallel(pool, tiles, [&](int64_t tile, int worker) {
+            auto* memory = static_cast<int*>(scratch(pool, worker, 64 + tile));
+            memory[0] = static_cast<int>(tile);
+            counts[tile] += memory[0] == tile;
+        });
+        for (int count : counts) require(count == 1, "a tile did not run once");
+    }
+}
+
+// Several threads that want the same pool take turns.
+void check_turns() {
+    Pool pool(3);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i)
+        threads.emplace_back([&] {
+            for (int round = 0; round < 200; ++round) {
+                std::vector<int> counts(11);
+                Pool::Lease lease(pool);
+                parallel(pool, 11, [&](int64_t tile, int) { counts[tile] += 1; });
+                for (int count : counts) require(count == 1, "a tile did not run once");
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+}
+
+void check_program() {
+    const Kernels kernels = kernels_for(Level::portable);
+    Pool pool(2);
+    Arena arena;
+    auto* x = reinterpret_cast<float*>(arena.take(100 * sizeof(float)));
+    auto* y = reinterpret_cast<float*>(arena.take(100 * sizeof(float)));
+    for (int i = 0; i < 100; ++i) x[i] = static_cast<float>(i);
+    Program program;
+    program.append(kernels.add, AddArgs{Type::f32, 10, 1, {x, 10, 0}, {x, 10, 0}, {y, 10, 0}});
+    program.append_foreign(5);
+    program.append(kernels.add, AddArgs{Type::f32, 10, 1, {y, 10, 0}, {x, 10, 0}, {y, 10, 0}});
+    int calls = 0;
+    const auto foreign = [&](int number, int64_t tokens) {
+        require(number == 5 && tokens == 3, "a foreign entry got other arguments");
+        Pool::Lease lease(pool);  // it may use the pool itself
+        ++calls;
+        return calls == 1 ? Status::ok : Status::interrupted;
+    };
+    require(program.replay(pool, 3, foreign) == Status::ok, "replay");
+    require(y[29] == 87 && y[30] == 0, "a replay wrote other rows");
+    require(program.replay(pool, 3, foreign) == Status::interrupted, "a failure was lost");
+    require(arena.owns(x + 99) && !arena.owns(&calls), "owns");
+    arena.give_back(reinterpret_cast<std::byte*>(x));
+    require(arena.take(90 * sizeof(float)) == reinterpret_cast<std::byte*>(x), "not used again");
+}
+
+}  // namespace
+}  // namespace quire
+
+int main() {
+    using namespace quire;
+    check_pool();
+    check_turns();
+    check_program();
+    for (Level level : compiled_levels()) {
+        const std::string why = refusal(level);
+        if (why.empty()) check_kernels(level);
+        std::printf("%s: %s\n", name(level), why.empty() ? "passed" : why.c_str());
+    }
+    return 0;
+}

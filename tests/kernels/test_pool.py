@@ -1,0 +1,155 @@
+"""Threads: they start late, sleep when idle, survive fork and end with their pool."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.errors import InvalidParameter
+from quire.kernels.cpu_runtime import CpuRuntime, find_native, open_runtime
+from quire.ops import select
+
+NATIVE, REASON = find_native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+
+
+def make_add(num_threads, isa=None):
+    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
+    ops = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
+    return runtime, ops.add
+
+
+def num_threads_of_process():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+
+
+def big(value):
+    return torch.full((300, 1024), float(value))  # many tiles
+
+
+def test_threads_start_with_the_first_work_for_them():
+    runtime, add = make_add(3)
+    assert runtime.pool.num_started == 0
+    add(big(1)[:1], big(2)[:1])
+    assert runtime.pool.num_started == 0, "one tile is the caller's"
+    assert torch.equal(add(big(1), big(2)), big(3))
+    assert runtime.pool.num_started == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_threads_end_with_their_pool_and_on_resizing():
+    before = num_threads_of_process()
+    for _ in range(20):
+        runtime, add = make_add(4)
+        add(big(1), big(2))
+        assert num_threads_of_process() == before + 3
+        runtime.pool.resize(2)
+        assert num_threads_of_process() == before
+        assert torch.equal(add(big(1), big(2)), big(3))
+        assert num_threads_of_process() == before + 1
+        del runtime, add
+        assert num_threads_of_process() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads thread states in /proc")
+def test_idle_threads_sleep():
+    runtime, add = make_add(3)
+    add(big(1), big(2))
+    assert runtime.pool.num_started == 2
+    waiting = 0
+    for _ in range(100_000):  # they spin for 50 us first, longer on a busy machine
+        tasks = [(task / "stat").read_text() for task in Path("/proc/self/task").iterdir()]
+        waiting = sum("(quire-cpu) S" in stat for stat in tasks)
+        if waiting == 2:
+            break
+    assert waiting == 2
+
+
+def test_several_pools_live_side_by_side():
+    pairs = [make_add(n) for n in (1, 2, 3)]
+    for _ in range(20):
+        results = [add(big(n), big(1)) for n, (_, add) in enumerate(pairs)]
+        assert all(torch.equal(result, big(n + 1)) for n, result in enumerate(results))
+
+
+def test_results_do_not_depend_on_the_threads():
+    torch.manual_seed(0)
+    x, delta = torch.randn(300, 1024), torch.randn(300, 1024)
+    results = [make_add(n)[1](x, delta, 0.3) for n in (1, 2, 5)]
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_pool_has_a_thread(size):
+    with pytest.raises(ValueError, match="at least one thread"):
+        NATIVE.Pool(size)
+
+
+PROGRAM = """
+import os, sys, time, torch
+from quire.kernels.cpu_runtime import CpuRuntime
+from quire.ops import select
+
+runtime = CpuRuntime(num_threads=3)
+add = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime).add
+x = torch.ones(300, 1024)
+assert torch.equal(add(x, x), 2 * x)
+"""
+FORK = """
+child = os.fork()
+y = add(x, x)
+assert torch.equal(y, torch.full_like(y, 2.0)) and runtime.pool.num_started == 2
+if child == 0:
+    del runtime, add
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def run(code, **options):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        check=True,
+        timeout=120,
+        **options,
+    )
+
+
+def test_the_interpreter_ends_while_threads_wait():
+    run(PROGRAM)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_with_threads_of_its_own():
+    run(PROGRAM + FORK)
+
+
+def test_levels_are_named_and_refused_with_a_reason():
+    usable = [name for name, why in NATIVE.levels() if not why]
+    assert usable[0] == "portable" and NATIVE.best_level() == usable[-1]
+    assert CpuRuntime().isa == usable[-1]
+    assert [CpuRuntime(isa=name).isa for name in usable] == usable
+    for name, why in NATIVE.levels():
+        if why:
+            with pytest.raises(InvalidParameter, match=f"{why}; this machine runs portable"):
+                CpuRuntime(isa=name)
+    with pytest.raises(InvalidParameter, match="QUIRE_CPU_ISA='mmx' is not allowed: this machine"):
+        open_runtime(num_threads=1, isa="mmx")
+
+
+def test_an_installation_without_native_code_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr("quire.kernels.cpu_runtime.find_native", lambda: (None, "no compiler"))
+    monkeypatch.setattr("quire.kernels.cpu.find_native", lambda: (None, "no compiler"))
+    assert open_runtime(num_threads=2) is None
+    assert caplog.messages == ["Plain torch computes, several times slower: no compiler."]
+    ops = select(device="cpu", dtype=torch.float32)
+    why = {choice.op: (choice.provider, choice.why) for choice in ops.report()}
+    assert why["norm"] == ("torch", "cpu: norm: no compiler")
+    with pytest.raises(InvalidParameter, match="no compiler"):
+        open_runtime(num_threads=2, isa="avx2")
