@@ -59,6 +59,8 @@ def any_ids(kind: str) -> st.SearchStrategy[list[int]]:
 
 def text_ids(kind: str) -> st.SearchStrategy[list[int]]:
     texts = st.one_of(st.sampled_from(TEXTS), st.text(max_size=12))
+    if kind == "odd_sequence":  # the library's stream takes a U+FFFD of the text for open bytes
+        texts = texts.map(lambda text: text.replace("\ufffd", "?"))
     return texts.map(lambda text: tokenizer(kind).encode(text, add_special_tokens=False))
 
 

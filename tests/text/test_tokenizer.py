@@ -405,7 +405,7 @@ def test_token_text_restores_blanks_and_completes_characters(tmp_path: Path) -> 
     for kind in ("byte_fallback", "gemma_like", "unigram"):
         metaspace = Tokenizer.from_folder(write_folder(tmp_path / kind, kind))
         blanks = {t: i for t, i in metaspace.get_vocab().items() if t.startswith("▁")}
-        assert len(blanks) > 3
+        assert len(blanks) >= 3
         for token, index in blanks.items():
             assert metaspace.token_text(index) == token.replace("▁", " ")
     plain = Tokenizer.from_folder(write_folder(tmp_path / "b", "byte_level"))
