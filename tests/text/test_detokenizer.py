@@ -66,7 +66,7 @@ def text_ids(kind: str) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_the_text_does_not_depend_on_how_the_ids_are_cut(kind: str) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(any_ids(kind), any_ids(kind), st.lists(st.integers(0, 24)), st.booleans())
     def check(prompt: list[int], ids: list[int], cuts: list[int], skip: bool) -> None:
         whole = stream(kind, prompt, ids, [], skip)
@@ -78,7 +78,7 @@ def test_the_text_does_not_depend_on_how_the_ids_are_cut(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_valid_text_is_what_the_library_decodes(kind: str) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(text_ids(kind), text_ids(kind), st.lists(st.integers(0, 24)), st.booleans())
     def check(prompt: list[int], ids: list[int], cuts: list[int], skip: bool) -> None:
         library = tokenizer(kind).library
@@ -95,7 +95,7 @@ def test_valid_text_is_what_the_library_decodes(kind: str) -> None:
 @pytest.mark.parametrize("skip", [True, False], ids=["skip special", "keep special"])
 @pytest.mark.parametrize("kind", ["byte_level", "unigram", "wordpiece", "no_decoder"])
 def test_any_ids_are_what_the_library_decodes_less_an_open_end(kind: str, skip: bool) -> None:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=120, deadline=None)
     @given(any_ids(kind))
     def check(ids: list[int]) -> None:
         valid = [index for index in ids if index >= 0]
@@ -124,7 +124,7 @@ def test_runs_of_bytes_decode_as_the_library_does_unless_one_spoils_earlier_char
             return error.start == 0
         return True
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=120, deadline=None)
     @given(st.lists(st.tuples(byte_runs.filter(agrees), words), max_size=4))
     def check(runs: list[tuple[list[int], int]]) -> None:
         ids = [index for run, word in runs for index in [*run, word]]
