@@ -193,10 +193,12 @@ def test_weights_that_do_not_fit_are_refused_with_the_sum():
         plan_of(plans.llama_8b())
 
 
-def test_threads_follow_cores_and_the_environment():
+def test_threads_follow_cores_the_environment_and_the_wish():
     assert plan_of().num_threads == 4
     assert plan_of(machine=plans.make_machine(thread_limit=2)).num_threads == 2
     assert plan_of(machine=plans.make_machine(thread_limit=99)).num_threads == 4
+    machine = plans.make_machine(thread_limit=2)
+    assert plan_of(cpu_threads=7, machine=machine).num_threads == 7
 
 
 def test_sampling_defaults_come_from_the_file_and_the_override():

@@ -167,6 +167,15 @@ class EngineArgs(UnbuiltArgs):
         Kind.FLAG,
         _MEMORY,
     )
+    cpu_threads: int | None = option(
+        None,
+        "Threads that compute; None: one for each physical core that this process may use.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        unit="threads",
+        minimum=1,
+        maximum=1024,
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "Most tokens computed in one step; None: 4096.",

@@ -76,7 +76,9 @@ def _decide_machine(d: Decisions) -> None:
     machine = d.machine
     d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
     limit = machine.thread_limit
-    if limit is not None and limit < machine.num_cores:
+    if d.args.cpu_threads is not None:
+        d.decide("num_threads", d.args.cpu_threads, "cpu_threads was given")
+    elif limit is not None and limit < machine.num_cores:
         d.decide("num_threads", limit, "OMP_NUM_THREADS")
     else:
         d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
