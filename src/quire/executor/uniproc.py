@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.errors import InvalidParameter
+from quire.errors import EngineDeadError, InvalidParameter
 from quire.executor.worker import Worker
 from quire.params import SamplingParams
 from quire.runner.runner import Step
@@ -20,8 +20,9 @@ class UniprocExecutor:
 
     @property
     def worker(self) -> Worker:
-        """The worker, until `shutdown`."""
-        assert self._worker is not None, "the executor was shut down"
+        """The worker. Raises EngineDeadError after `shutdown`."""
+        if self._worker is None:
+            raise EngineDeadError("The engine was closed; make a new one.")
         return self._worker
 
     def launch(self, plan: StepPlan) -> Step:
