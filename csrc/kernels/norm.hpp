@@ -77,4 +77,13 @@ inline auto with_kind(NormKind kind, const Body& body) {
     }
 }
 
+template <class E>
+using NormRow = void (*)(const E* x, E* y, int64_t width, const NormParams& p, int64_t row);
+
+// norm_row of a kind; a call through a pointer is little beside a row.
+template <class E>
+inline NormRow<E> norm_row_of(NormKind kind) {
+    return with_kind(kind, [](auto k) -> NormRow<E> { return norm_row<E, k.value>; });
+}
+
 }  // namespace quire::QUIRE_LEVEL

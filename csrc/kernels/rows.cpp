@@ -12,15 +12,13 @@ namespace {
 Status norm(const NormArgs& a, int64_t tokens, Pool& pool) {
     with_type(a.type, [&](auto type) {
         using E = decltype(type);
-        with_kind(a.norm.kind, [&](auto kind) {
-            const auto rows = [&](int64_t first, int64_t stop) {
-                for (int64_t i = first; i < stop; ++i) {
-                    const int64_t token = i / a.rows_per_token, row = i % a.rows_per_token;
-                    norm_row<E, kind.value>(row_of<E>(a.x, token, row),
-                                            row_of<E>(a.out, token, row), a.width, a.norm, row);
-                }
-            };
-            parallel_rows(pool, tokens * a.rows_per_token, a.width, rows);
+        const NormRow<E> normalise = norm_row_of<E>(a.norm.kind);
+        parallel_rows(pool, tokens * a.rows_per_token, a.width, [&](int64_t first, int64_t stop) {
+            for (int64_t i = first; i < stop; ++i) {
+                const int64_t token = i / a.rows_per_token, row = i % a.rows_per_token;
+                normalise(row_of<E>(a.x, token, row), row_of<E>(a.out, token, row), a.width, a.norm,
+                          row);
+            }
         });
     });
     return Status::ok;
@@ -57,14 +55,13 @@ Status add(const AddArgs& a, int64_t tokens, Pool& pool) {
 Status add_norm(const AddNormArgs& a, int64_t tokens, Pool& pool) {
     with_type(a.add.type, [&](auto type) {
         using E = decltype(type);
-        with_kind(a.norm.kind, [&](auto kind) {
-            parallel_rows(pool, tokens, a.add.width, [&](int64_t first, int64_t stop) {
-                for (int64_t token = first; token < stop; ++token) {
-                    add_row<E>(a.add, token);  // the row is in the nearest cache from here on
-                    norm_row<E, kind.value>(row_of<E>(a.add.sum, token, 0),
-                                            row_of<E>(a.out, token, 0), a.add.width, a.norm, 0);
-                }
-            });
+        const NormRow<E> normalise = norm_row_of<E>(a.norm.kind);
+        parallel_rows(pool, tokens, a.add.width, [&](int64_t first, int64_t stop) {
+            for (int64_t token = first; token < stop; ++token) {
+                add_row<E>(a.add, token);  // the row is in the nearest cache from here on
+                normalise(row_of<E>(a.add.sum, token, 0), row_of<E>(a.out, token, 0), a.add.width,
+                          a.norm, 0);
+            }
         });
     });
     return Status::ok;

@@ -32,12 +32,11 @@ class RowOps:
     def norm(self, x: Tensor, n: NormWeight) -> Tensor:
         """x [*, C] -> [*, C]."""
         runtime = self._runtime
-        shape = x.shape
+        out = runtime.output_like(x)
         x = runtime.dense(_as_rows(x, n))
         tokens, rows, width, token_stride, row_stride = _layout(x)
         weight, bias, param_stride = _params(n, x.dtype)
         runtime.keep(tokens, x, n.weight, n.bias)
-        out = runtime.output(shape, x.dtype)
         self._context.norm(
             self._types[x.dtype],
             tokens,
@@ -62,16 +61,16 @@ class RowOps:
         x, delta = runtime.dense(x), runtime.dense(delta)
         tokens, width = x.shape
         runtime.keep(tokens, x, delta)
-        out = runtime.output(x.shape, x.dtype)
+        out = runtime.output_like(x)
         self._context.add(
             self._types[x.dtype],
             tokens,
             width,
             scale,
             x.data_ptr(),
-            x.stride(0),
+            x.stride()[0],
             delta.data_ptr(),
-            delta.stride(0),
+            delta.stride()[0],
             out.data_ptr(),
         )
         return out
@@ -86,16 +85,16 @@ class RowOps:
         tokens, width = x.shape
         weight, bias, _ = _params(n, x.dtype)
         runtime.keep(tokens, x, delta, n.weight, n.bias)
-        total, out = runtime.output(x.shape, x.dtype), runtime.output(x.shape, x.dtype)
+        total, out = runtime.output_like(x), runtime.output_like(x)
         self._context.add_norm(
             self._types[x.dtype],
             tokens,
             width,
             scale,
             x.data_ptr(),
-            x.stride(0),
+            x.stride()[0],
             delta.data_ptr(),
-            delta.stride(0),
+            delta.stride()[0],
             total.data_ptr(),
             out.data_ptr(),
             self._kinds[n.kind],
@@ -149,16 +148,16 @@ class RowOps:
         y, gate = runtime.dense(y), runtime.dense(gate)
         tokens, width = y.shape
         runtime.keep(tokens, y, gate)
-        out = runtime.output(y.shape, y.dtype)
+        out = runtime.output_like(y)
         self._context.scale_gate(
             self._types[y.dtype],
             tokens,
             width,
             gate.shape[1],
             y.data_ptr(),
-            y.stride(0),
+            y.stride()[0],
             gate.data_ptr(),
-            gate.stride(0),
+            gate.stride()[0],
             out.data_ptr(),
         )
         return out
@@ -172,11 +171,10 @@ def _as_rows(x: Tensor, n: NormWeight) -> Tensor:
 
 
 def _layout(x: Tensor) -> Layout:
-    if x.dim() == 2:
-        tokens, width = x.shape
-        return tokens, 1, width, x.stride(0), 0
-    tokens, rows, width = x.shape
-    return tokens, rows, width, x.stride(0), x.stride(1)
+    shape, strides = x.shape, x.stride()
+    if len(shape) == 2:
+        return shape[0], 1, shape[1], strides[0], 0
+    return shape[0], shape[1], shape[2], strides[0], strides[1]
 
 
 def _params(n: NormWeight, dtype: torch.dtype) -> tuple[int, int, int]:
