@@ -254,6 +254,7 @@ void bind_context(nb::module_& m) {
 
 NB_MODULE(_native, m) {
     using namespace quire;
+    nb::set_leak_warnings(false);  // tensors on our memory may live until the process ends
     nb::enum_<Type>(m, "Type")
         .value("f32", Type::f32)
         .value("bf16", Type::bf16)
