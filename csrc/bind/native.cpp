@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind/linear.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
 #include "core/memory.hpp"
@@ -236,8 +237,8 @@ void scale_gate(Context& c, Type type, int64_t tokens, int64_t width, int64_t ga
 }
 
 void bind_context(nb::module_& m) {
-    nb::class_<Context>(m, "Context")
-        .def(nb::init<std::shared_ptr<Pool>, const std::string&>(), "pool"_a, "level"_a)
+    nb::class_<Context> context(m, "Context");
+    context.def(nb::init<std::shared_ptr<Pool>, const std::string&>(), "pool"_a, "level"_a)
         .def_prop_ro("level", [](const Context& c) { return name(c.level); })
         .def("begin", [](Context& c, std::shared_ptr<Recording> r) { c.recording = std::move(r); })
         .def("end", [](Context& c) { c.recording.reset(); })
@@ -247,6 +248,7 @@ void bind_context(nb::module_& m) {
         .def("add_norm", &add_norm)
         .def("embed", &embed)
         .def("scale_gate", &scale_gate);
+    bind_linear(m, context);
 }
 
 }  // namespace

@@ -94,6 +94,50 @@ struct ScaleGateArgs {
     Rows out;
 };
 
+enum class Act : int32_t { none, silu, gelu, gelu_tanh, relu, relu2 };
+
+enum class FinishKind : int32_t { plain, gated, limited, logits };
+
+// What becomes of the sums of a product. plain: y = act(sum + bias). gated: the first half of the
+// outputs is the gate of the second, y = act(gate) * up. limited: the same with gpt-oss's gate, cut
+// at `scale` (ops/activation.py). logits, always fp32: softcap * tanh(scale * sum / softcap), the
+// sum rounded to the type first, without a cap where it is 0.
+struct Finish {
+    FinishKind kind;
+    Act act;
+    float scale;
+    float softcap;
+};
+
+// Outputs that are computed together; weights are stored in panels of as many.
+constexpr int64_t kPanelWidth = 32;
+
+// A weight [out, in] in panels (linear_pack.cpp). bias is fp32 and as long as out rounded up to
+// panels and one more, or null.
+struct PackedWeight {
+    Type type;
+    int64_t in;
+    int64_t out;
+    const void* panels;
+    const float* bias;
+};
+
+// y = finish(x @ weight + bias); x and y are of the weight's type (logits are fp32).
+struct LinearArgs {
+    PackedWeight weight;
+    Rows x;
+    Rows y;
+    Finish finish;
+};
+
+// A weight [out, in], its rows as "tokens", into panels.
+struct PackArgs {
+    Type type;
+    int64_t in;
+    Rows weight;
+    void* panels;
+};
+
 // The functions of one level; a level that brings none of its own keeps those of the level before.
 struct Kernels {
     Kernel<NormArgs> norm;
@@ -101,6 +145,8 @@ struct Kernels {
     Kernel<AddNormArgs> add_norm;
     Kernel<EmbedArgs> embed;
     Kernel<ScaleGateArgs> scale_gate;
+    Kernel<LinearArgs> linear;
+    Kernel<PackArgs> pack;
 };
 
 }  // namespace quire

@@ -5,23 +5,39 @@ namespace quire {
 // Every kernel file fills in its part of the table, at the levels that CMakeLists.txt compiles it
 // for.
 namespace portable {
+void fill_linear(Kernels&);
+void fill_linear_pack(Kernels&);
 void fill_rows(Kernels&);
 }
 #if defined(__x86_64__)
 namespace avx2 {
+void fill_linear(Kernels&);
 void fill_rows(Kernels&);
 }
 namespace avx512 {
+void fill_linear(Kernels&);
 void fill_rows(Kernels&);
+}
+namespace avx512_bf16 {
+void fill_linear(Kernels&);
 }
 #endif
 
 Kernels kernels_for(Level level) {
     Kernels table{};
+    portable::fill_linear(table);
+    portable::fill_linear_pack(table);
     portable::fill_rows(table);
 #if defined(__x86_64__)
-    if (level >= Level::avx2) avx2::fill_rows(table);
-    if (level >= Level::avx512) avx512::fill_rows(table);
+    if (level >= Level::avx2) {
+        avx2::fill_linear(table);
+        avx2::fill_rows(table);
+    }
+    if (level >= Level::avx512) {
+        avx512::fill_linear(table);
+        avx512::fill_rows(table);
+    }
+    if (level >= Level::avx512_bf16) avx512_bf16::fill_linear(table);
 #else
     (void)level;
 #endif

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.cpu_linear import LinearOps
 from quire.kernels.cpu_rows import RowOps
 from quire.kernels.cpu_runtime import CpuRuntime, find_native
 from quire.ops.catalog import CATALOG
@@ -11,6 +12,8 @@ from quire.ops.registry import Facts, Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
+LINEAR_OPS = ("pack_linear", "linear", "mlp", "logits", "pack_experts", "moe")
+NATIVE_OPS = ROW_OPS + LINEAR_OPS
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -18,14 +21,16 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     native, reason = find_native()
     if native is None:
         return tuple(
-            Implementation(op, "cpu", CATALOG[op].definition, lambda _: reason) for op in ROW_OPS
+            Implementation(op, "cpu", CATALOG[op].definition, lambda _: reason)
+            for op in NATIVE_OPS
         )
     runtime = facts.runtime or CpuRuntime()
     assert isinstance(runtime, CpuRuntime)
-    rows = RowOps(runtime)
+    families = ((RowOps(runtime), ROW_OPS), (LinearOps(runtime), LINEAR_OPS))
     return tuple(
-        Implementation(op, "cpu", getattr(rows, op), supports, batch_invariant=True)
-        for op in ROW_OPS
+        Implementation(op, "cpu", getattr(family, op), supports, batch_invariant=True)
+        for family, names in families
+        for op in names
     )
 
 

@@ -5,6 +5,7 @@ They belong to the format "linear", since `moe` multiplies with a router that `p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -115,20 +116,34 @@ def moe(
     router maps C to E; select_bias [E] joins the scores for the choice only (DeepSeek-V3). Equal
     scores are chosen in an order that torch leaves open.
     """
+
+    def expert(index: int, rows: Tensor) -> Tensor:
+        return _expert(rows, experts.up[index], experts.down[index], args)
+
+    return mixture(x, linear(x, router), args, select_bias, expert)
+
+
+def mixture(
+    x: Tensor,
+    logits: Tensor,
+    args: MoeArgs,
+    select_bias: Tensor | None,
+    expert: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """`moe` for given router logits [T, E] and `expert(index, rows [n, C]) -> [n, C]`."""
     num_tokens, width = x.shape
-    chosen, weights = route(linear(x, router), args, select_bias)
+    chosen, weights = route(logits, args, select_bias)
     # (token, choice) pairs grouped by expert
     order = chosen.flatten().argsort(stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=args.experts).tolist()
     rows = order // args.top_k
     results = x.new_empty(num_tokens * args.top_k, width)
     start = 0
-    for expert, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if count:
             pairs = slice(start, start + count)
             start += count
-            y = _expert(x[rows[pairs]], experts.up[expert], experts.down[expert], args)
-            results.index_copy_(0, order[pairs], y)
+            results.index_copy_(0, order[pairs], expert(index, x[rows[pairs]]))
     return _weighted_sum(results.view(num_tokens, args.top_k, width), weights).to(x.dtype)
 
 

@@ -1,0 +1,65 @@
+// Packing a weight [out, in] into panels, once at load.
+//
+// A panel is kPanel outputs, a pair of inputs at a time: [in / 2][kPanel][2] for bf16, so that a
+// pair lies in 32 bits, and [in / 2][2][kPanel] for fp16 and fp32. Outputs and inputs beyond the
+// end are zero.
+
+#include "kernels/element.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/pairs.hpp"
+
+namespace quire::QUIRE_LEVEL {
+namespace {
+
+template <class E>
+inline int64_t place_of(int64_t lane, int64_t input) {
+    constexpr bool is_paired = __is_same(E, BF16);
+    const int64_t odd = input % 2;
+    return (input - odd) * kPanel + (is_paired ? lane * 2 + odd : odd * kPanel + lane);
+}
+
+// Inputs first..stop-1 of an output, first being even.
+template <class E>
+inline void pack_run(E* panel, int64_t lane, const E* row, int64_t first, int64_t stop) {
+    int64_t i = first;
+    if constexpr (__is_same(E, BF16))  // a pair is one word
+        for (; i + 2 <= stop; i += 2) __builtin_memcpy(panel + place_of<E>(lane, i), row + i, 4);
+    for (; i < stop; ++i) panel[place_of<E>(lane, i)] = row[i];
+}
+
+// Inputs that are packed at once: a line of each row, and so few lines of the panel that they stay
+// in the cache until all rows have filled them.
+constexpr int64_t kPacked = 32;
+
+template <class E>
+inline void pack_panel(const PackArgs& a, int64_t panel, int64_t outputs) {
+    const int64_t even_in = (a.in + 1) / 2 * 2;
+    E* to = static_cast<E*>(a.panels) + panel * even_in * kPanel;
+    for (int64_t k = 0; k < a.in; k += kPacked) {
+        const int64_t stop = k + kPacked < a.in ? k + kPacked : a.in;
+        for (int64_t lane = 0; lane < outputs; ++lane) {
+            const E* row = row_of<E>(a.weight, panel * kPanel + lane, 0);
+            pack_run(to, lane, row, k, stop);
+        }
+    }
+    // The memory may be used again, so zeros are written.
+    for (int64_t lane = 0; lane < kPanel; ++lane)
+        for (int64_t i = lane < outputs ? a.in : 0; i < even_in; ++i)
+            to[place_of<E>(lane, i)] = E{};
+}
+
+Status pack(const PackArgs& a, int64_t outputs, Pool& pool) {
+    with_type(a.type, [&](auto type) {
+        parallel(pool, (outputs + kPanel - 1) / kPanel, [&](int64_t panel, int) {
+            const int64_t left = outputs - panel * kPanel;
+            pack_panel<decltype(type)>(a, panel, left < kPanel ? left : kPanel);
+        });
+    });
+    return Status::ok;
+}
+
+}  // namespace
+
+void fill_linear_pack(Kernels& table) { table.pack = pack; }
+
+}  // namespace quire::QUIRE_LEVEL

@@ -1,0 +1,139 @@
+// Register blocks: a few rows times the lanes of a panel, two inputs at a time.
+//
+// A panel holds for each pair of inputs (k, k + 1) kPanel lanes: bf16 as (k, k + 1) side by side in
+// every lane, which is how vdpbf16ps takes them and cheap to widen; other types as all lanes of k,
+// then all of k + 1. An odd last input has a partner of zeros.
+#pragma once
+
+#include "kernels/vec.hpp"
+
+namespace quire::QUIRE_LEVEL {
+
+constexpr int64_t kPanel = kPanelWidth;
+// Inputs whose products are added into fresh sums: 16 KiB of fp32 weights, half of a first-level
+// cache.
+constexpr int64_t kDepth = 128;
+
+// Rows and vectors of a register block: their sums fill most of the registers.
+#if defined(__AVX512F__)
+constexpr int kRowBlock = 12;
+constexpr int kVectors = 2;
+#elif defined(__AVX2__)
+constexpr int kRowBlock = 6;
+constexpr int kVectors = 1;
+#else
+constexpr int kRowBlock = 2;
+constexpr int kVectors = 1;
+#endif
+
+// The weights of 16 lanes for two inputs, in fp32.
+struct TwoInputs {
+    F32 even, odd;
+};
+
+inline TwoInputs load_two(const float* pair, int vector) {
+    const float* at = pair + vector * kLanes;
+    return {load(at), load(at + kPanel)};
+}
+inline TwoInputs load_two(const F16* pair, int vector) {
+    const F16* at = pair + vector * kLanes;
+    return {load(at), load(at + kPanel)};
+}
+#if defined(__AVX512F__)
+inline TwoInputs load_two(const BF16* pair, int vector) {
+    const __m512i both = _mm512_loadu_si512(pair + vector * 2 * kLanes);
+    return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
+            {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(0xffff0000)))}};
+}
+#elif defined(__AVX2__)
+inline __m256 even_of(__m256i both) { return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16)); }
+inline __m256 odd_of(__m256i both) {
+    return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(0xffff0000)));
+}
+inline TwoInputs load_two(const BF16* pair, int vector) {
+    const auto* at = reinterpret_cast<const __m256i*>(pair + vector * 2 * kLanes);
+    const __m256i low = _mm256_loadu_si256(at), high = _mm256_loadu_si256(at + 1);
+    return {{even_of(low), even_of(high)}, {odd_of(low), odd_of(high)}};
+}
+#else
+inline TwoInputs load_two(const BF16* pair, int vector) {
+    Words both;
+    __builtin_memcpy(&both, pair + vector * 2 * kLanes, sizeof both);
+    return {{of_bits(both << 16)}, {of_bits(both & 0xffff0000)}};
+}
+#endif
+
+// How weights of type E are multiplied: the type that rows are prepared in, and one step.
+template <class E>
+struct Dots {
+    using X = float;
+
+    // sums += x[row][k] * w[k] + x[row][k + 1] * w[k + 1], k first.
+    template <int M, int V>
+    static void add_pair(F32 (&sums)[M][V], const X* x, const E* pair, int vector) {
+        TwoInputs w[V];
+        for (int v = 0; v < V; ++v) w[v] = load_two(pair, vector + v);
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r) {
+            const F32 even = splat(x[r * kDepth]);
+            for (int v = 0; v < V; ++v) sums[r][v] = fma(even, w[v].even, sums[r][v]);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r) {
+            const F32 odd = splat(x[r * kDepth + 1]);
+            for (int v = 0; v < V; ++v) sums[r][v] = fma(odd, w[v].odd, sums[r][v]);
+        }
+    }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Dots<BF16> {
+    using X = BF16;
+
+    template <int M, int V>
+    static void add_pair(F32 (&sums)[M][V], const X* x, const BF16* pair, int vector) {
+        __m512i w[V];
+        for (int v = 0; v < V; ++v)
+            w[v] = _mm512_loadu_si512(pair + (vector + v) * 2 * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r) {
+            int32_t both;
+            __builtin_memcpy(&both, x + r * kDepth, sizeof both);
+            const auto here = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+            for (int v = 0; v < V; ++v)
+                sums[r][v].v = _mm512_dpbf16_ps(sums[r][v].v, reinterpret_cast<__m512bh>(w[v]), here);
+        }
+    }
+};
+#endif
+
+// Far enough ahead for the memory, near enough to be still in the cache: 16 pairs of bf16.
+constexpr int64_t kPrefetchBytes = 2048;
+
+// For M rows of x (kDepth apart) and V vectors of a panel: sums = (is_first ? 0 : sums) + the
+// products of these inputs.
+template <int M, int V, class E>
+inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector, int64_t pairs,
+                           float* sums, int64_t stride, bool is_first) {
+    F32 acc[M][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v] = splat(0);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        const E* at = w + pair * 2 * kPanel;
+        constexpr int64_t kStep = 2 * kPanel * sizeof(E);
+#pragma GCC unroll 4
+        for (int64_t line = 0; line < kStep * V / 2; line += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes + line);
+        Dots<E>::template add_pair<M, V>(acc, x + pair * 2, at, vector);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v) {
+            float* sum = sums + r * stride + (vector + v) * kLanes;
+            store(sum, is_first ? acc[r][v] : add(load(sum), acc[r][v]));
+        }
+}
+
+}  // namespace quire::QUIRE_LEVEL
