@@ -2,5 +2,15 @@
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A busy machine is no failure: examples may take as long as they take.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("patient")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import quire
 import quire.cli.show
 from quire.cli import main as cli
 from quire.errors import LoadError, RequestError
 
-SRC = Path(cli.__file__).parents[2]
+SRC = Path(quire.__file__).parents[1]
 
 
 def run_quire(*words, stdin="", **environment):
@@ -173,6 +174,8 @@ def stream_of_a_long_answer():
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # a shell's background processes ignore the signal, and so would this one
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout.read(1)
         yield process

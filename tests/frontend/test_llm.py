@@ -163,8 +163,16 @@ class CtrlC:
         self.finished_steps += 1
 
 
+@pytest.fixture
+def terminal():
+    """SIGINT as a terminal has it; a shell's background processes ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_leaves_no_trace(times):
+def test_ctrl_c_leaves_no_trace(times, terminal):
     before = signal.getsignal(signal.SIGINT)
     press = CtrlC(times)
     llm = make_llm(before_step=press)

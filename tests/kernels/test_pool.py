@@ -96,6 +96,7 @@ import os, sys, time, torch
 from quire.kernels.cpu_runtime import CpuRuntime
 from quire.ops import select
 
+torch.set_num_threads(1)  # a child of fork() may not use torch's own pool
 runtime = CpuRuntime(num_threads=3)
 add = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime).add
 x = torch.ones(300, 1024)
