@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bind/kv.hpp"
 #include "bind/linear.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
@@ -248,6 +249,7 @@ void bind_context(nb::module_& m) {
         .def("add_norm", &add_norm)
         .def("embed", &embed)
         .def("scale_gate", &scale_gate);
+    bind_kv(m, context);
     bind_linear(m, context);
 }
 

@@ -138,6 +138,84 @@ struct PackArgs {
     void* panels;
 };
 
+// KV memory of one layer. Head k of block n has its part at data + (n * kv_heads + k) * head_bytes:
+// its keys, then its values at `values`, each part from a multiple of 64 bytes on.
+//
+// Keys lie in tiles of `tile` slots, transposed, so that a vector is one element of 16 keys: element
+// d of slot i of a tile at (d / pack * tile + i) * pack + d % pack, where pack is 2 for bf16 (both
+// elements of a pair come with one load; an odd head_dim has a zero at its end) and 1 otherwise.
+// `tile` is 16 where block_size is a multiple of it, else block_size. Values lie slot after slot.
+// is_int8: one byte each, times an fp32 scale per slot, at `key_scales` and `value_scales`.
+struct KVMemory {
+    char* data;
+    int64_t num_blocks;
+    int64_t block_size;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t tile;
+    int64_t head_bytes;
+    int64_t values;
+    int64_t key_scales;
+    int64_t value_scales;
+    bool is_int8;
+};
+
+enum class NormOver : int32_t { none, head, full };
+
+// From qkv rows [(H+2K)*D] to q [H, D] and the KV memory; see ops/rotary.py. heads counts those of
+// the queries; cos_sin is null where nothing rotates, clip infinite where nothing is clipped.
+struct RopeStoreArgs {
+    Type type;
+    int64_t heads;
+    Rows qkv;
+    void* q;
+    KVMemory kv;
+    const int64_t* slots;
+    const int64_t* positions;
+    const float* cos_sin;
+    int64_t num_positions;
+    int64_t rotary_dim;
+    bool is_interleaved;
+    NormOver norm_over;
+    bool is_norm_last;
+    NormParams q_norm;
+    NormParams k_norm;
+    float clip;
+};
+
+// The rows of a step, for attention: row r has the tokens query_start[r] .. query_start[r + 1] - 1,
+// seq_lens[r] tokens with them, and its block ids at table + table_row[r] * table_stride. It lies in
+// memory of its own and is filled anew for every step, so that a recorded call sees the new rows.
+struct AttentionStep {
+    int64_t num_rows;
+    const int32_t* query_start;
+    const int32_t* seq_lens;
+    const int32_t* table;
+    const int32_t* table_row;
+    int64_t table_stride;
+};
+
+// One value per head, or none.
+struct PerHead {
+    const void* data;
+    Type type;
+};
+
+// out [T, H*D] = attention of q; see ops/attention.py. No window is 0, no cap is 0.
+struct AttendArgs {
+    Type type;
+    int64_t heads;
+    Rows q;
+    void* out;
+    KVMemory kv;
+    const AttentionStep* step;
+    int64_t window;
+    double scale;
+    double softcap;
+    PerHead sinks;
+    PerHead alibi;
+};
+
 // The functions of one level; a level that brings none of its own keeps those of the level before.
 struct Kernels {
     Kernel<NormArgs> norm;
@@ -145,6 +223,8 @@ struct Kernels {
     Kernel<AddNormArgs> add_norm;
     Kernel<EmbedArgs> embed;
     Kernel<ScaleGateArgs> scale_gate;
+    Kernel<RopeStoreArgs> rope_store;
+    Kernel<AttendArgs> attend;
     Kernel<LinearArgs> linear;
     Kernel<PackArgs> pack;
 };

@@ -5,17 +5,23 @@ namespace quire {
 // Every kernel file fills in its part of the table, at the levels that CMakeLists.txt compiles it
 // for.
 namespace portable {
+void fill_attention(Kernels&);
 void fill_linear(Kernels&);
 void fill_linear_pack(Kernels&);
+void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 }
 #if defined(__x86_64__)
 namespace avx2 {
+void fill_attention(Kernels&);
 void fill_linear(Kernels&);
+void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 }
 namespace avx512 {
+void fill_attention(Kernels&);
 void fill_linear(Kernels&);
+void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 }
 namespace avx512_bf16 {
@@ -25,16 +31,22 @@ void fill_linear(Kernels&);
 
 Kernels kernels_for(Level level) {
     Kernels table{};
+    portable::fill_attention(table);
     portable::fill_linear(table);
     portable::fill_linear_pack(table);
+    portable::fill_rope_store(table);
     portable::fill_rows(table);
 #if defined(__x86_64__)
     if (level >= Level::avx2) {
+        avx2::fill_attention(table);
         avx2::fill_linear(table);
+        avx2::fill_rope_store(table);
         avx2::fill_rows(table);
     }
     if (level >= Level::avx512) {
+        avx512::fill_attention(table);
         avx512::fill_linear(table);
+        avx512::fill_rope_store(table);
         avx512::fill_rows(table);
     }
     if (level >= Level::avx512_bf16) avx512_bf16::fill_linear(table);

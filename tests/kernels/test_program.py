@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import embedded
-from quire.kernels.cpu_plain import CurrentPlan, recordable
+from quire.kernels.cpu_plain import recordable
 from quire.kernels.cpu_program import Program
 from quire.kernels.cpu_runtime import CpuRuntime, find_native, huge_tensor
 from quire.models import read_spec
@@ -193,7 +193,7 @@ class RecordedDecoder:
             for _ in spec.blocks
         ]
         self.capacity = capacity
-        self.plan = CurrentPlan(self.make_plan(0, 0))
+        self.plan = self.make_plan(0, 0)
         slots = torch.full((capacity,), -1)
         ids, positions = torch.zeros(capacity, dtype=torch.int64), torch.zeros(1, capacity).long()
         group = GroupBatch(slots, self.plan)
@@ -217,7 +217,7 @@ class RecordedDecoder:
         batch.ids[: len(ids)] = ids
         batch.positions[0, : len(ids)] = torch.arange(start, stop)
         batch.groups[0].slots[: len(ids)] = torch.arange(start, stop)
-        self.plan.plan = self.make_plan(start, stop)
+        self.plan.assign(self.make_plan(start, stop))
         self.program.replay(len(ids))
         return self.hidden[: len(ids)].clone()
 

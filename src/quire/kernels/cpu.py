@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.cpu_attention import AttentionOps
+from quire.kernels.cpu_kv import KVOps
 from quire.kernels.cpu_linear import LinearOps
 from quire.kernels.cpu_rows import RowOps
 from quire.kernels.cpu_runtime import CpuRuntime, find_native
@@ -12,8 +14,10 @@ from quire.ops.registry import Facts, Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
+KV_OPS = ("allocate_kv", "export_kv", "import_kv", "copy_kv", "zero_kv")
+ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
 LINEAR_OPS = ("pack_linear", "linear", "mlp", "logits", "pack_experts", "moe")
-NATIVE_OPS = ROW_OPS + LINEAR_OPS
+NATIVE_OPS = ROW_OPS + LINEAR_OPS + KV_OPS + ATTENTION_OPS
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -26,7 +30,12 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         )
     runtime = facts.runtime or CpuRuntime()
     assert isinstance(runtime, CpuRuntime)
-    families = ((RowOps(runtime), ROW_OPS), (LinearOps(runtime), LINEAR_OPS))
+    families = (
+        (RowOps(runtime), ROW_OPS),
+        (LinearOps(runtime), LINEAR_OPS),
+        (KVOps(runtime), KV_OPS),
+        (AttentionOps(runtime), ATTENTION_OPS),
+    )
     return tuple(
         Implementation(op, "cpu", getattr(family, op), supports, batch_invariant=True)
         for family, names in families

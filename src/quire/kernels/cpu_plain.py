@@ -41,6 +41,10 @@ class CurrentPlan:
 
     plan: AttentionPlan
 
+    def assign(self, plan: AttentionPlan) -> None:
+        """Stand for the step that `plan` describes."""
+        self.plan = plan
+
 
 def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:
     """`ops` whose functions outside of the native code record themselves, too.

@@ -99,13 +99,12 @@ class PlainPlan:
     @property
     def num_keys(self) -> int:
         """Keys that the rows can see, each counted once a row."""
-        first = _first_seen(self.num_new, self.seq_lens, self.window)
-        return int((self.seq_lens - first)[self.num_new > 0].sum())
+        return count_keys(self.num_new, self.seq_lens, self.window)
 
     @property
     def num_pairs(self) -> int:
         """(query, visible key) pairs."""
-        return _count_pairs(self.num_new, self.seq_lens, self.window)
+        return count_pairs(self.num_new, self.seq_lens, self.window)
 
     def tile_distance(self, tile: Tile) -> Tensor:
         """Key's position - query's, [n, L] fp32."""
@@ -275,7 +274,13 @@ def _distance(prefill: tuple[PrefillRow, ...], device: torch.device) -> Tensor:
     return keys - queries.unsqueeze(1)
 
 
-def _count_pairs(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> int:
+def count_keys(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> int:
+    """Sum over rows with new tokens of the keys that any of them sees."""
+    first = _first_seen(num_new, seq_lens, window)
+    return int((seq_lens - first)[num_new > 0].sum())
+
+
+def count_pairs(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> int:
     """Sum over new tokens of the keys that each sees: position + 1, at most the window."""
     low = (seq_lens - num_new).astype(np.int64)
     high = seq_lens.astype(np.int64)

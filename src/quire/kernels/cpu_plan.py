@@ -1,0 +1,74 @@
+"""Attention plans of the native kernels: the rows of a step at addresses that stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.ops.plan import count_keys, count_pairs
+
+PLAN_FIELDS = 6
+"""Fields of 8 bytes of `AttentionStep` in csrc/kernels/kernels.hpp."""
+
+IntArray = np.ndarray
+
+
+class CpuPlan:
+    """The rows of a step in memory that the kernels read when they run.
+
+    A recorded program reads the plan that it was recorded with: `refill` that one before each
+    replay, or `assign` it the step's own.
+    """
+
+    def __init__(self, window: int | None, block_size: int) -> None:
+        """A plan for no rows."""
+        self.window = window
+        self.block_size = block_size
+        self.header = torch.zeros(PLAN_FIELDS, dtype=torch.int64)  # AttentionStep
+        self._fields = self.header.numpy()
+        none = np.zeros(0, dtype=np.int32)
+        self.refill(np.zeros(1, dtype=np.int32), none, np.zeros((0, 1), dtype=np.int32))
+
+    def refill(
+        self,
+        query_start: IntArray,
+        seq_lens: IntArray,
+        block_table: IntArray,
+        rows: IntArray | None = None,
+    ) -> None:
+        """Describe another step: query_start [R+1], seq_lens [R], block_table [*, B], all int32.
+
+        Row i of the step is row rows[i] of the table, or row i. Arrays are not copied: their
+        contents must not change before the step is over, except the table's beyond the lengths.
+        """
+        if rows is None:
+            rows = np.arange(len(seq_lens), dtype=np.int32)
+        assert len(query_start) == len(seq_lens) + 1 == len(rows) + 1
+        for array in (query_start, seq_lens, block_table, rows):
+            assert array.dtype == np.int32 and (array.size == 0 or array.strides[-1] == 4)
+        self._held = (query_start, seq_lens, block_table, rows)
+        self._fields[:] = (
+            len(seq_lens),
+            query_start.ctypes.data,
+            seq_lens.ctypes.data,
+            block_table.ctypes.data,
+            rows.ctypes.data,
+            block_table.strides[0] // 4,
+        )
+
+    def assign(self, plan: CpuPlan) -> None:
+        """Describe the step that `plan` describes: what a recorded plan does before a replay."""
+        self._held = plan._held
+        self._fields[:] = plan._fields
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that the rows can see, each counted once a row."""
+        query_start, seq_lens, _, _ = self._held
+        return count_keys(np.diff(query_start), seq_lens, self.window)
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, visible key) pairs."""
+        query_start, seq_lens, _, _ = self._held
+        return count_pairs(np.diff(query_start), seq_lens, self.window)
