@@ -46,4 +46,6 @@ class UniprocExecutor:
         return [found(self.worker, *args, **kwargs)]
 
     def shutdown(self) -> None:
-        self._worker = None
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None

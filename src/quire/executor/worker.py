@@ -12,9 +12,19 @@ from quire.runner.runner import ModelRunner
 class Worker:
     """A device with its runner."""
 
-    def __init__(self, runner: ModelRunner, rank: int = 0) -> None:
+    def __init__(
+        self, runner: ModelRunner, rank: int = 0, on_close: Callable[[], None] | None = None
+    ) -> None:
+        """`on_close` puts back what building the worker changed in this process."""
         self.model_runner = runner
         self.rank = rank
+        self._on_close = on_close
+
+    def close(self) -> None:
+        """The worker is not used any more."""
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
 
     def get_model(self) -> DecoderModel:
         """The model that this worker runs."""

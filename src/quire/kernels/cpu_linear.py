@@ -1,7 +1,7 @@
 """The native ops that multiply with weights: projections, feed-forward layers, logits, experts.
 
-An output is summed over its inputs in one order that depends on the weight alone, so a row's bits do
-not depend on the other rows: see csrc/kernels/linear.cpp.
+An output is summed over its inputs in one order that depends on the weight alone, so a row's bits
+do not depend on the other rows: see csrc/kernels/linear.cpp.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CpuExperts:
 
 
 class LinearOps:
-    """`pack_linear`, `linear`, `mlp`, `logits`, `pack_experts` and `moe` on a runtime; see quire.ops
-    for each.
+    """`pack_linear`, `linear`, `mlp`, `logits`, `pack_experts` and `moe` on a runtime; see
+    quire.ops for each.
     """
 
     def __init__(self, runtime: CpuRuntime) -> None:
