@@ -15,18 +15,22 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
                           {reinterpret_cast<void*>(x), x_token, 0},
                           {reinterpret_cast<void*>(y), y_token, 0},
                           {kind, act, scale, softcap}};
-    c.submit(c.kernels.linear, args, tokens);
+    const bool is_plain = weight.form == WeightForm::plain;
+    c.submit(is_plain ? c.kernels.linear : c.kernels.linear_quantized, args, tokens);
 }
 
 // Fill the panels of a weight from [out, in], its rows source_row apart.
 template <class Context>
 void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t source_row,
           uintptr_t panels) {
-    const PackArgs args{weight.type,
-                        weight.in,
-                        {reinterpret_cast<void*>(source), source_row, 0},
-                        reinterpret_cast<void*>(panels)};
-    c.submit(c.kernels.pack, args, weight.out);
+    const Rows from{reinterpret_cast<void*>(source), source_row, 0};
+    if (weight.form == WeightForm::plain) {
+        const PackArgs args{weight.type, weight.in, from, reinterpret_cast<void*>(panels)};
+        return c.submit(c.kernels.pack, args, weight.out);
+    }
+    const PackQuantizedArgs args{weight, from, reinterpret_cast<uint8_t*>(panels),
+                                 const_cast<float*>(weight.scales)};
+    c.submit(c.kernels.pack_quantized, args, weight.out);
 }
 
 template <class Context>
@@ -44,12 +48,23 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .value("gated", FinishKind::gated)
         .value("limited", FinishKind::limited)
         .value("logits", FinishKind::logits);
+    nb::enum_<WeightForm>(m, "WeightForm")
+        .value("plain", WeightForm::plain)
+        .value("int8", WeightForm::int8)
+        .value("int4", WeightForm::int4);
     nb::class_<PackedWeight>(m, "PackedWeight")
-        .def("__init__", [](PackedWeight* self, Type type, int64_t in, int64_t out,
-                            uintptr_t panels, uintptr_t bias) {
-            new (self) PackedWeight{type, in, out, reinterpret_cast<const void*>(panels),
-                                    reinterpret_cast<const float*>(bias)};
-        });
+        .def("__init__",
+             [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
+                int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias) {
+                 new (self) PackedWeight{type,
+                                         form,
+                                         in,
+                                         out,
+                                         group,
+                                         reinterpret_cast<const void*>(panels),
+                                         reinterpret_cast<const float*>(scales),
+                                         reinterpret_cast<const float*>(bias)};
+             });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>).def("pack", &pack<Context>);
 }

@@ -6,6 +6,7 @@
 // computes in an order that depends on the struct alone, never on T or on the thread (row by row).
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "core/parallel.hpp"
@@ -112,13 +113,19 @@ struct Finish {
 // Outputs that are computed together; weights are stored in panels of as many.
 constexpr int64_t kPanelWidth = 32;
 
-// A weight [out, in] in panels (linear_pack.cpp). bias is fp32 and as long as out rounded up to
-// panels and one more, or null.
+enum class WeightForm : int32_t { plain, int8, int4 };
+
+// A weight [out, in] in panels: of the activations' type (linear_pack.cpp), or of small integers
+// (quantized.cpp), int4 with a scale for every `group` inputs, a multiple of 4. bias, and the scales
+// of int8, are fp32 and as long as out rounded up to panels, the bias one panel more; or null.
 struct PackedWeight {
     Type type;
+    WeightForm form;
     int64_t in;
     int64_t out;
+    int64_t group;
     const void* panels;
+    const float* scales;
     const float* bias;
 };
 
@@ -136,6 +143,14 @@ struct PackArgs {
     int64_t in;
     Rows weight;
     void* panels;
+};
+
+// The same into int8 or int4; `panels` and `scales` are zero and those of the weight.
+struct PackQuantizedArgs {
+    PackedWeight weight;
+    Rows source;
+    uint8_t* panels;
+    float* scales;
 };
 
 // KV memory of one layer. Head k of block n has its part at data + (n * kv_heads + k) * head_bytes:
@@ -226,7 +241,9 @@ struct Kernels {
     Kernel<RopeStoreArgs> rope_store;
     Kernel<AttendArgs> attend;
     Kernel<LinearArgs> linear;
+    Kernel<LinearArgs> linear_quantized;
     Kernel<PackArgs> pack;
+    Kernel<PackQuantizedArgs> pack_quantized;
 };
 
 }  // namespace quire

@@ -98,9 +98,9 @@ struct Dots<BF16> {
             w[v] = _mm512_loadu_si512(pair + (vector + v) * 2 * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < M; ++r) {
-            int32_t both;
+            float both;  // as an integer, GCC would take the way through a general register
             __builtin_memcpy(&both, x + r * kDepth, sizeof both);
-            const auto here = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+            const auto here = reinterpret_cast<__m512bh>(_mm512_set1_ps(both));
             for (int v = 0; v < V; ++v)
                 sums[r][v].v = _mm512_dpbf16_ps(sums[r][v].v, reinterpret_cast<__m512bh>(w[v]), here);
         }

@@ -8,6 +8,7 @@ namespace portable {
 void fill_attention(Kernels&);
 void fill_linear(Kernels&);
 void fill_linear_pack(Kernels&);
+void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 }
@@ -15,6 +16,7 @@ void fill_rows(Kernels&);
 namespace avx2 {
 void fill_attention(Kernels&);
 void fill_linear(Kernels&);
+void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 }
@@ -23,6 +25,9 @@ void fill_attention(Kernels&);
 void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
+}
+namespace avx512_vnni {
+void fill_quantized(Kernels&);
 }
 namespace avx512_bf16 {
 void fill_linear(Kernels&);
@@ -34,12 +39,14 @@ Kernels kernels_for(Level level) {
     portable::fill_attention(table);
     portable::fill_linear(table);
     portable::fill_linear_pack(table);
+    portable::fill_quantized(table);
     portable::fill_rope_store(table);
     portable::fill_rows(table);
 #if defined(__x86_64__)
     if (level >= Level::avx2) {
         avx2::fill_attention(table);
         avx2::fill_linear(table);
+        avx2::fill_quantized(table);
         avx2::fill_rope_store(table);
         avx2::fill_rows(table);
     }
@@ -49,6 +56,7 @@ Kernels kernels_for(Level level) {
         avx512::fill_rope_store(table);
         avx512::fill_rows(table);
     }
+    if (level >= Level::avx512_vnni) avx512_vnni::fill_quantized(table);
     if (level >= Level::avx512_bf16) avx512_bf16::fill_linear(table);
 #else
     (void)level;

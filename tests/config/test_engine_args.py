@@ -99,7 +99,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"tensor_parallel_size": 2},
         {"tensor_parallel_size": True},
         {"trust_remote_code": True},
-        {"quantization": "fp8"},
         {"enable_lora": True},
         {"cpu_offload_gb": 4},
         {"runner": "pooling"},
@@ -128,7 +127,7 @@ def test_what_is_not_built_is_refused_by_name_with_advice(given):
         {"distributed_executor_backend": "uni", "runner": "generate", "convert": "none"},
         {"compilation_config": 0, "optimization_level": 0},
         {"limit_mm_per_prompt": None, "mm_processor_kwargs": {}},
-        {"cpu_offload_gb": 0.0, "quantization": None, "model_impl": "vllm"},
+        {"cpu_offload_gb": 0.0, "model_impl": "vllm"},
     ],
     ids=str,
 )
@@ -140,6 +139,7 @@ def test_neutral_values_change_nothing_and_pass(neutral):
     ("given", "error", "part"),
     [
         ({"dtype": "int8"}, InvalidParameter, "one of auto, half"),
+        ({"quantization": "fp8"}, InvalidParameter, "Use 'int8' or 'int4'"),
         ({"dtype": 16}, InvalidType, "one of auto, half"),
         ({"max_num_seqs": 0}, InvalidParameter, "an integer >= 1"),
         ({"max_num_seqs": 2.0}, InvalidType, "an integer"),
@@ -219,7 +219,7 @@ def test_flags_of_each_form():
 
 
 def test_what_is_not_built_is_refused_on_the_command_line_too():
-    for words in (["-tp", "2"], ["--quantization", "fp8"], ["--trust-remote-code"], ["-O", "3"]):
+    for words in (["-tp", "2"], ["--kv-cache-dtype", "fp8"], ["--trust-remote-code"], ["-O", "3"]):
         with pytest.raises(NotBuiltYet):
             check_args(parse(*words))
 

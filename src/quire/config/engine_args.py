@@ -54,6 +54,15 @@ class EngineArgs(UnbuiltArgs):
         _MODEL,
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
+    quantization: str | None = option(
+        None,
+        "Round the weights while loading: int8 (one scale per output) or int4 (one per 32 inputs); "
+        "activations are then int8 in products. None keeps `dtype`.",
+        Kind.TEXT,
+        _MODEL,
+        choices=("int8", "int4"),
+        hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
+    )
     seed: int = option(
         0,
         "Start of the seeds of requests that bring none.",
@@ -85,7 +94,7 @@ class EngineArgs(UnbuiltArgs):
     )
     enforce_eager: bool = option(
         False,
-        "Run every step without a recorded program.",
+        "Run every step without a recorded graph; on a CPU none is recorded anyway.",
         Kind.FLAG,
         _MODEL,
     )

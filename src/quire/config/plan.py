@@ -27,6 +27,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     hf_config: dict[str, Any]
     load_format: str
     dtype: str
+    quantization: str | None
     seed: int
     max_model_len: int
     tokenizer_folder: str | None

@@ -12,7 +12,7 @@ from quire.config.facts import MachineFacts, ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
 from quire.config.option import check, options_of
 from quire.config.plan import EnginePlan
-from quire.config.resolve_dtype import decide_dtype
+from quire.config.resolve_dtype import decide_dtype, decide_quantization
 from quire.config.resolve_memory import decide_memory
 from quire.config.resolve_schedule import decide_schedule
 
@@ -27,6 +27,7 @@ def resolve(args: EngineArgs, model: ModelFacts, machine: MachineFacts) -> Engin
     decisions = Decisions(args, model, machine)
     _decide_model(decisions)
     decide_dtype(decisions)
+    decide_quantization(decisions)
     _decide_machine(decisions)
     decide_memory(decisions, decide_schedule(decisions))
     _decide_output(decisions)
@@ -82,8 +83,7 @@ def _decide_machine(d: Decisions) -> None:
         d.decide("num_threads", limit, "OMP_NUM_THREADS")
     else:
         d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
-    reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
-    d.decide("use_graphs", not d.args.enforce_eager, reason)
+    d.decide("use_graphs", False, "the CPU back end runs its operations one by one")
 
 
 def _decide_output(d: Decisions) -> None:

@@ -1,4 +1,4 @@
-"""Rule 12.2: which type the weights, activations and K/V have."""
+"""Rule 12.2: which type the weights, activations and K/V have, and whether weights are rounded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,35 @@ def decide_dtype(d: Decisions) -> None:
         _check_given(d, dtype)
     d.decide("dtype", dtype, reason)
     d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
+
+
+_BITS_PER_WEIGHT = {"int8": 8.0, "int4": 4.5}
+"""Of the layers' weights: int4 has a scale of 16 bits for every 32."""
+
+
+def decide_quantization(d: Decisions) -> None:
+    """Fix `quantization`."""
+    given = d.args.quantization
+    d.decide(
+        "quantization",
+        given,
+        "quantization was not given: weights keep their values"
+        if given is None
+        else f"quantization was given; embedding, norms and routers stay {d.value('dtype')}",
+    )
+
+
+def weight_bytes(d: Decisions) -> int:
+    """Memory of the weights; for rounded ones an upper estimate, since a head that shares the
+    embedding's table is a matrix of its own then.
+    """
+    model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
+    rounded = d.value("quantization")
+    if rounded is None:
+        return model.num_parameters * itemsize
+    table = model.vocab_size * model.hidden_size
+    layers = (model.num_parameters - table) * _BITS_PER_WEIGHT[rounded] / 8
+    return table * (itemsize + 1) + int(layers)
 
 
 def _automatic(d: Decisions) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.config.decisions import Decisions
 from quire.config.kv_memory import PoolShape, describe_groups, gib
-from quire.config.resolve_dtype import ITEMSIZE
+from quire.config.resolve_dtype import ITEMSIZE, weight_bytes
 from quire.config.resolve_schedule import length_limit
 from quire.errors import LoadError
 
@@ -70,7 +70,7 @@ def _num_blocks(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
 
 def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
     """Bytes for the KV cache, by what is free now, and the sum in words."""
-    weights = d.model.num_parameters * ITEMSIZE[d.value("dtype")]
+    weights = weight_bytes(d)
     workspace = _workspace_bytes(d, length)
     free, share = d.machine.free_memory_bytes, d.args.gpu_memory_utilization
     taken = f"weights {gib(weights)}, workspace {gib(workspace)}"

@@ -38,11 +38,8 @@ class UnbuiltArgs:
     model_impl: str = unbuilt(
         "auto", "whose model code runs", "Every model runs on Quire's own decoder.", "vllm", "quire"
     )
-    quantization: str | None = unbuilt(
-        None, "quantised weights", "Load a checkpoint in bfloat16, float16 or float32."
-    )
     quantization_config: dict[str, Any] | None = unbuilt(
-        None, "quantisation at load", "Load a checkpoint in bfloat16, float16 or float32."
+        None, "settings of quantisation", "Pass quantization='int8' or 'int4'."
     )
     runner: str = unbuilt("auto", "generation or pooling", _NO_POOLING, "generate")
     convert: str = unbuilt("auto", "turn a generator into an embedder", _NO_POOLING, "none")

@@ -1,7 +1,7 @@
 """The native ops that multiply with weights: projections, feed-forward layers, logits, experts.
 
-An output is summed over its inputs in one order that depends on the weight alone, so a row's bits
-do not depend on the other rows: see csrc/kernels/linear.cpp.
+An output is summed over its inputs in one order that depends on the weight alone, so that a row's
+bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.cpp.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from torch import Tensor
 
 from quire.kernels.cpu_runtime import CpuRuntime, huge_tensor
 from quire.ops.moe import MoeArgs, mixture
+from quire.ops.quantized import WeightFormat
 from quire.ops.registry import nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """A weight in panels of outputs (csrc/kernels/linear_pack.cpp says how they look), and its bias
-    in fp32.
+    """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
+    look); `dtype` is that of the activations.
     """
 
     native: Any
+    dtype: torch.dtype
     in_features: int
     out_features: int
     panels: Tensor
+    scales: Tensor | None
     bias: Tensor | None
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.panels, self.bias)
+        return nbytes(self.panels, self.scales, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,7 @@ class CpuExperts:
 
 
 class LinearOps:
-    """`pack_linear`, `linear`, `mlp`, `logits`, `pack_experts` and `moe` on a runtime; see
-    quire.ops for each.
-    """
+    """pack_linear, linear, mlp, logits, pack_experts and moe; see quire.ops for each."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         native = runtime.native
@@ -63,30 +64,50 @@ class LinearOps:
             torch.bfloat16: native.Type.bf16,
             torch.float16: native.Type.f16,
         }
+        self._forms = native.WeightForm.__members__
         self._acts = native.Act.__members__
         self._finishes = native.FinishKind.__members__
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> CpuLinear:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+    ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
         assert self._runtime.program is None, "weights are packed before recording"
         weight = self._runtime.dense(weight)
         out_features, in_features = weight.shape
-        panels = -(-out_features // self._width)
-        pairs = -(-in_features // 2)
-        memory = huge_tensor((panels, pairs, 2 * self._width), weight.dtype)
-        wide = None
+        num_panels = -(-out_features // self._width)
+        panels = self._panels(num_panels, in_features, weight.dtype, stored_as)
+        scales = None
+        if stored_as is not None and stored_as.name == "int8":
+            scales = torch.zeros(num_panels * self._width)
+        wide_bias = None
         if bias is not None:
-            wide = torch.zeros((panels + 1) * self._width)
-            wide[:out_features] = bias
+            wide_bias = torch.zeros((num_panels + 1) * self._width)
+            wide_bias[:out_features] = bias
         native = self._make(
             self._types[weight.dtype],
+            self._forms["plain" if stored_as is None else stored_as.name],
             in_features,
             out_features,
-            memory.data_ptr(),
-            0 if wide is None else wide.data_ptr(),
+            0 if stored_as is None else stored_as.group,
+            panels.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
+            0 if wide_bias is None else wide_bias.data_ptr(),
         )
-        self._context.pack(native, weight.data_ptr(), weight.stride(0), memory.data_ptr())
-        return CpuLinear(native, in_features, out_features, memory, wide)
+        self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr())
+        return CpuLinear(native, weight.dtype, in_features, out_features, panels, scales, wide_bias)
+
+    def _panels(
+        self, count: int, in_features: int, dtype: torch.dtype, stored_as: WeightFormat | None
+    ) -> Tensor:
+        """Memory for `count` panels; inputs are filled up to whole pairs, fours or groups."""
+        if stored_as is None:
+            return huge_tensor((count, -(-in_features // 2), 2 * self._width), dtype)
+        if stored_as.name == "int8":
+            return huge_tensor((count, -(-in_features // 4), 4 * self._width), torch.uint8)
+        scales = 2 * self._width
+        group = stored_as.group * self._width // 2 + scales
+        return huge_tensor((count, -(-in_features // stored_as.group), group), torch.uint8)
 
     def linear(self, x: Tensor, w: CpuLinear) -> Tensor:
         """x [T, in] -> [T, out]."""
@@ -110,10 +131,13 @@ class LinearOps:
         down: Tensor,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
+        stored_as: WeightFormat | None = None,
     ) -> CpuExperts:
         """gate_up [E, 2F, C], down [E, C, F], biases [E, 2F] and [E, C]; all are copied."""
         return CpuExperts(
-            len(gate_up), self._pack_each(gate_up, gate_up_bias), self._pack_each(down, down_bias)
+            len(gate_up),
+            self._pack_each(gate_up, gate_up_bias, stored_as),
+            self._pack_each(down, down_bias, stored_as),
         )
 
     def moe(
@@ -157,9 +181,12 @@ class LinearOps:
 
         return mixture(x, self.linear(x, router), args, select_bias, expert)
 
-    def _pack_each(self, weight: Tensor, bias: Tensor | None) -> tuple[CpuLinear, ...]:
+    def _pack_each(
+        self, weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None
+    ) -> tuple[CpuLinear, ...]:
         biases = [None] * len(weight) if bias is None else bias.unbind()
-        return tuple(self.pack_linear(w, b) for w, b in zip(weight.unbind(), biases, strict=True))
+        pairs = zip(weight.unbind(), biases, strict=True)
+        return tuple(self.pack_linear(w, b, stored_as) for w, b in pairs)
 
     def _product(
         self,
@@ -173,10 +200,10 @@ class LinearOps:
     ) -> Tensor:
         """[T, width] of what becomes of x times the weight (csrc/kernels/kernels.hpp, Finish)."""
         runtime = self._runtime
-        assert x.shape[1] == w.in_features and x.dtype is w.panels.dtype
+        assert x.shape[1] == w.in_features and x.dtype is w.dtype
         x = runtime.dense(x)
         num_tokens = x.shape[0]
-        runtime.keep(num_tokens, x, w.panels, w.bias)
+        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias)
         y = runtime.output((num_tokens, width), torch.float32 if finish == "logits" else x.dtype)
         self._context.linear(
             w.native,

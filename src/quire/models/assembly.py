@@ -36,6 +36,7 @@ from quire.ops import (
 )
 from quire.ops.linear import PlainLinear
 from quire.ops.moe import PlainExperts
+from quire.quantization import Recipe, Role
 
 Part = Tensor | LinearWeight | ExpertWeights
 
@@ -56,9 +57,16 @@ class _Pieces:
 class Assembly:
     """Builds each part once; `parts` lists by name what holds memory, each piece of memory once."""
 
-    def __init__(self, spec: Decoder, weights: WeightBuilder, ops: Ops, max_model_len: int) -> None:
+    def __init__(
+        self,
+        spec: Decoder,
+        weights: WeightBuilder,
+        ops: Ops,
+        max_model_len: int,
+        recipe: Recipe,
+    ) -> None:
         self.parts: list[tuple[str, Part]] = []
-        self._spec, self._weights, self._ops = spec, weights, ops
+        self._spec, self._weights, self._ops, self._recipe = spec, weights, ops, recipe
         self._max_model_len = max_model_len
         self._tables: dict[Rope, RotaryTable] = {}
 
@@ -81,7 +89,9 @@ class Assembly:
     def head(self, embedding: Embedding) -> LanguageModelHead:
         """The language-model head, over the embedding's table where the spec ties them."""
         spec = self._spec
-        weight = self._tied(embedding.table) if spec.tie else self._linear("head", "head")
+        weight = (
+            self._tied(embedding.table) if spec.tie else self._linear("head", "head", role="head")
+        )
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
 
     def _pieces(self, at: str, b: Block) -> _Pieces:
@@ -144,13 +154,14 @@ class Assembly:
         return DenseFeedForward(self._ops, up, down, m.act, m.gated)
 
     def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
-        router = self._linear(at + "router", at + "router")
+        router = self._linear(at + "router", at + "router", role="router")
         experts = [f"{at}experts.{e}." for e in range(m.experts)]
         packed = self._ops.pack_experts(
             self._stacked(experts, ("gate", "up"), ".weight"),
             self._stacked(experts, ("down",), ".weight"),
             self._stacked(experts, ("gate", "up"), ".bias") if m.bias else None,
             self._stacked(experts, ("down",), ".bias") if m.bias else None,
+            self._recipe.format_of("projection"),
         )
         self.parts.append((at + "experts", packed))
         args = MoeArgs(
@@ -172,13 +183,14 @@ class Assembly:
         self.parts.append((name, tensor))
         return tensor
 
-    def _linear(self, name: str, *leaves: str) -> LinearWeight:
-        packed = self._ops.pack_linear(*self._weights.linear(*leaves))
+    def _linear(self, name: str, *leaves: str, role: Role = "projection") -> LinearWeight:
+        stored_as = self._recipe.format_of(role)
+        packed = self._ops.pack_linear(*self._weights.linear(*leaves), stored_as)
         self.parts.append((name, packed))
         return packed
 
     def _tied(self, table: Tensor) -> LinearWeight:
-        packed = self._ops.pack_linear(table, None)
+        packed = self._ops.pack_linear(table, None, self._recipe.format_of("head"))
         if not (isinstance(packed, PlainLinear) and packed.weight is table):
             self.parts.append(("head", packed))
         return packed

@@ -20,6 +20,7 @@ from quire.models.kv_groups import layer_group
 from quire.models.spec import Decoder
 from quire.models.weight_builder import WeightBuilder
 from quire.ops import Batch, Ops
+from quire.quantization import UNQUANTIZED, Recipe
 
 
 class DecoderModel:
@@ -30,13 +31,21 @@ class DecoderModel:
     """
 
     def __init__(
-        self, spec: Decoder, weights: WeightBuilder, ops: Ops, *, max_model_len: int
+        self,
+        spec: Decoder,
+        weights: WeightBuilder,
+        ops: Ops,
+        *,
+        max_model_len: int,
+        recipe: Recipe = UNQUANTIZED,
     ) -> None:
-        """Take every leaf of `spec` from `weights`; positions are below `max_model_len`."""
+        """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
+        says how weights are stored.
+        """
         self.spec = spec
         self.max_model_len = max_model_len
         self.layer_group = layer_group(spec)
-        assembly = Assembly(spec, weights, ops, max_model_len)
+        assembly = Assembly(spec, weights, ops, max_model_len, recipe)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
         self.head = assembly.head(self._embedding)

@@ -28,6 +28,7 @@ from quire.models.spec import Decoder
 from quire.models.transforms import to_leaves
 from quire.models.weight_builder import WeightBuilder
 from quire.ops import Ops
+from quire.quantization import UNQUANTIZED, Recipe
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Progress = Callable[[int, int], None]
@@ -46,25 +47,27 @@ def load_model(
     seed: int = 0,
     max_model_len: int | None = None,
     family: Family | None = None,
+    recipe: Recipe = UNQUANTIZED,
     progress: Progress | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
     `load_format` dummy draws them from `seed` and reads no file; auto means safetensors.
     `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
-    the folder's config.json) says how tensors are named. `progress` is called with leaf values done
-    and in all. Raises LoadError subclasses that name file and tensor.
+    the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
+    `progress` is called with leaf values done and in all. Raises LoadError subclasses that name
+    file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     if load_format == "dummy":
-        return _build(decoder, ops, RandomLeaves(seed), dtype, place, length, progress)
+        return _build(decoder, ops, RandomLeaves(seed), dtype, place, length, recipe, progress)
     if family is None:
         family = find_family(read_config(folder))
     files = CheckpointFiles(folder)
     try:
         leaves = StoredLeaves(files, match(family, decoder, files))
-        return _build(decoder, ops, leaves, dtype, place, length, progress)
+        return _build(decoder, ops, leaves, dtype, place, length, recipe, progress)
     finally:
         files.close()
 
@@ -115,10 +118,11 @@ def _build(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
+    recipe: Recipe,
     progress: Progress | None,
 ) -> DecoderModel:
     weights = WeightBuilder(decoder, read, dtype=dtype, device=device, progress=progress)
-    model = DecoderModel(decoder, weights, ops, max_model_len=max_model_len)
+    model = DecoderModel(decoder, weights, ops, max_model_len=max_model_len, recipe=recipe)
     weights.finish()
     return model
 

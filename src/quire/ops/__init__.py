@@ -12,6 +12,7 @@ from quire.ops.kv import LayerKV
 from quire.ops.linear import LinearWeight
 from quire.ops.moe import ExpertWeights, MoeArgs
 from quire.ops.norm import NormWeight
+from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation, Op
 from quire.ops.rotary import QKNorm, RotaryTable
 from quire.ops.select import Choice, Ops, bind, select
@@ -35,6 +36,7 @@ __all__ = [
     "Ops",
     "QKNorm",
     "RotaryTable",
+    "WeightFormat",
     "bind",
     "select",
 ]

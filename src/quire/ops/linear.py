@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, gated
+from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import WIDE, nbytes, op
 
 
@@ -48,14 +49,26 @@ class PlainLinear:
     def nbytes(self) -> int:
         return nbytes(self.weight, self.bias)
 
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [*, in] -> [*, out]."""
+        return F.linear(x, self.weight, self.bias)
 
-@op(num_bytes=lambda weight, bias: 2 * nbytes(weight, bias), format="linear")
-def pack_linear(weight: Tensor, bias: Tensor | None) -> PlainLinear:
+
+Plain = PlainLinear | QuantizedLinear
+
+
+@op(num_bytes=lambda weight, bias, *_, **__: 2 * nbytes(weight, bias), format="linear")
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+) -> Plain:
     """Take weight [out, in] and bias [out] into the provider's format, once at load.
 
-    Plain torch keeps the caller's tensors (no copy), so a weight may stay a view of a mapped file.
+    `stored_as` rounds the weight; None keeps its values. Plain torch then keeps the caller's
+    tensors (no copy), so that a weight may stay a view of a mapped file.
     """
     assert weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    if stored_as is not None:
+        return quantize_weight(weight, bias, stored_as)
     return PlainLinear(weight, bias)
 
 
@@ -69,9 +82,9 @@ def _linear_flops(x: Tensor, w: LinearWeight) -> int:
 
 
 @op(num_bytes=_linear_bytes, flops=_linear_flops, format="linear")
-def linear(x: Tensor, w: PlainLinear) -> Tensor:
+def linear(x: Tensor, w: Plain) -> Tensor:
     """x [T, in] times the weight, plus bias -> [T, out] in x's dtype, which is the weight's."""
-    return F.linear(x, w.weight, w.bias)
+    return w.multiply(x)
 
 
 def _mlp_bytes(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> int:
@@ -84,13 +97,13 @@ def _mlp_flops(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated:
 
 
 @op(num_bytes=_mlp_bytes, flops=_mlp_flops, format="linear")
-def mlp(x: Tensor, up: PlainLinear, down: PlainLinear, act: str, gated: bool) -> Tensor:
+def mlp(x: Tensor, up: Plain, down: Plain, act: str, gated: bool) -> Tensor:
     """A feed-forward layer, x [T, C] -> [T, C].
 
     gated: `up` is [2F, C], gate rows first, and the hidden layer is act(gate) * up; else it is
     act(up). `act` is a name in `ACTIVATIONS`.
     """
-    return F.linear(_hidden(F.linear(x, up.weight, up.bias), act, gated), down.weight, down.bias)
+    return down.multiply(_hidden(up.multiply(x), act, gated))
 
 
 def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
@@ -102,16 +115,14 @@ def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
     flops=lambda x, head, *_, **__: _linear_flops(x, head),
     format="linear",
 )
-def logits(
-    x: Tensor, head: PlainLinear, scale: float = 1.0, softcap: float | None = None
-) -> Tensor:
+def logits(x: Tensor, head: Plain, scale: float = 1.0, softcap: float | None = None) -> Tensor:
     """The vocabulary's scores for x [R, C] -> fp32 [R, V]: softcap * tanh(scale * (x @ head) /
     softcap).
 
     The product is rounded to x's dtype before it is widened, as transformers does, so that ties in
     bf16 are the same; scale and cap are applied in fp32.
     """
-    y = F.linear(x, head.weight, head.bias).to(WIDE[x.dtype])
+    y = head.multiply(x).to(WIDE[x.dtype])
     if scale != 1.0:
         y = y.mul_(scale)
     if softcap is not None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activation import gated, gated_with_limit
-from quire.ops.linear import LinearWeight, PlainLinear, linear
+from quire.ops.linear import LinearWeight, Plain, linear, pack_linear
+from quire.ops.quantized import WeightFormat
 from quire.ops.registry import WIDE, nbytes, op
 
 
@@ -59,8 +59,8 @@ class PlainExperts:
     """
 
     experts: int
-    up: tuple[PlainLinear, ...]
-    down: tuple[PlainLinear, ...]
+    up: tuple[Plain, ...]
+    down: tuple[Plain, ...]
 
     @property
     def nbytes(self) -> int:
@@ -73,20 +73,27 @@ def pack_experts(
     down: Tensor,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    stored_as: WeightFormat | None = None,
 ) -> PlainExperts:
     """Take gate_up [E, 2F, C] (gate rows, then up rows), down [E, C, F] and biases [E, 2F], [E, C]
-    into the format.
+    into the format; `stored_as` is that of `pack_linear`.
 
-    Plain torch keeps the caller's tensors (no copy).
+    Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """
     experts = gate_up.shape[0]
     assert down.shape == (experts, gate_up.shape[2], gate_up.shape[1] // 2)
-    return PlainExperts(experts, _per_expert(gate_up, gate_up_bias), _per_expert(down, down_bias))
+    return PlainExperts(
+        experts,
+        _per_expert(gate_up, gate_up_bias, stored_as),
+        _per_expert(down, down_bias, stored_as),
+    )
 
 
-def _per_expert(weight: Tensor, bias: Tensor | None) -> tuple[PlainLinear, ...]:
+def _per_expert(
+    weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None
+) -> tuple[Plain, ...]:
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    return tuple(PlainLinear(w, b) for w, b in zip(weight.unbind(), biases, strict=True))
+    return tuple(pack_linear(w, b, stored_as) for w, b in zip(weight.unbind(), biases, strict=True))
 
 
 def _moe_bytes(
@@ -147,10 +154,10 @@ def mixture(
     return _weighted_sum(results.view(num_tokens, args.top_k, width), weights).to(x.dtype)
 
 
-def _expert(x: Tensor, up: PlainLinear, down: PlainLinear, args: MoeArgs) -> Tensor:
-    h = F.linear(x, up.weight, up.bias)
+def _expert(x: Tensor, up: Plain, down: Plain, args: MoeArgs) -> Tensor:
+    h = up.multiply(x)
     h = gated(h, args.act) if args.clamp is None else gated_with_limit(h, args.clamp)
-    return F.linear(h, down.weight, down.bias)
+    return down.multiply(h)
 
 
 def _weighted_sum(y: Tensor, weights: Tensor) -> Tensor:

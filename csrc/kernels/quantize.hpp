@@ -1,0 +1,84 @@
+// From fp32 to small integers: rows of activations, and weights.
+//
+// ops/quantized.py is the definition; the numbers are the same, bit for bit.
+#pragma once
+
+#include "kernels/vec.hpp"
+
+namespace quire::QUIRE_LEVEL {
+
+constexpr int64_t kLine = 64;
+inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+struct Range {
+    float low, high;
+    float nothing;  // 0; NaN if there is a NaN or an infinity
+};
+
+template <class E>
+inline Range range_of(const E* x, int64_t count) {
+    F32 low = splat(0), high = low, nothing = low;
+    each(count, [&](auto lanes, int64_t i) {
+        const F32 v = get(lanes, x + i);
+        low = min(low, v);
+        high = max(high, v);
+        nothing = fma(v, splat(0), nothing);
+    });
+    float lows[kLanes], highs[kLanes];
+    store(lows, low);
+    store(highs, high);
+    for (int64_t i = 1; i < kLanes; ++i) {
+        if (lows[i] < lows[0]) lows[0] = lows[i];
+        if (highs[i] > highs[0]) highs[0] = highs[i];
+    }
+    return {lows[0], highs[0], reduce(nothing)};
+}
+
+// A value is about q * scale, with q the whole number nearest to value * inverse.
+struct Steps {
+    float scale, inverse;
+};
+
+// Below this, 1 / scale would be infinite: such numbers count as zeros.
+constexpr float kTiny = 1e-30f;
+
+inline Steps byte_steps(Range range) {
+    const float largest = range.high > -range.low ? range.high : -range.low;
+    if (largest < kTiny) return {range.nothing, 0};
+    return {largest / 127.0f + range.nothing, 127.0f / largest};
+}
+
+// The value of largest magnitude (the positive one of two) becomes -8, so that all of -8..7 is in
+// use. The scale is rounded to bf16, in which it is stored, first.
+inline Steps nibble_steps(Range range) {
+    const float extreme = range.high >= -range.low ? range.high : range.low;
+    if (extreme < kTiny && -extreme < kTiny) return {range.nothing, 0};
+    const float scale = first(rounded(BF16{}, splat(extreme / -8.0f))) + range.nothing;
+    return {scale, 1.0f / scale};
+}
+
+// The low bytes of the nearest whole numbers of 16 values within -128..127.
+inline void store_bytes(int8_t* to, F32 v) {
+    const F32 shifted = add(v, splat(12582912.0f));  // 1.5 * 2^23, whose low byte is 0
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted.v)));
+#else
+    float lanes[kLanes];
+    uint32_t bits[kLanes];
+    store(lanes, shifted);
+    __builtin_memcpy(bits, lanes, sizeof bits);
+    for (int64_t i = 0; i < kLanes; ++i) to[i] = static_cast<int8_t>(bits[i] & 0xff);
+#endif
+}
+
+// `to` has room for whole vectors; what is beyond the end is 0.
+template <class E>
+inline void quantize(const E* x, int64_t count, float inverse, float low, float high, int8_t* to) {
+    each(count, [&](auto lanes, int64_t i) {
+        const F32 v = mul(get(lanes, x + i), splat(inverse));
+        store_bytes(to + i, min(splat(high), max(splat(low), v)));
+    });
+}
+
+}  // namespace quire::QUIRE_LEVEL

@@ -1,0 +1,287 @@
+// Products of int8 activations with weights in int8 or int4, and the packing of such weights.
+//
+// A row of x has one scale. A weight in int8 has one per output: y = x_scale * w_scale * (a sum of
+// integers). A weight in int4 has one per output and group of inputs: the groups' sums are integers,
+// and they are added in fp32, in order of the groups.
+//
+// Panels: for every four inputs, [kPanel][4] bytes q + 128; or, for int4, 64 bytes that hold q + 8 of
+// [16][4] for the first 16 outputs in their low halves, for the other 16 in their high halves, and
+// after every group its scales, [kPanel] bf16. Inputs are filled up with zeros to a whole group.
+
+#include "kernels/element.hpp"
+#include "kernels/integers.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/product.hpp"
+#include "kernels/quantize.hpp"
+
+namespace quire::QUIRE_LEVEL {
+namespace {
+
+constexpr int64_t kFour = 4;
+constexpr int64_t kByteLine = kFour * kPanel;  // four inputs of a panel in int8
+constexpr int64_t kPrefetch = 2048;
+
+inline bool is_int4(const PackedWeight& w) { return w.form == WeightForm::int4; }
+
+// Inputs with one scale: a group, or all.
+inline int64_t group_of(const PackedWeight& w) { return is_int4(w) ? w.group : round_up(w.in, kFour); }
+
+inline int64_t groups_of(const PackedWeight& w) { return (w.in + group_of(w) - 1) / group_of(w); }
+
+// Of an int4 group with its scales.
+inline int64_t group_bytes(const PackedWeight& w) {
+    return w.group * kPanel / 2 + kPanel * sizeof(BF16);
+}
+
+inline int64_t panel_bytes(const PackedWeight& w) {
+    return is_int4(w) ? groups_of(w) * group_bytes(w) : round_up(w.in, kFour) * kPanel;
+}
+
+// Inputs of a row that lie side by side when it is prepared. All groups divide it.
+constexpr int64_t kRun = 256;
+
+// Rows that are prepared: bytes [run of kRun inputs][row][kRun], so that the rows of a register block
+// lie at constant distances; what the sum of a group begins with, [group][row]; scales [row].
+struct Prepared {
+    int64_t rows;
+    int8_t* bytes;
+    int32_t* offsets;
+    float* scales;
+
+    Prepared(const PackedWeight& w, int64_t num_rows, void* memory)
+        : rows(num_rows),
+          bytes(static_cast<int8_t*>(memory)),
+          offsets(reinterpret_cast<int32_t*>(bytes + runs_of(w) * kRun * rows)),
+          scales(reinterpret_cast<float*>(offsets + groups_of(w) * rows)) {}
+
+    static int64_t runs_of(const PackedWeight& w) {
+        return (groups_of(w) * group_of(w) + kRun - 1) / kRun;
+    }
+    static size_t num_bytes(const PackedWeight& w, int64_t rows) {
+        return rows * (runs_of(w) * kRun + groups_of(w) * 4 + 4);
+    }
+};
+
+// sums of M rows, from `row` on, and V vectors for a whole panel of int8.
+template <int M, int V>
+inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_t row,
+                           const uint8_t* w, const float* scales, int vector, float* sums,
+                           int64_t stride) {
+    Integers acc[M][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(-kByteOffset * x.offsets[row + r]);
+    const int8_t* run = x.bytes + row * kRun;
+    for (int64_t k = 0; k < weight.in; k += kRun, run += x.rows * kRun) {
+        const int64_t left = round_up(weight.in - k, kFour), count = left < kRun ? left : kRun;
+        for (int64_t i = 0; i < count; i += kFour, w += kByteLine) {
+            Bytes lanes[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) {
+                const uint8_t* at = w + (vector + v) * kByteLine / 2;
+                __builtin_prefetch(at + kPrefetch);
+                lanes[v] = load_bytes(at);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < M; ++r) {
+                const Four four = splat_four(run + i + r * kRun);
+                for (int v = 0; v < V; ++v) acc[r][v] = add_bytes(acc[r][v], lanes[v], four);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v) {
+            const int64_t lane = (vector + v) * kLanes;
+            const F32 scaled = mul(to_float(acc[r][v]), load(scales + lane));
+            store(sums + r * stride + lane, mul(scaled, splat(x.scales[row + r])));
+        }
+}
+
+// total += a group's sum times its scales; w is at the group, run at its inputs.
+template <int M, int V>
+inline void add_group(F32 (&total)[M][V], const PackedWeight& weight, const int32_t* offsets,
+                      const int8_t* run, const uint8_t* w, int vector) {
+    Integers acc[M][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(-8 * offsets[r]);
+    for (int64_t i = 0; i < weight.group; i += kFour, w += kLine) {
+        const Bytes both = load_bytes(w);
+        __builtin_prefetch(w + kPrefetch);
+        Bytes lanes[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v)
+            lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r) {
+            const Four four = splat_four(run + i + r * kRun);
+            for (int v = 0; v < V; ++v) acc[r][v] = add_nibbles(acc[r][v], lanes[v], four);
+        }
+    }
+    const BF16* scales = reinterpret_cast<const BF16*>(w) + vector * kLanes;
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        const F32 scale = load(scales + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r) total[r][v] = fma(to_float(acc[r][v]), scale, total[r][v]);
+    }
+}
+
+// The same as multiply_bytes for int4.
+template <int M, int V>
+inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int64_t row,
+                             const uint8_t* w, int vector, float* sums, int64_t stride) {
+    F32 total[M][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v) total[r][v] = splat(0);
+    const int64_t groups = groups_of(weight), per_run = kRun / weight.group;
+    for (int64_t group = 0; group < groups; ++group, w += group_bytes(weight)) {
+        const int8_t* run = x.bytes + (group / per_run * x.rows + row) * kRun;
+        add_group(total, weight, x.offsets + group * x.rows + row,
+                  run + group % per_run * weight.group, w, vector);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < M; ++r)
+        for (int v = 0; v < V; ++v)
+            store(sums + r * stride + (vector + v) * kLanes,
+                  mul(total[r][v], splat(x.scales[row + r])));
+}
+
+template <class E>
+class QuantizedProduct {
+   public:
+    static size_t num_bytes(const LinearArgs& a, int64_t rows) {
+        return Prepared::num_bytes(a.weight, rows);
+    }
+
+    QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
+        : weight_(a.weight), x_(a.weight, rows, memory) {}
+
+    void prepare(int64_t row, const E* x) const {
+        const Steps steps = byte_steps(range_of(x, weight_.in));
+        x_.scales[row] = steps.scale;
+        const int64_t group = group_of(weight_), groups = groups_of(weight_);
+        int64_t left = groups * group;  // of the inputs that products read
+        for (int64_t k = 0; k < weight_.in; k += kRun, left -= kRun) {
+            int8_t* run = x_.bytes + k * x_.rows + row * kRun;
+            const int64_t count = weight_.in - k < kRun ? weight_.in - k : kRun;
+            quantize(x + k, count, steps.inverse, -127, 127, run);
+            for (int64_t i = round_up(count, kLanes); i < left && i < kRun; ++i) run[i] = 0;
+        }
+        for (int64_t g = 0; g < groups; ++g)
+            x_.offsets[g * x_.rows + row] = sum_of(row, g * group, (g + 1) * group);
+    }
+
+    void multiply(int64_t panel, float* sums, int64_t stride) const {
+        const int64_t height = is_int4(weight_) ? kNibbleRows : kByteRows;
+        const int64_t blocks = (x_.rows + height - 1) / height;
+        for (int64_t block = 0, row = 0; block < blocks; ++block) {
+            const int64_t next = (block + 1) * x_.rows / blocks;
+            multiply_rows<kByteRows>(next - row, panel, row, sums + row * stride, stride);
+            row = next;
+        }
+    }
+
+   private:
+    // Of a row's bytes.
+    int32_t sum_of(int64_t row, int64_t first, int64_t stop) const {
+        int32_t sum = 0;
+        for (int64_t k = first; k < stop; k += kRun) {
+            const int8_t* run = x_.bytes + k / kRun * kRun * x_.rows + row * kRun + k % kRun;
+            const int64_t count = stop - k < kRun ? stop - k : kRun;
+            for (int64_t i = 0; i < count; ++i) sum += run[i];
+        }
+        return sum;
+    }
+
+    template <int M>
+    void multiply_rows(int64_t height, int64_t panel, int64_t row, float* sums,
+                       int64_t stride) const {
+        if (height != M) {
+            if constexpr (M > 1) multiply_rows<M - 1>(height, panel, row, sums, stride);
+            return;
+        }
+        const auto* w = static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
+        for (int v = 0; v < kPanel / kLanes; v += kByteVectors) {
+            if (!is_int4(weight_))
+                multiply_bytes<M, kByteVectors>(weight_, x_, row, w,
+                                                weight_.scales + panel * kPanel, v, sums, stride);
+            else if constexpr (M <= kNibbleRows)
+                multiply_nibbles<M, kByteVectors>(weight_, x_, row, w, v, sums, stride);
+        }
+    }
+
+    const PackedWeight& weight_;
+    const Prepared x_;
+};
+
+Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
+    return with_type(a.weight.type, [&](auto type) {
+        using E = decltype(type);
+        return multiply<E, QuantizedProduct<E>>(a, tokens, pool);
+    });
+}
+
+// One output's weights into its lane of a panel in int8.
+template <class E>
+inline void pack_bytes(const PackQuantizedArgs& a, const E* row, int64_t output, int8_t* bytes) {
+    const PackedWeight& w = a.weight;
+    const Steps steps = byte_steps(range_of(row, w.in));
+    quantize(row, w.in, steps.inverse, -127, 127, bytes);
+    a.scales[output] = steps.scale;
+    const int64_t lane = output % kPanel, padded = round_up(w.in, kFour);
+    uint8_t* to = a.panels + output / kPanel * panel_bytes(w) + lane * kFour;
+    for (int64_t i = w.in; i < padded; ++i) bytes[i] = 0;
+    for (int64_t i = 0; i < padded; ++i)
+        to[i / kFour * kByteLine + i % kFour] = static_cast<uint8_t>(bytes[i] ^ -128);
+}
+
+// The same for int4; the memory of the panel is zero.
+template <class E>
+inline void pack_nibbles(const PackQuantizedArgs& a, const E* row, int64_t output, int8_t* bytes) {
+    const PackedWeight& w = a.weight;
+    const int64_t lane = output % kPanel, groups = groups_of(w);
+    uint8_t* to = a.panels + output / kPanel * panel_bytes(w);
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t left = w.in - g * w.group, count = left < w.group ? left : w.group;
+        const Steps steps = nibble_steps(range_of(row + g * w.group, count));
+        quantize(row + g * w.group, count, steps.inverse, -8, 7, bytes);
+        for (int64_t i = count; i < w.group; ++i) bytes[i] = 0;
+        for (int64_t i = 0; i < w.group; ++i) {
+            const auto q = static_cast<uint8_t>(bytes[i] + 8);
+            to[i / kFour * kLine + lane % kLanes * kFour + i % kFour] |= q << (lane / kLanes * 4);
+        }
+        to += w.group * kPanel / 2;
+        store_part(reinterpret_cast<BF16*>(to) + lane, 1, splat(steps.scale));
+        to += kPanel * sizeof(BF16);
+    }
+}
+
+Status pack(const PackQuantizedArgs& a, int64_t outputs, Pool& pool) {
+    with_type(a.weight.type, [&](auto type) {
+        using E = decltype(type);
+        parallel(pool, panels_of(outputs), [&](int64_t panel, int worker) {
+            const size_t room = round_up(a.weight.in + a.weight.group, kLine);
+            auto* bytes = static_cast<int8_t*>(scratch(pool, worker, room));
+            for (int64_t i = panel * kPanel; i < (panel + 1) * kPanel && i < outputs; ++i) {
+                const E* row = row_of<E>(a.source, i, 0);
+                if (is_int4(a.weight))
+                    pack_nibbles(a, row, i, bytes);
+                else
+                    pack_bytes(a, row, i, bytes);
+            }
+        });
+    });
+    return Status::ok;
+}
+
+}  // namespace
+
+void fill_quantized(Kernels& table) {
+    table.linear_quantized = linear;
+    table.pack_quantized = pack;
+}
+
+}  // namespace quire::QUIRE_LEVEL

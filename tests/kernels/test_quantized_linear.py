@@ -1,0 +1,176 @@
+"""Products with weights in int8 and int4: the same integers as the definition, at every level."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.ops import MoeArgs, WeightFormat, select
+from quire.ops.quantized import quantize_rows, quantize_weight
+
+NATIVE, REASON = find_native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
+SHAPES = [(1, 1), (3, 33), (31, 65), (64, 32), (127, 31), (255, 40), (257, 96), (600, 33)]
+TINY = 6e-8
+"""The distance of the smallest numbers of fp16."""
+ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
+
+
+def cpu_ops(isa, dtype=torch.float32, num_threads=2):
+    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
+    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
+
+
+def name_of(value):
+    if isinstance(value, WeightFormat):
+        return f"{value.name}-{value.group}"
+    return str(value).removeprefix("torch.")
+
+
+def draw(*shape, dtype=torch.float32, seed=0):
+    """Rows of very different sizes, a row of zeros, one of almost nothing."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    values = torch.randn(*shape, generator=generator)
+    if len(values) > 3:
+        values[1] = 0
+        values[2] *= 1e-4
+        values[3] *= 9
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("format", FORMATS, ids=name_of)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_native_products_are_the_definition(isa, format, shape):
+    width, out = shape
+    for dtype in DTYPES:
+        ops = cpu_ops(isa, dtype)
+        weight, bias = draw(out, width, dtype=dtype), draw(out, dtype=dtype, seed=1)
+        packed = ops.pack_linear(weight, bias, format)
+        plain = quantize_weight(weight, bias, format)
+        for rows in ROWS:
+            x = draw(rows, width, dtype=dtype, seed=2)
+            y, expected = ops.linear(x, packed), plain.multiply(x)
+            # products with scales round differently, by units of fp32 and one of the dtype
+            largest = expected.float().abs().amax(1, keepdim=True)
+            limit = torch.finfo(dtype).eps * expected.float().abs() + 2e-6 * largest + TINY
+            assert ((y.float() - expected.float()).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("format", FORMATS, ids=name_of)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_a_row_has_the_same_bits_in_any_company(isa, format, shape):
+    one, two = cpu_ops(isa, num_threads=1), cpu_ops(isa, num_threads=2)
+    width, out = shape
+    packed = one.pack_linear(draw(out, width), draw(out), format)
+    x = draw(max(ROWS), width, seed=3)
+    alone = torch.cat([one.linear(x[i : i + 1], packed) for i in range(len(x))])
+    for rows in ROWS:
+        assert torch.equal(one.linear(x[:rows], packed), alone[:rows])
+        assert torch.equal(two.linear(x[len(x) - rows :], packed), alone[len(x) - rows :])
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_int8_sums_are_the_same_integers_at_every_level(isa):
+    # scales of 1: the sums themselves come out, and fp32 holds them
+    ops = cpu_ops(isa)
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randint(-127, 128, (70, 516), generator=generator).float()
+    x = torch.randint(-127, 128, (9, 516), generator=generator).float()
+    weight[:, 0] = x[:, 0] = 127
+    weight[0], x[0] = 127, -127  # where products of pairs do not fit into 16 bits
+    y = ops.linear(x, ops.pack_linear(weight, None, WeightFormat("int8")))
+    assert torch.equal(y.double(), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_a_weight_of_sixteen_steps_is_exact_in_int4(isa):
+    ops = cpu_ops(isa)
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randint(-8, 8, (40, 160), generator=generator).float()
+    weight[:, ::32] = -8  # the largest of each group: the scale is 1
+    x = torch.randint(-127, 128, (5, 160), generator=generator).float()
+    x[:, 7] = 127
+    for group in (32, 64, 128):
+        packed = ops.pack_linear(weight, None, WeightFormat("int4", group))
+        assert torch.equal(ops.linear(x, packed).double(), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=name_of)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_a_row_that_is_not_finite_stays_alone(isa, format):
+    ops = cpu_ops(isa)
+    packed = ops.pack_linear(draw(40, 70), None, format)
+    x = draw(4, 70)
+    before = ops.linear(x, packed)
+    x[0, 69], x[3, 2] = float("nan"), float("inf")
+    y = ops.linear(x, packed)
+    assert y[0].isnan().all() and y[3].isnan().all()
+    assert torch.equal(y[1:3], before[1:3])
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_feed_forward_layers_logits_and_experts(isa):
+    ops, plain = cpu_ops(isa), select(device="cpu", dtype=torch.float32, providers=["torch"])
+    format = FORMATS[1]
+    x = torch.randn(9, 48, generator=torch.Generator().manual_seed(1))
+    args = MoeArgs(4, 2, "softmax", renorm=True)
+
+    def results(o):
+        up, down = o.pack_linear(draw(90, 48), None, format), o.pack_linear(draw(48, 45), None)
+        router = o.pack_linear(draw(4, 48, seed=8) / 50, None)
+        experts = o.pack_experts(draw(4, 30, 48), draw(4, 48, 15), None, None, format)
+        return (
+            o.mlp(x, up, down, "silu", True),
+            o.logits(x, up, 0.5, 30.0),
+            o.moe(x, router, experts, args),
+        )
+
+    for native, expected in zip(results(ops), results(plain), strict=True):
+        # an activation in the middle of two steps may go either way
+        assert (native - expected).norm() < 2e-3 * expected.norm()
+
+
+def test_memory_of_the_formats():
+    ops = cpu_ops(None)
+    weight = torch.zeros(1024, 512)
+    sizes = [ops.pack_linear(weight, None, format).nbytes / weight.numel() for format in FORMATS]
+    assert sizes == [1 + 4 / 512, 0.5 + 2 / 32, 0.5 + 2 / 64, 0.5 + 2 / 128]
+
+
+def test_rounding_goes_to_the_nearest_and_uses_the_whole_range():
+    x = torch.tensor([[127.0, -127, 63.5, 62.5, -0.4, 0]])
+    q, scale = quantize_rows(x)
+    assert q.tolist() == [[127, -127, 64, 62, 0, 0]] and scale.item() == 1
+    weight = torch.linspace(-0.87, 1, 32)[None]
+    packed = quantize_weight(weight, None, WeightFormat("int4", 32))
+    assert packed.q.min() == -8 and packed.q.max() == 7
+    back = packed.q[0, 0] * packed.scales[0, 0]
+    assert (back - weight[0]).abs().max() <= packed.scales[0, 0].abs() * 0.51 + 1e-6
+    generator = torch.Generator().manual_seed(2)
+    wide = torch.randn(64, 512, generator=generator)
+    for format, worst in zip(FORMATS, (0.01, 0.09, 0.1, 0.115), strict=True):
+        w = quantize_weight(wide, None, format)
+        back = (w.q * w.scales.unsqueeze(-1)).flatten(1)[:, :512]
+        assert (back - wide).norm() < worst * wide.norm()
+
+
+@pytest.mark.parametrize("field", ["scales", "q"])
+def test_the_comparison_sees_a_wrong_weight(field):
+    weight, format = draw(33, 70), FORMATS[1]
+    plain = quantize_weight(weight, None, format)
+    wrong = getattr(plain, field).clone()
+    wrong[-1, -1] = 0
+    wrong = dataclasses.replace(plain, **{field: wrong})
+    x = draw(5, 70, seed=2)
+    ops = cpu_ops(None)
+    y = ops.linear(x, ops.pack_linear(weight, None, format))
+    assert (y - plain.multiply(x)).abs().max() < 1e-5 * y.abs().max()
+    assert (y - wrong.multiply(x)).abs().max() > 1e-4 * y.abs().max()

@@ -1,0 +1,107 @@
+"""What rounding the weights costs: loss of the embedded model on library files that were kept out
+of its training.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire import embedded
+from quire.models import read_spec
+from quire.models.config_reader import read_config
+from quire.models.weights import load_model
+from quire.ops import Batch, GroupBatch, WeightFormat, select
+from quire.quantization import RECIPES, UNQUANTIZED, Recipe
+from quire.text.tokenizer import Tokenizer
+
+HELD_OUT = ("calendar.py", "csv.py", "fractions.py", "heapq.py", "shlex.py", "textwrap.py")
+WINDOW = 768
+
+
+def model_with(recipe, providers=()):
+    folder = embedded.path()
+    spec = read_spec(read_config(folder))
+    ops = select(device="cpu", dtype=torch.bfloat16, providers=providers)
+    return load_model(folder, spec, ops, dtype=torch.bfloat16, recipe=recipe), ops
+
+
+def held_out_windows(names=HELD_OUT, window=WINDOW, step=None):
+    """The first tokens of each file, or every `step`-th window of it."""
+    tokenizer = Tokenizer.from_folder(embedded.path())
+    for name in names:
+        text = (Path(sysconfig.get_path("stdlib")) / name).read_text(encoding="utf-8")
+        ids = torch.tensor(tokenizer.encode(text))
+        for start in range(0, len(ids) - window + 1, step or len(ids)):
+            yield ids[start : start + window]
+
+
+def logits_of(model, ops, ids):
+    """All logits of one prompt, in one step."""
+    spec, count = model.spec, len(ids)
+    attention = spec.blocks[0].attn
+    blocks = -(-count // 16)
+    kv = [
+        ops.allocate_kv(blocks, 16, attention.kv_heads, attention.head_dim, torch.bfloat16)
+        for _ in spec.blocks
+    ]
+    plan = ops.plan_attention(
+        query_start=np.array([0, count], dtype=np.int32),
+        seq_lens=np.array([count], dtype=np.int32),
+        block_table=torch.arange(blocks, dtype=torch.int32)[None],
+        block_size=16,
+        window=None,
+    )
+    positions = torch.arange(count)
+    groups = [GroupBatch(positions, plan)]
+    hidden = model.forward(Batch(ids, None, positions[None], groups, kv, count))
+    return model.logits(hidden)
+
+
+def loss_of(recipe, windows, providers=()):
+    """Nats per token."""
+    model, ops = model_with(recipe, providers)
+    losses = [F.cross_entropy(logits_of(model, ops, ids)[:-1], ids[1:]).item() for ids in windows]
+    return sum(losses) / len(losses)
+
+
+@pytest.fixture(scope="module")
+def baseline():
+    return loss_of(UNQUANTIZED, list(held_out_windows()))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("int8", 0.005), ("int4", 0.03)])
+def test_a_recipe_costs_little_loss(name, limit, baseline):
+    loss = loss_of(RECIPES[name], list(held_out_windows()))
+    assert abs(loss / baseline - 1) < limit
+
+
+def test_the_measure_sees_bad_rounding(baseline):
+    coarse = Recipe(projections=WeightFormat("int4", group=128), head=None)
+    windows = list(held_out_windows())
+    model, ops = model_with(UNQUANTIZED)
+    assert abs(loss_of(coarse, windows) / baseline - 1) > 1e-4
+    shifted = [F.cross_entropy(logits_of(model, ops, w)[:-2], w[2:]).item() for w in windows]
+    assert sum(shifted) / len(shifted) > 1.03 * baseline
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_plain_torch_and_native_code_agree(name):
+    (ids,) = held_out_windows(("csv.py",), 48)
+    native, plain = (
+        logits_of(*model_with(RECIPES[name], providers), ids) for providers in ((), ("torch",))
+    )
+    assert (native - plain).norm() < 0.03 * plain.norm()
+    assert (native.argmax(-1) == plain.argmax(-1)).float().mean() > 0.9
+
+
+def test_only_routers_tables_and_norms_keep_their_values():
+    for recipe in RECIPES.values():
+        assert recipe.format_of("router") is None
+        assert recipe.format_of("projection") is not None and recipe.format_of("head") is not None
+    assert UNQUANTIZED.format_of("projection") is None
