@@ -94,7 +94,7 @@ class EngineArgs(UnbuiltArgs):
     )
     enforce_eager: bool = option(
         False,
-        "Run every step without a recorded graph; on a CPU none is recorded anyway.",
+        "Run every step without a recorded program.",
         Kind.FLAG,
         _MODEL,
     )

@@ -83,7 +83,8 @@ def _decide_machine(d: Decisions) -> None:
         d.decide("num_threads", limit, "OMP_NUM_THREADS")
     else:
         d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
-    d.decide("use_graphs", False, "the CPU back end runs its operations one by one")
+    reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
+    d.decide("use_graphs", not d.args.enforce_eager, reason)
 
 
 def _decide_output(d: Decisions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,13 +14,15 @@ from quire.engine.core import EngineCore
 from quire.engine.core_client import InprocClient
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
-from quire.kernels.cpu_runtime import open_runtime
+from quire.kernels.cpu_plain import recordable
+from quire.kernels.cpu_runtime import find_native, open_runtime
 from quire.models import find_family, kv_groups, read_spec
 from quire.models.weights import LoadFormat, load_model
 from quire.ops import select
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.device import CpuDevice
+from quire.runner.graphs import RecordedForward
 from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
@@ -36,6 +39,8 @@ def build_client(plan: EnginePlan) -> InprocClient:
 
 def build_core(plan: EnginePlan) -> EngineCore:
     """Load the model, allocate the KV cache, put the parts together."""
+    native, _ = find_native()
+    restore_threads = _take_torch_threads(plan.num_threads if native is None else 1)
     runner = build_runner(plan)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -51,7 +56,7 @@ def build_core(plan: EnginePlan) -> EngineCore:
             long_prefill_token_threshold=plan.long_prefill_token_threshold,
         )
     )
-    executor = UniprocExecutor(Worker(runner))
+    executor = UniprocExecutor(Worker(runner, on_close=restore_threads))
     return EngineCore(scheduler, executor, depth=plan.max_steps_in_flight, log_stats=plan.log_stats)
 
 
@@ -62,6 +67,8 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
     spec = read_spec(plan.hf_config)
     runtime = open_runtime(num_threads=plan.num_threads, isa=read_environment().cpu_isa)
     ops = select(device=plan.device, dtype=dtype, runtime=runtime)
+    if runtime is not None:
+        ops = recordable(ops, runtime)
     model = load_model(
         Path(plan.model_folder),
         spec,
@@ -108,6 +115,33 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
         windows=[group.window for group in groups],
         kv=kv_cache.layers,
     )
+    forward = None
+    if runtime is not None and plan.use_graphs:
+        forward = RecordedForward(
+            model,
+            runtime,
+            ops,
+            capacity=plan.max_num_batched_tokens,
+            block_size=plan.block_size,
+            windows=[group.window for group in groups],
+            kv=kv_cache.layers,
+        )
     return ModelRunner(
-        model=model, rows=rows, batches=batches, kv_cache=kv_cache, sampler=sampler, device=device
+        model=model,
+        rows=rows,
+        batches=batches,
+        kv_cache=kv_cache,
+        sampler=sampler,
+        device=device,
+        forward=forward,
     )
+
+
+def _take_torch_threads(num_threads: int) -> Callable[[], None]:
+    """Give torch so many threads; the result restores what it had.
+
+    Beside our own pool torch gets one: a second pool that waits for the same cores ruins both.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    return lambda: torch.set_num_threads(before)
