@@ -31,8 +31,9 @@ def build(tmp_path_factory):
     return folder
 
 
-def test_kernels_touch_no_memory_but_theirs(build):
-    result = subprocess.run([build / "quire_kernel_test"], capture_output=True, text=True)
+@pytest.mark.parametrize("program", ["quire_kernel_test", "quire_product_test"])
+def test_kernels_touch_no_memory_but_theirs(build, program):
+    result = subprocess.run([build / program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "portable: passed" in result.stdout
 

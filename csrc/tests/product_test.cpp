@@ -1,0 +1,153 @@
+// Runs the matrix products of every level over odd sizes, on buffers that are exactly as long as
+// they must be and whose ends AddressSanitizer guards, and checks that a row alone gives the bits
+// that it gives among others. Values are checked in Python.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/level.hpp"
+#include "core/pool.hpp"
+#include "kernels/tables.hpp"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kInputs[] = {1, 2, 7, 33, 128, 129, 260};
+constexpr int64_t kOutputs[] = {1, 2, 31, 32, 34, 70};
+constexpr int64_t kTokens[] = {0, 1, 2, 5, 13, 33, 241};
+constexpr Type kTypes[] = {Type::f32, Type::bf16, Type::f16};
+
+void require(bool condition, const std::string& what) {
+    if (condition) return;
+    std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+    std::exit(1);
+}
+
+int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
+int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// Bytes of its own, whose ends are guarded.
+struct Bytes {
+    explicit Bytes(int64_t count) : count(count), data(new unsigned char[count]()) {}
+
+    // Numbers of either sign around 1.
+    Bytes& fill(Type type, uint32_t seed) {
+        for (int64_t i = 0; i < count / size_of(type); ++i) {
+            seed = seed * 1664525u + 1013904223u;
+            const float value = static_cast<float>(static_cast<int32_t>(seed)) / 1e9f;
+            uint32_t bits;
+            std::memcpy(&bits, &value, 4);
+            uint16_t half = static_cast<uint16_t>(bits >> 16);
+            if (type == Type::f16) half = static_cast<uint16_t>((seed >> 16 & 0x83ff) | 0x3800);
+            if (type == Type::f32) std::memcpy(&data[i * 4], &bits, 4);
+            if (type != Type::f32) std::memcpy(&data[i * 2], &half, 2);
+        }
+        return *this;
+    }
+    template <class T>
+    T* as() {
+        return reinterpret_cast<T*>(data.get());
+    }
+
+    int64_t count;
+    std::unique_ptr<unsigned char[]> data;
+};
+
+// A packed weight with its memory.
+struct Weight {
+    Weight(Type type, WeightForm form, int64_t in, int64_t out, int64_t group)
+        : panels(round_up(out, kPanelWidth) * row_bytes(type, form, in, group)),
+          scales(form == WeightForm::int8 ? round_up(out, kPanelWidth) * 4 : 0),
+          bias((round_up(out, kPanelWidth) + kPanelWidth) * 4),
+          packed{type,
+                 form,
+                 in,
+                 out,
+                 group,
+                 panels.data.get(),
+                 scales.as<float>(),
+                 bias.fill(Type::f32, 3).as<float>()} {}
+
+    static int64_t row_bytes(Type type, WeightForm form, int64_t in, int64_t group) {
+        if (form == WeightForm::plain) return round_up(in, 2) * size_of(type);
+        if (form == WeightForm::int8) return round_up(in, 4);
+        return round_up(in, group) / group * (group / 2 + 2);
+    }
+
+    Bytes panels, scales, bias;
+    PackedWeight packed;
+};
+
+void pack(Pool& pool, const Kernels& kernels, Weight& weight) {
+    const PackedWeight& w = weight.packed;
+    Bytes source(w.in * w.out * size_of(w.type));
+    const Rows rows{source.fill(w.type, 1).as<void>(), w.in, 0};
+    Pool::Lease lease(pool);
+    if (w.form == WeightForm::plain)
+        kernels.pack({w.type, w.in, rows, weight.panels.as<void>()}, w.out, pool);
+    else
+        kernels.pack_quantized({w, rows, weight.panels.as<uint8_t>(), weight.scales.as<float>()},
+                               w.out, pool);
+}
+
+void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Finish finish,
+                   int64_t tokens) {
+    const bool is_gate = finish.kind == FinishKind::gated || finish.kind == FinishKind::limited;
+    if (is_gate && w.out % 2) return;
+    const int64_t width = is_gate ? w.out / 2 : w.out;
+    const int64_t row = width * (finish.kind == FinishKind::logits ? 4 : size_of(w.type));
+    Bytes x(tokens * w.in * size_of(w.type)), y(tokens * row), one(row);
+    x.fill(w.type, 7);
+    const auto kernel = w.form == WeightForm::plain ? kernels.linear : kernels.linear_quantized;
+    Pool::Lease lease(pool);
+    kernel({w, {x.as<void>(), w.in, 0}, {y.as<void>(), width, 0}, finish}, tokens, pool);
+    for (int64_t t = 0; t < tokens; t += tokens < 9 ? 1 : 8) {
+        void* from = x.as<unsigned char>() + t * w.in * size_of(w.type);
+        kernel({w, {from, w.in, 0}, {one.as<void>(), width, 0}, finish}, 1, pool);
+        require(std::memcmp(one.data.get(), &y.data[t * row], row) == 0,
+                "a row alone differs: in " + std::to_string(w.in) + ", out " +
+                    std::to_string(w.out) + ", tokens " + std::to_string(tokens));
+    }
+}
+
+void check_weight(Pool& pool, const Kernels& kernels, Weight weight) {
+    pack(pool, kernels, weight);
+    const Finish finishes[] = {{FinishKind::plain, Act::none, 1, 0},
+                               {FinishKind::plain, Act::gelu, 1, 0},
+                               {FinishKind::gated, Act::silu, 1, 0},
+                               {FinishKind::limited, Act::silu, 0.7f, 0},
+                               {FinishKind::logits, Act::none, 0.5f, 30}};
+    for (int64_t tokens : kTokens)
+        for (const Finish& finish : finishes)
+            if (tokens < 100 || finish.kind == FinishKind::gated)
+                check_product(pool, kernels, weight.packed, finish, tokens);
+}
+
+void check_level(Level level) {
+    const Kernels kernels = kernels_for(level);
+    Pool pool(2);
+    for (int64_t in : kInputs)
+        for (int64_t out : kOutputs)
+            for (Type type : kTypes) {
+                check_weight(pool, kernels, {type, WeightForm::plain, in, out, 0});
+                check_weight(pool, kernels, {type, WeightForm::int8, in, out, 0});
+                check_weight(pool, kernels, {type, WeightForm::int4, in, out, in > 100 ? 64 : 32});
+            }
+}
+
+}  // namespace
+}  // namespace quire
+
+int main() {
+    using namespace quire;
+    for (Level level : compiled_levels()) {
+        const std::string why = refusal(level);
+        if (why.empty()) check_level(level);
+        std::printf("%s: %s\n", name(level), why.empty() ? "passed" : why.c_str());
+    }
+    return 0;
+}
