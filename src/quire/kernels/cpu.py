@@ -25,8 +25,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     native, reason = find_native()
     if native is None:
         return tuple(
-            Implementation(op, "cpu", CATALOG[op].definition, lambda _: reason)
-            for op in NATIVE_OPS
+            Implementation(op, "cpu", CATALOG[op].definition, lambda _: reason) for op in NATIVE_OPS
         )
     runtime = facts.runtime or CpuRuntime()
     assert isinstance(runtime, CpuRuntime)
