@@ -90,9 +90,16 @@ class CapacityError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine core has ended and was not brought back; no request can be served."""
+    """The engine core has ended and was not brought back; no request can be served.
+
+    `engine_index` says which core, where there are several; None when none is left.
+    """
 
     http_status = 503
+
+    def __init__(self, message: str, *, engine_index: int | None = None) -> None:
+        super().__init__(message)
+        self.engine_index = engine_index
 
 
 class LoadError(EngineError, ValueError):

@@ -21,7 +21,7 @@ BANNED_WORDS = {"utils", "helpers", "misc", "common", "seq", "job", "radix", "in
 PATH_FILES = [
     "llm.py",
     "engine/input_processor.py",
-    "engine/core_client.py",
+    "engine/client.py",
     "engine/core.py",
     "scheduling/scheduler.py",
     "runner/runner.py",

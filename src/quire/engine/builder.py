@@ -11,7 +11,7 @@ import torch
 from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine.core import EngineCore
-from quire.engine.core_client import InprocClient
+from quire.engine.inproc_client import InprocClient
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
 from quire.kernels.cpu_plain import recordable

@@ -1,6 +1,6 @@
 """Step 4 of 8 on a request's path: the loop that schedules, executes, learns and reports.
 
-In: `EngineCoreRequest` from engine/core_client.py. Out: `EngineCoreOutputs`, columns of new tokens.
+In: `EngineCoreRequest` from engine/client.py. Out: `EngineCoreOutputs`, columns of new tokens.
 Next: scheduling/scheduler.py decides each step, the executor runs it.
 
 One synchronous core; it keeps up to `depth` steps in flight (1: plain stepping, 2: the next step is
@@ -25,6 +25,8 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
+from quire.engine.utility import PauseMode
+from quire.errors import NotBuiltYet
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import StepOutputs
@@ -105,21 +107,57 @@ class EngineCore:
         brought = self._read(plan, launched)
         return self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached blocks; False while requests hold blocks."""
+    # what a front end may ask for (engine/utility.py)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached blocks; False while requests hold blocks. `reset_connector`: there is no
+        connector, so there is nothing of it to reset.
+        """
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
-    def pause_scheduler(self) -> None:
+    def reset_mm_cache(self) -> None:
+        """Nothing to forget: no media are served."""
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing to forget: no media are served."""
+
+    def pause_scheduler(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         """Freeze: nothing is scheduled until `resume_scheduler`; requests may still be added."""
+        if mode != "keep" or clear_cache:
+            raise NotBuiltYet("mode", mode, "Abort the requests, then pause with mode='keep'.")
         self.scheduler.pause = Pause.ALL
 
     def resume_scheduler(self) -> None:
         """Go on where `pause_scheduler` stopped."""
         self.scheduler.pause = Pause.NONE
 
-    @property
-    def is_paused(self) -> bool:
+    def is_scheduler_paused(self) -> bool:
+        """Whether nothing is scheduled."""
         return self.scheduler.pause is not Pause.NONE
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Refused: memory is not given back yet."""
+        raise NotBuiltYet("level", level, "Use pause_scheduler, which stops scheduling.")
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Schedule again; there is no memory to take back."""
+        self.resume_scheduler()
+
+    def is_sleeping(self) -> bool:
+        """Whether scheduling is stopped."""
+        return self.is_scheduler_paused()
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """Call a method of every worker, or a function with each worker as first argument."""
+        return self.executor.collective_rpc(method, tuple(args), kwargs)
+
+    def profile(self, is_start: bool, prefix: str | None = None) -> None:
+        """Refused: the core has no profiler of its own yet."""
+        raise NotBuiltYet("profile", is_start, "Use py-spy or torch.profiler around step().")
 
     def shutdown(self) -> None:
         """End all requests and let go of the device."""

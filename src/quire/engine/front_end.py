@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.config.plan import EnginePlan
+from quire.engine.client import EngineCoreClient
 from quire.engine.input_processor import InputProcessor, ModelLimits
 from quire.engine.output_processor import OutputProcessor
 from quire.models import read_spec
 from quire.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:  # at run time it would bring torch, which a front end does without
-    from quire.engine.core_client import EngineCoreClient
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@ what is wrong.
 
 In: what the caller gave. Out: token ids, checked and completed parameters, a concrete seed:
 everything that the core needs, so that from here on a request can only be served. Next:
-core_client.py carries it to the core.
+client.py carries it to the core.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from quire.config.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
+from quire.engine import utility
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.output_processor import Processed
 from quire.engine.parallel_sampling import RequestGroup, fan_out
@@ -231,8 +232,8 @@ class LLMEngine:
         With `reset_running_requests` these are preempted first and compute their blocks anew.
         `reset_connector` has nothing to reset: there are no KV connectors.
         """
-        client = self.front_end.client
-        return client.reset_prefix_cache(reset_running_requests, reset_connector)
+        reset = utility.reset_prefix_cache(reset_running_requests, reset_connector)
+        return self.front_end.client.call(reset)
 
     def reset_mm_cache(self) -> None:
         """Nothing to forget: no media are served."""
@@ -253,7 +254,7 @@ class LLMEngine:
         if mode == "abort":
             ids = self.front_end.outputs.unfinished_ids()
             self._ready += self._abort(ids, internal=True).outputs
-        self.front_end.client.pause_scheduler()
+        self.front_end.client.call(utility.pause_scheduler())
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
         """Schedule again; whether the engine is now fully awake."""
@@ -261,12 +262,12 @@ class LLMEngine:
             if tag not in WAKE_TAGS:
                 raise InvalidParameter("tags", tags, f"the tags are {', '.join(WAKE_TAGS)}")
         if tags is None or "scheduling" in tags:
-            self.front_end.client.resume_scheduler()
+            self.front_end.client.call(utility.resume_scheduler())
         return not self.is_sleeping()
 
     def is_sleeping(self) -> bool:
         """Whether scheduling is stopped."""
-        return self.front_end.client.is_scheduler_paused()
+        return self.front_end.client.call(utility.is_scheduler_paused())
 
     def collective_rpc(
         self,
@@ -276,8 +277,8 @@ class LLMEngine:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker, or a function with each worker as first argument."""
-        rpc = self.front_end.client.collective_rpc
-        return rpc(method, timeout, tuple(args), dict(kwargs or {}))
+        call = utility.collective_rpc(method, timeout, args, dict(kwargs or {}))
+        return self.front_end.client.call(call)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call `func` with the model of every worker."""

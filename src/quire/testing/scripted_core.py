@@ -8,11 +8,13 @@ torch.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from quire.engine.client import CoreStatus
 from quire.engine.protocol import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -23,7 +25,11 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
+from quire.engine.utility import PauseMode, Utility, perform
+from quire.errors import EngineDeadError
 from quire.params import SamplingParams
+
+T = TypeVar("T")
 
 Script = Callable[[EngineCoreRequest], Sequence[int]]
 LogprobRow = tuple[list[int], list[float], int]
@@ -53,6 +59,7 @@ class ScriptedCore:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._is_paused = False
+        self._ended: list[Finished] = []
         self._given: dict[int, int] = {}
         self.requests: dict[int, EngineCoreRequest] = {}
         self.seen: list[EngineCoreRequest] = []
@@ -75,6 +82,7 @@ class ScriptedCore:
         """One step."""
         self._before_step()
         outputs = EngineCoreOutputs(counts=[], stats=SchedulerStats(len(self.requests)))
+        outputs.finished, self._ended = self._ended, []
         if self._is_paused:
             return outputs
         rows: list[tuple[int, LogprobRow]] = []
@@ -88,14 +96,49 @@ class ScriptedCore:
         outputs.logprobs = _columns(rows)
         return outputs
 
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        """There is one."""
+        return (0,)
+
+    def engine_of(self, handle: int) -> int | None:
+        """It has all requests that have not ended."""
+        return 0 if handle in self.requests else None
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """It lives as long as this process."""
+        return CoreStatus(engine_index, 0, os.getpid(), True, True, bool(self.requests))
+
+    def restart_core(self, engine_index: int) -> None:
+        """It cannot die."""
+        raise EngineDeadError("A scripted core is not restarted.")
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Note it."""
+        self.is_shut_down = True
+
+    def call(self, utility: Utility[T]) -> T:
+        """Ask this object, by the same names as a core."""
+        return cast(T, perform(self, utility.method, utility.args))
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """There is no cache: it is reset unless requests run."""
         return reset_running_requests or not self.requests
 
-    def pause_scheduler(self) -> None:
-        """Stand still."""
+    def reset_mm_cache(self) -> None:
+        """There is none."""
+
+    def reset_encoder_cache(self) -> None:
+        """There is none."""
+
+    def pause_scheduler(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
+        """Stand still; with "abort" the requests end first, with that reason."""
+        if mode == "abort":
+            ended = [Finished(handle, FinishReason.ABORT) for handle in self.requests]
+            self._ended += ended
+            self.requests.clear()
         self._is_paused = True
 
     def resume_scheduler(self) -> None:
@@ -106,21 +149,28 @@ class ScriptedCore:
         """Whether it stands still."""
         return self._is_paused
 
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Stand still; there is no memory to give back."""
+        self.pause_scheduler(mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Go on."""
+        self.resume_scheduler()
+
+    def is_sleeping(self) -> bool:
+        """Whether it stands still."""
+        return self._is_paused
+
+    def profile(self, is_start: bool, prefix: str | None = None) -> None:
+        """There is nothing to look at."""
+
     def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> list[Any]:
         """Functions are called with this object; a method's name comes back with its arguments."""
         if callable(method):
-            return [method(self, *args, **(kwargs or {}))]
-        return [(method, args, kwargs)]
-
-    def shutdown(self) -> None:
-        """Note it."""
-        self.is_shut_down = True
+            return [method(self, *args, **kwargs)]
+        return [(method, tuple(args), kwargs)]
 
     def _advance(self, request: EngineCoreRequest, outputs: EngineCoreOutputs) -> list[int]:
         """The request's next tokens, entered into all columns of `outputs` but the ids."""
