@@ -89,6 +89,12 @@ class CapacityError(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class ProfilerAlreadyActive(EngineError):
+    """A trace is being taken already (HTTP 409)."""
+
+    http_status = 409
+
+
 class EngineDeadError(EngineError):
     """The engine core has ended and was not brought back; no request can be served.
 

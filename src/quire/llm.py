@@ -16,6 +16,7 @@ from quire.engine.beam_runner import BeamRunner
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
 from quire.engine.stats import Counter, Gauge
+from quire.engine.utility import PauseMode
 from quire.errors import InvalidType, NotBuiltYet
 from quire.models.show import describe
 from quire.outputs import RequestOutput
@@ -241,13 +242,32 @@ class LLM:
         """Forget all cached blocks; False while requests use some."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop scheduling (level 0 only), for instance to queue everything before a step."""
+    def reset_mm_cache(self) -> None:
+        """Forget processed media; a text model has none, so nothing changes."""
+        self.llm_engine.reset_mm_cache()
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Stop scheduling (level 0), give back the KV cache (1) and the weights too (2).
+
+        `mode`: what is queued is ended (abort), finished first (wait) or kept for later (keep).
+        """
         self.llm_engine.sleep(level, mode)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Schedule again."""
+        """Take back "weights", "kv_cache" and "scheduling" (None: all); whether all is back."""
         return self.llm_engine.wake_up(tags)
+
+    def release_kv_cache_memory(self) -> None:
+        """Give back the KV cache alone, after sleep(level=0)."""
+        self.llm_engine.release_kv_cache_memory()
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a trace of the steps; needs `profiler_config`."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> list[str]:
+        """End the trace and give its files."""
+        return self.llm_engine.stop_profile()
 
     def close(self) -> None:
         """End what is queued and give the memory back."""
@@ -292,13 +312,21 @@ class LLM:
         """Refused: this engine generates text."""
         _refuse_method("score")
 
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Refused: there is no profiler yet."""
-        self.llm_engine.start_profile(profile_prefix)
+    def init_weight_transfer_engine(self, request: Any) -> NoReturn:
+        """Refused: weights come from the checkpoint only."""
+        _refuse_weight_transfer("init_weight_transfer_engine")
 
-    def stop_profile(self) -> None:
-        """Refused: there is no profiler yet."""
-        self.llm_engine.stop_profile()
+    def start_weight_update(self, is_checkpoint_format: bool = True) -> NoReturn:
+        """Refused: weights come from the checkpoint only."""
+        _refuse_weight_transfer("start_weight_update")
+
+    def update_weights(self, request: Any) -> NoReturn:
+        """Refused: weights come from the checkpoint only."""
+        _refuse_weight_transfer("update_weights")
+
+    def finish_weight_update(self, weight_version: str | None = None) -> NoReturn:
+        """Refused: weights come from the checkpoint only."""
+        _refuse_weight_transfer("finish_weight_update")
 
 
 def _as_chats(messages: Any) -> list[Any]:
@@ -318,4 +346,9 @@ def _refuse_media(mm_processor_kwargs: object) -> None:
 
 def _refuse_method(name: str) -> NoReturn:
     hint = "Use generate() or chat(): pooling models are not served yet."
+    raise NotBuiltYet("method", name, hint)
+
+
+def _refuse_weight_transfer(name: str) -> NoReturn:
+    hint = 'Write a checkpoint and call collective_rpc("reload_weights").'
     raise NotBuiltYet("method", name, hint)

@@ -106,7 +106,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"speculative_config": {"method": "ngram"}},
         {"limit_mm_per_prompt": {"image": 1}},
         {"kv_cache_dtype": "fp8"},
-        {"enable_sleep_mode": True},
     ],
     ids=str,
 )

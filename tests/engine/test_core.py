@@ -4,6 +4,7 @@ import pytest
 
 from quire.engine.core import EngineCore
 from quire.engine.protocol import EngineCoreRequest, FinishReason
+from quire.engine.utility import perform
 from quire.params import SamplingParams
 from quire.runner.step_output import StepOutput
 from quire.scheduling import invariants
@@ -186,10 +187,10 @@ def test_a_resumed_request_goes_on_behind_its_emitted_tokens():
 def test_nothing_runs_while_paused():
     core = make_core()
     core.add_request(request(0))
-    core.pause_scheduler()
+    perform(core, "pause_scheduler", ())
     assert not core.has_work
     assert core.step().handles == []
-    core.resume_scheduler()
+    perform(core, "resume_scheduler", ())
     tokens, _ = drain(core)
     assert tokens[0] == expected(0)
 
@@ -198,8 +199,8 @@ def test_the_prefix_cache_is_reset_only_when_free_or_told_to():
     core = make_core()
     core.add_request(request(0, length=9))
     first = list(core.step().token_ids)
-    assert core.reset_prefix_cache() is False
-    assert core.reset_prefix_cache(reset_running_requests=True) is True
+    assert perform(core, "reset_prefix_cache", ()) is False
+    assert perform(core, "reset_prefix_cache", (True,)) is True
     tokens, _ = drain(core)
     assert first + tokens[0] == expected(0, 9)
     assert core.scheduler.num_preemptions == 1

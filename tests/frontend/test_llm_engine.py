@@ -7,7 +7,7 @@ from scripted_engines import make_engine, run
 
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.stats import Counter, Gauge
-from quire.errors import CapacityError, EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.errors import CapacityError, EngineError, InvalidType, NotBuiltYet
 from quire.params import SamplingParams
 
 
@@ -91,22 +91,6 @@ def test_pausing_keeps_or_ends_what_there_is():
     ("call", "error", "text"),
     [
         (
-            lambda e: e.sleep(),
-            NotBuiltYet,
-            "level=1 is not allowed: this release does not implement it. Use level=0, which "
-            "stops scheduling; or close() the engine to free its memory.",
-        ),
-        (
-            lambda e: e.sleep(0, "wait"),
-            InvalidParameter,
-            "mode='wait' is not allowed: in one process it must be 'abort' or 'keep'.",
-        ),
-        (
-            lambda e: e.wake_up(["lights"]),
-            InvalidParameter,
-            "tags=['lights'] is not allowed: the tags are weights, kv_cache, scheduling.",
-        ),
-        (
             lambda e: e.add_lora("x"),
             NotBuiltYet,
             "method='add_lora' is not allowed: this release does not implement it. Merge the "
@@ -123,18 +107,6 @@ def test_pausing_keeps_or_ends_what_there_is():
             NotBuiltYet,
             "method='pin_lora' is not allowed: this release does not implement it. There are "
             "no adapters to pin.",
-        ),
-        (
-            lambda e: e.start_profile(),
-            NotBuiltYet,
-            "method='start_profile' is not allowed: this release does not implement it. Use "
-            "py-spy or torch.profiler around step().",
-        ),
-        (
-            lambda e: e.stop_profile(),
-            NotBuiltYet,
-            "method='stop_profile' is not allowed: this release does not implement it. No "
-            "profile was started.",
         ),
         (
             lambda e: e.get_metrics(),

@@ -219,6 +219,23 @@ class EngineArgs(UnbuiltArgs):
         _SCHEDULE,
         choices=("fcfs", "priority"),
     )
+    max_num_queued_reqs: int | None = option(
+        None,
+        "Most unfinished requests of an engine that serves; one more is refused, with a hint when "
+        "to try again. None: 16 * max_num_seqs. `LLM` has no such limit.",
+        Kind.SIZE,
+        _SCHEDULE,
+        unit="requests",
+        minimum=0,
+    )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Most prompt tokens of requests that have no output yet, likewise. None: 4194304.",
+        Kind.SIZE,
+        _SCHEDULE,
+        unit="tokens",
+        minimum=0,
+    )
     async_scheduling: bool | None = option(
         None,
         "Plan the next step while one is running; None: not on a CPU, which would do both.",
@@ -259,6 +276,14 @@ class EngineArgs(UnbuiltArgs):
         _OUTPUT,
         unit="tokens",
         minimum=1,
+    )
+    profiler_config: dict[str, Any] | None = option(
+        None,
+        "What `start_profile` traces and where to: profiler ('torch'), torch_profiler_dir, "
+        "torch_profiler_with_stack, _use_gzip, _record_shapes, _with_memory, _with_flops, "
+        "delay_iterations, max_iterations. None: nothing can be profiled.",
+        Kind.OBJECT,
+        _OUTPUT,
     )
     disable_log_stats: bool = option(
         False,

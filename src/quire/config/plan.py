@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from quire.config.profiler import ProfilerConfig
+
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
@@ -58,6 +60,9 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     generation_eos_token_ids: tuple[int, ...]
     log_stats: bool
     stream_interval: int
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    profiler: ProfilerConfig | None
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -89,6 +94,8 @@ def _short(value: object) -> str:
     """A value in at most 40 characters."""
     if isinstance(value, dict):
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    elif isinstance(value, ProfilerConfig):
+        text = value.torch_profiler_dir
     elif isinstance(value, tuple):
         text = " ".join(str(item) for item in value) or "none"
     elif value is None or isinstance(value, bool):

@@ -12,6 +12,7 @@ from quire.config.facts import MachineFacts, ModelFacts
 from quire.config.generation_defaults import eos_token_ids, sampling_defaults
 from quire.config.option import check, options_of
 from quire.config.plan import EnginePlan
+from quire.config.profiler import profiler_config
 from quire.config.resolve_dtype import decide_dtype, decide_quantization
 from quire.config.resolve_memory import decide_memory
 from quire.config.resolve_schedule import decide_schedule
@@ -110,3 +111,6 @@ def _decide_output(d: Decisions) -> None:
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
     d.wished("stream_interval")
+    profiler = profiler_config(args.profiler_config)
+    why = "profiler_config" + (" was given" if profiler else ": none")
+    d.decide("profiler", profiler, why)

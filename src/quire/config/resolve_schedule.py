@@ -9,6 +9,8 @@ DEFAULT_LENGTH = 2048
 """Tokens of a model whose config.json names no length."""
 _DEFAULT_TOKENS = 4096
 _DEFAULT_SEQS = 256
+_QUEUED_BATCHES = 16
+_QUEUED_TOKENS = 2**22
 
 
 def decide_schedule(d: Decisions) -> int | None:
@@ -20,6 +22,7 @@ def decide_schedule(d: Decisions) -> int | None:
     _decide_switches(d)
     chunked = True if d.args.enable_chunked_prefill is None else d.args.enable_chunked_prefill
     _decide_budget(d, bound, chunked)
+    _decide_queue(d)
     d.wished("scheduling_policy")
     d.wished("long_prefill_token_threshold")
     return length
@@ -105,6 +108,20 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
         d.decide("max_num_seqs", tokens, "not more requests than tokens in a step")
     else:
         d.decide("max_num_seqs", seqs, "the default for programs on a CPU")
+
+
+def _decide_queue(d: Decisions) -> None:
+    """How much may wait before a serving engine says no; offline callers are never refused."""
+    if d.args.max_num_queued_reqs is None:
+        unfinished = _QUEUED_BATCHES * d.value("max_num_seqs")
+        d.decide("max_num_queued_reqs", unfinished, f"{_QUEUED_BATCHES} * max_num_seqs")
+    else:
+        d.wished("max_num_queued_reqs")
+    if d.args.max_num_queued_tokens is None:
+        why = "the ids of the prompts that wait take some 150 MB at most"
+        d.decide("max_num_queued_tokens", _QUEUED_TOKENS, why)
+    else:
+        d.wished("max_num_queued_tokens")
 
 
 def _tokens(given: int | None, seqs: int, length: int, chunked: bool) -> tuple[int, str]:

@@ -50,7 +50,8 @@ class UnbuiltArgs:
     enable_sleep_mode: bool = unbuilt(
         False,
         "give device memory back while asleep",
-        "sleep(level=0), which pauses scheduling, works without it.",
+        "sleep() needs no preparation here: True and False are the same.",
+        True,
     )
     allowed_local_media_path: str = unbuilt("", "folder of local media", _TEXT_ONLY)
     allowed_media_domains: list[str] | None = unbuilt(None, "hosts of media", _TEXT_ONLY)
@@ -77,8 +78,6 @@ class UnbuiltArgs:
     offload_prefetch_step: int = unbuilt(1, "layers fetched ahead", _NO_OFFLOAD)
     offload_params: Any = unbuilt(None, "parameters to offload", _NO_OFFLOAD, [], set())
     # Scheduler
-    max_num_queued_reqs: int | None = unbuilt(None, "limit of unfinished requests", _SERVER)
-    max_num_queued_tokens: int | None = unbuilt(None, "limit of waiting tokens", _SERVER)
     disable_hybrid_kv_cache_manager: bool | None = unbuilt(
         None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False
     )
@@ -168,9 +167,6 @@ class UnbuiltArgs:
     kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _ONE_DEVICE)
     kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _SERVER)
     otlp_traces_endpoint: str | None = unbuilt(None, "where traces go", "Traces are not built.")
-    profiler_config: dict[str, Any] | None = unbuilt(
-        None, "profiler", "Run the program under a profiler such as py-spy.", {}
-    )
     aggregate_engine_logging: bool = unbuilt(False, "one log for all copies", _ONE_DEVICE)
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
     fail_on_environ_validation: bool = unbuilt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine.core import EngineCore
 from quire.engine.inproc_client import InprocClient
+from quire.executor.profiler import Profiler
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
 from quire.kernels.cpu_plain import recordable
@@ -24,6 +26,7 @@ from quire.runner.batch import BatchBuilder
 from quire.runner.device import CpuDevice
 from quire.runner.graphs import RecordedForward
 from quire.runner.kv_cache import KVCache
+from quire.runner.residence import Residence
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler, find_logits_processors, make_logits_processors
@@ -41,7 +44,7 @@ def build_core(plan: EnginePlan) -> EngineCore:
     """Load the model, allocate the KV cache, put the parts together."""
     native, _ = find_native()
     restore_threads = _take_torch_threads(plan.num_threads if native is None else 1)
-    runner = build_runner(plan)
+    worker = build_worker(plan, on_close=restore_threads)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=plan.max_num_seqs,
@@ -49,18 +52,19 @@ def build_core(plan: EnginePlan) -> EngineCore:
             max_model_len=plan.max_model_len,
             block_size=plan.block_size,
             num_blocks=plan.num_blocks,
-            windows=tuple(group.window for group in kv_groups(runner.model.spec)),
+            windows=tuple(group.window for group in kv_groups(worker.get_model().spec)),
             policy=plan.scheduling_policy,
             enable_prefix_caching=plan.enable_prefix_caching,
             enable_chunked_prefill=plan.enable_chunked_prefill,
             long_prefill_token_threshold=plan.long_prefill_token_threshold,
         )
     )
-    executor = UniprocExecutor(Worker(runner, on_close=restore_threads))
-    return EngineCore(scheduler, executor, depth=plan.max_steps_in_flight, log_stats=plan.log_stats)
+    return EngineCore(
+        scheduler, UniprocExecutor(worker), depth=plan.max_steps_in_flight, log_stats=plan.log_stats
+    )
 
 
-def build_runner(plan: EnginePlan) -> ModelRunner:
+def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -> Worker:
     """The model with its memory on its device."""
     device = CpuDevice()
     dtype = getattr(torch, plan.dtype)
@@ -69,7 +73,8 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
     ops = select(device=plan.device, dtype=dtype, runtime=runtime)
     if runtime is not None:
         ops = recordable(ops, runtime)
-    model = load_model(
+    load = partial(
+        load_model,
         Path(plan.model_folder),
         spec,
         ops,
@@ -80,6 +85,7 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
         max_model_len=plan.max_model_len,
         family=find_family(plan.hf_config),
     )
+    model = load()
     groups = kv_groups(spec)
     attention = spec.blocks[0].attn
     kv_cache = KVCache(
@@ -126,7 +132,7 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
             windows=[group.window for group in groups],
             kv=kv_cache.layers,
         )
-    return ModelRunner(
+    runner = ModelRunner(
         model=model,
         rows=rows,
         batches=batches,
@@ -135,6 +141,11 @@ def build_runner(plan: EnginePlan) -> ModelRunner:
         device=device,
         forward=forward,
     )
+    residence = Residence(
+        model=model, kv_cache=kv_cache, recorded=forward, load=load, device=device
+    )
+    profiler = None if plan.profiler is None else Profiler(plan.profiler)
+    return Worker(runner, residence, profiler=profiler, on_close=on_close)
 
 
 def _take_torch_threads(num_threads: int) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from quire.engine.core_control import CoreControl
 from quire.engine.protocol import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -25,14 +26,11 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
-from quire.engine.utility import PauseMode
-from quire.errors import NotBuiltYet
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import StepOutputs
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import Pause
 from quire.scheduling.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -61,6 +59,8 @@ class EngineCore:
         self._clock = clock
         self._steps: deque[tuple[StepPlan, LaunchedStep | Exception]] = deque()
         self._refused: list[Finished] = []
+        self.control = CoreControl(scheduler, executor, abort_all=self._abort_all)
+        """What a front end may ask for beside requests (engine/utility.py)."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that can never run ends with an error in the next outputs."""
@@ -105,65 +105,21 @@ class EngineCore:
             return self._outputs(StepOutputs(), None)
         plan, launched = self._steps.popleft()
         brought = self._read(plan, launched)
-        return self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
-
-    # what a front end may ask for (engine/utility.py)
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget cached blocks; False while requests hold blocks. `reset_connector`: there is no
-        connector, so there is nothing of it to reset.
-        """
-        return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
-
-    def reset_mm_cache(self) -> None:
-        """Nothing to forget: no media are served."""
-
-    def reset_encoder_cache(self) -> None:
-        """Nothing to forget: no media are served."""
-
-    def pause_scheduler(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        """Freeze: nothing is scheduled until `resume_scheduler`; requests may still be added."""
-        if mode != "keep" or clear_cache:
-            raise NotBuiltYet("mode", mode, "Abort the requests, then pause with mode='keep'.")
-        self.scheduler.pause = Pause.ALL
-
-    def resume_scheduler(self) -> None:
-        """Go on where `pause_scheduler` stopped."""
-        self.scheduler.pause = Pause.NONE
-
-    def is_scheduler_paused(self) -> bool:
-        """Whether nothing is scheduled."""
-        return self.scheduler.pause is not Pause.NONE
-
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Refused: memory is not given back yet."""
-        raise NotBuiltYet("level", level, "Use pause_scheduler, which stops scheduling.")
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Schedule again; there is no memory to take back."""
-        self.resume_scheduler()
-
-    def is_sleeping(self) -> bool:
-        """Whether scheduling is stopped."""
-        return self.is_scheduler_paused()
-
-    def collective_rpc(
-        self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> list[Any]:
-        """Call a method of every worker, or a function with each worker as first argument."""
-        return self.executor.collective_rpc(method, tuple(args), kwargs)
-
-    def profile(self, is_start: bool, prefix: str | None = None) -> None:
-        """Refused: the core has no profiler of its own yet."""
-        raise NotBuiltYet("profile", is_start, "Use py-spy or torch.profiler around step().")
+        outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
+        self.control.settle()
+        return outputs
 
     def shutdown(self) -> None:
         """End all requests and let go of the device."""
         self.abort_requests(list(self.scheduler.requests))
         self._steps.clear()
         self.executor.shutdown()
+
+    def _abort_all(self) -> None:
+        """End every request and say so."""
+        for handle in list(self.scheduler.requests):
+            self.scheduler.abort(handle)
+            self._refused.append(Finished(handle, FinishReason.ABORT))
 
     def _launch(self, plan: StepPlan) -> LaunchedStep | Exception:
         try:

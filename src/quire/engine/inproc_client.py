@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from quire.engine.client import CoreStatus
@@ -20,6 +22,7 @@ class InprocClient:
 
     def __init__(self, core: EngineCore) -> None:
         self.engine_core = core
+        self._held: deque[EngineCoreOutputs] = deque()
 
     @property
     def engine_indices(self) -> Sequence[int]:
@@ -35,11 +38,18 @@ class InprocClient:
         return 0 if handle in self.engine_core.scheduler.requests else None
 
     def get_output(self) -> EngineCoreOutputs:
-        return self.engine_core.step()
+        return self._held.popleft() if self._held else self.engine_core.step()
 
     def call(self, utility: Utility[T]) -> T:
-        """`timeout_s` cannot end a call in this process; the call returns when it is done."""
-        return cast(T, perform(self.engine_core, utility.method, utility.args))
+        """`timeout_s` cannot end a call in this process; the call returns when it is done. Where it
+        waits for steps they are made here, and what they bring is held for `get_output`.
+        """
+        answer = perform(self.engine_core, utility.method, utility.args)
+        if isinstance(answer, Future):
+            while not answer.done():
+                self._held.append(self.engine_core.step())
+            answer = answer.result()
+        return cast(T, answer)
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """A core that can be asked here is alive: its loop is the caller's."""

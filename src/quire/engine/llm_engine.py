@@ -18,13 +18,12 @@ from quire.engine.output_processor import Processed
 from quire.engine.parallel_sampling import RequestGroup, fan_out
 from quire.engine.protocol import EngineCoreRequest
 from quire.engine.stats import Counter, EngineStats, Gauge
-from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.engine.utility import PauseMode
+from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
-SLEEP_MODES = ("abort", "keep")
-WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 LOG_INTERVAL_S = 10.0
 
 
@@ -236,38 +235,47 @@ class LLMEngine:
         return self.front_end.client.call(reset)
 
     def reset_mm_cache(self) -> None:
-        """Nothing to forget: no media are served."""
+        """Forget processed media; a text model has none, so nothing changes."""
+        self.front_end.client.call(utility.reset_mm_cache())
 
     def reset_encoder_cache(self) -> None:
-        """Nothing to forget: no media are served."""
+        """Forget encoders' outputs; a text model has none, so nothing changes."""
+        self.front_end.client.call(utility.reset_encoder_cache())
 
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop scheduling (level 0); requests can still be added and wait for `wake_up`.
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Stop scheduling, and give memory back: at level 1 the KV cache, at level 2 the weights
+        too. Requests can still be added and wait for `wake_up`.
 
-        `mode` "abort" ends the requests there are, "keep" leaves them as they are.
+        `mode` "abort" ends the requests there are (the next `step()` gives their last outputs),
+        "wait" finishes those that run first, "keep" leaves them to go on after `wake_up`.
         """
-        if level != 0:
-            hint = "Use level=0, which stops scheduling; or close() the engine to free its memory."
-            raise NotBuiltYet("level", level, hint)
-        if mode not in SLEEP_MODES:
-            raise InvalidParameter("mode", mode, "in one process it must be 'abort' or 'keep'")
-        if mode == "abort":
-            ids = self.front_end.outputs.unfinished_ids()
-            self._ready += self._abort(ids, internal=True).outputs
-        self.front_end.client.call(utility.pause_scheduler())
+        self.front_end.client.call(utility.sleep(level, mode))
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Schedule again; whether the engine is now fully awake."""
-        for tag in tags or ():
-            if tag not in WAKE_TAGS:
-                raise InvalidParameter("tags", tags, f"the tags are {', '.join(WAKE_TAGS)}")
-        if tags is None or "scheduling" in tags:
-            self.front_end.client.call(utility.resume_scheduler())
-        return not self.is_sleeping()
+        """Take back "weights", "kv_cache" and "scheduling" (None: all); whether the engine is now
+        fully awake. Weights are loaded again as they were at the start.
+        """
+        return self.front_end.client.call(utility.wake_up(tags))
 
     def is_sleeping(self) -> bool:
-        """Whether scheduling is stopped."""
-        return self.front_end.client.call(utility.is_scheduler_paused())
+        """Whether `sleep` is in force, at any level."""
+        return self.front_end.client.call(utility.is_sleeping())
+
+    def release_kv_cache_memory(self) -> None:
+        """Give back the KV cache alone. Raises EngineError unless paused, as by sleep(level=0)."""
+        self.front_end.client.call(utility.release_kv_cache_memory())
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so.
+
+        Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
+        """
+        self.front_end.client.call(utility.profile(True, profile_prefix))
+
+    def stop_profile(self) -> list[str]:
+        """End the trace; the files that were written, one for each worker."""
+        files = self.front_end.client.call(utility.profile(False))
+        return [file for file in files if file is not None]
 
     def collective_rpc(
         self,
@@ -325,14 +333,6 @@ class LLMEngine:
     def pin_lora(self, lora_id: int) -> bool:
         """Refused: adapters are not served yet."""
         raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Refused: the engine has no profiler of its own yet."""
-        raise NotBuiltYet("method", "start_profile", "Use py-spy or torch.profiler around step().")
-
-    def stop_profile(self) -> None:
-        """Refused: the engine has no profiler of its own yet."""
-        raise NotBuiltYet("method", "stop_profile", "No profile was started.")
 
 
 def _built(plan: EnginePlan | None) -> FrontEnd:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from quire.errors import InvalidParameter
 
@@ -34,17 +34,27 @@ UTILITIES = frozenset(
     {
         *("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"),
         *("pause_scheduler", "resume_scheduler", "is_scheduler_paused"),
-        *("sleep", "wake_up", "is_sleeping", "collective_rpc", "profile"),
+        *("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"),
+        *("collective_rpc", "profile", "get_supported_tasks"),
     }
 )
-"""The methods of a core that may be called from outside; each has its function below."""
+"""The methods of `CoreControl` that may be called from outside; each has its function below."""
 
 
-def perform(core: object, method: str, args: Sequence[Any]) -> Any:
-    """Call one of the core's utilities. Raises InvalidParameter for any other name."""
+class Controlled(Protocol):
+    """A core with its control."""
+
+    @property
+    def control(self) -> object: ...
+
+
+def perform(core: Controlled, method: str, args: Sequence[Any]) -> Any:
+    """Call one of the core's utilities; a `concurrent.futures.Future` where the answer comes with a
+    later step. Raises InvalidParameter for any other name, else what the utility raises.
+    """
     if method not in UTILITIES:
         raise InvalidParameter("method", method, f"a core has {', '.join(sorted(UTILITIES))}")
-    return getattr(core, method)(*args)
+    return getattr(core.control, method)(*args)
 
 
 def reset_prefix_cache(
@@ -84,14 +94,24 @@ def sleep(level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
     return Utility("sleep", (level, mode))
 
 
-def wake_up(tags: Sequence[str] | None = None) -> Utility[None]:
-    """Take back what `sleep` gave (None: all of it)."""
+def wake_up(tags: Sequence[str] | None = None) -> Utility[bool]:
+    """Take back what `sleep` gave (None: all of it); whether the core is awake now."""
     return Utility("wake_up", (None if tags is None else list(tags),))
 
 
 def is_sleeping() -> Utility[bool]:
     """Whether `sleep` is in force."""
     return Utility("is_sleeping")
+
+
+def release_kv_cache_memory() -> Utility[None]:
+    """Give back the KV cache alone, while paused."""
+    return Utility("release_kv_cache_memory")
+
+
+def get_supported_tasks() -> Utility[tuple[str, ...]]:
+    """What requests can be for."""
+    return Utility("get_supported_tasks")
 
 
 def collective_rpc(
@@ -104,6 +124,6 @@ def collective_rpc(
     return Utility("collective_rpc", (method, list(args), kwargs or {}), timeout_s)
 
 
-def profile(is_start: bool, prefix: str | None = None) -> Utility[None]:
-    """Begin or end a profile of the core."""
+def profile(is_start: bool, prefix: str | None = None) -> Utility[list[str | None]]:
+    """Begin or end a trace of the workers' steps; the files when it ends."""
     return Utility("profile", (is_start, prefix))

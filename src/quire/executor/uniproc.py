@@ -26,7 +26,7 @@ class UniprocExecutor:
         return self._worker
 
     def launch(self, plan: StepPlan) -> Step:
-        return self.worker.model_runner.launch(plan)
+        return self.worker.launch(plan)
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
         return self.worker.model_runner.sampler.needs_host_ids(params)

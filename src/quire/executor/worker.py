@@ -5,23 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quire.errors import InvalidParameter
+from quire.executor.profiler import Profiler
 from quire.models.decoder import DecoderModel
-from quire.runner.runner import ModelRunner
+from quire.runner.residence import Residence
+from quire.runner.runner import ModelRunner, Step
+from quire.scheduling.step import StepPlan
 
 
 class Worker:
     """A device with its runner."""
 
     def __init__(
-        self, runner: ModelRunner, rank: int = 0, on_close: Callable[[], None] | None = None
+        self,
+        runner: ModelRunner,
+        residence: Residence,
+        rank: int = 0,
+        *,
+        profiler: Profiler | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
-        """`on_close` puts back what building the worker changed in this process."""
+        """`profiler` None: nothing can be profiled. `on_close` puts back what building the worker
+        changed in this process.
+        """
         self.model_runner = runner
         self.rank = rank
+        self._residence = residence
+        self._profiler = profiler
         self._on_close = on_close
+
+    def launch(self, plan: StepPlan) -> Step:
+        """Start a step on this device."""
+        if self._profiler is None:
+            return self.model_runner.launch(plan)
+        with self._profiler.step(plan.step_id, plan.num_tokens):
+            return self.model_runner.launch(plan)
 
     def close(self) -> None:
         """The worker is not used any more."""
+        if self._profiler is not None:
+            self._profiler.stop()
         if self._on_close is not None:
             self._on_close()
             self._on_close = None
@@ -35,5 +58,48 @@ class Worker:
         return func(self.get_model())
 
     def kv_cache_bytes(self) -> int:
-        """What the KV cache of this worker takes in memory."""
+        """What the KV cache of this worker takes in memory; 0 while it is released."""
         return self.model_runner.kv_cache.nbytes
+
+    def sleep(self, tags: list[str]) -> None:
+        """Give back the memory of "weights", "kv_cache" or both; no step may be in flight."""
+        self._residence.release(tags)
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Take it again: the weights are loaded as they were at start, K/V begin empty."""
+        self._residence.restore(tags)
+
+    def reload_weights(self) -> None:
+        """Load the checkpoint again, in place of the weights there are."""
+        self._residence.release(["weights"])
+        self._residence.restore(["weights"])
+
+    def profile(self, is_start: bool = True, prefix: str | None = None) -> str | None:
+        """Start a trace of this worker's steps, or end it and give its file's path.
+
+        Raises InvalidParameter when the engine was made without `profiler_config`, or when a trace
+        is running (or none is) already.
+        """
+        if self._profiler is None:
+            raise InvalidParameter(
+                "profiler_config", None, "the engine was made without it",
+                'Pass profiler_config={"profiler": "torch", "torch_profiler_dir": FOLDER}.',
+            )  # fmt: skip
+        if is_start:
+            self._profiler.start(prefix, self.rank)
+            return None
+        path = self._profiler.stop()
+        return None if path is None else str(path)
+
+    def check_health(self) -> None:
+        """A worker that answers is well."""
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What requests can be for."""
+        return ("generate",)
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to forget: a text model has no media."""
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing to forget: a text model has no encoder."""

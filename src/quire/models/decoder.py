@@ -51,6 +51,18 @@ class DecoderModel:
         self.head = assembly.head(self._embedding)
         self._parts = assembly.parts
 
+    def release_weights(self) -> None:
+        """Let go of every weight; until `take_weights` the model cannot run."""
+        self._parts = []
+        self._layers = []
+        del self._embedding, self.head
+
+    def take_weights(self, other: DecoderModel) -> None:
+        """Run on the weights of `other`, a model of the same spec, from now on."""
+        assert self.spec == other.spec, "weights of another model"
+        self._embedding, self._layers = other._embedding, other._layers
+        self.head, self._parts = other.head, other._parts
+
     @property
     def num_layers(self) -> int:
         """L."""

@@ -8,6 +8,7 @@ number up to that, so there is one program and no padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ class RecordedForward:
         kv: list[LayerKV],
     ) -> None:
         self._model = model
-        self._program = Program(runtime, capacity)
+        self._new_program = partial(Program, runtime, capacity)
+        self._program: Program | None = None
+        self._hidden: Tensor | None = None
         self._plans = [_recorded_plan(ops, block_size, window) for window in windows]
         self._inputs = Batch(
             ids=torch.zeros(capacity, dtype=torch.int64),
@@ -52,14 +55,27 @@ class RecordedForward:
             kv=kv,
             num_tokens=capacity,
         )
+        self.record()
+
+    def release(self) -> None:
+        """Forget the program, which holds the addresses of weights and KV memory, and its
+        activations.
+        """
+        self._program = None
+        self._hidden = None
+
+    def record(self) -> None:
+        """Record the program over the weights and the KV memory that there are now."""
+        self._program = self._new_program()
         with self._program.recording():
-            self._hidden = model.forward(self._inputs)
+            self._hidden = self._model.forward(self._inputs)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Hidden states [T, C] of the step."""
         if batch.ids is None:
             return self._model.forward(batch)  # embeddings instead of ids are not recorded
         count, inputs = batch.num_tokens, self._inputs
+        assert self._program is not None and self._hidden is not None, "the memory is released"
         assert inputs.ids is not None
         inputs.ids[:count] = batch.ids
         inputs.positions[:, :count] = batch.positions

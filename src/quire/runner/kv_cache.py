@@ -8,6 +8,7 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -28,14 +29,24 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
     ) -> None:
-        num_slots = max(len(layers) for layers in group_layers)
         self._ops = ops
-        self._slots: list[LayerKV] = [
-            ops.allocate_kv(num_blocks, block_size, kv_heads, head_dim, dtype)
-            for _ in range(num_slots)
-        ]
+        self._allocate = partial(ops.allocate_kv, num_blocks, block_size, kv_heads, head_dim, dtype)
+        self._num_slots = max(len(layers) for layers in group_layers)
         slot_of = {layer: s for layers in group_layers for s, layer in enumerate(layers)}
-        self.layers = [self._slots[slot_of[layer]] for layer in sorted(slot_of)]
+        self._slot_of_layer = [slot_of[layer] for layer in sorted(slot_of)]
+        self._slots: list[LayerKV] = []
+        self.layers: list[LayerKV] = []
+        self.restore()
+
+    def release(self) -> None:
+        """Give the memory back, and with it all K/V; `layers` is empty until `restore`."""
+        self._slots = []
+        self.layers.clear()
+
+    def restore(self) -> None:
+        """Take memory again, with nothing in it. `layers` stays the list that it is."""
+        self._slots = [self._allocate() for _ in range(self._num_slots)]
+        self.layers[:] = [self._slots[slot] for slot in self._slot_of_layer]
 
     @property
     def nbytes(self) -> int:

@@ -121,6 +121,11 @@ class ScriptedCore:
         """Ask this object, by the same names as a core."""
         return cast(T, perform(self, utility.method, utility.args))
 
+    @property
+    def control(self) -> ScriptedCore:
+        """Itself: it has the utilities of a core."""
+        return self
+
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -153,16 +158,26 @@ class ScriptedCore:
         """Stand still; there is no memory to give back."""
         self.pause_scheduler(mode)
 
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Go on."""
-        self.resume_scheduler()
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Go on, if "scheduling" is among the tags."""
+        if tags is None or "scheduling" in tags:
+            self.resume_scheduler()
+        return not self._is_paused
 
     def is_sleeping(self) -> bool:
         """Whether it stands still."""
         return self._is_paused
 
-    def profile(self, is_start: bool, prefix: str | None = None) -> None:
+    def release_kv_cache_memory(self) -> None:
+        """There is none to give back."""
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What a core of a text model says."""
+        return ("generate",)
+
+    def profile(self, is_start: bool, prefix: str | None = None) -> list[str | None]:
         """There is nothing to look at."""
+        return [None]
 
     def collective_rpc(
         self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

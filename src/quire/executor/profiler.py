@@ -1,0 +1,73 @@
+"""Traces of a worker's steps, written as files that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from quire.config.profiler import ProfilerConfig
+from quire.errors import ProfilerAlreadyActive
+
+
+class Profiler:
+    """torch.profiler over steps, one trace at a time. The thread that runs the steps calls it."""
+
+    def __init__(self, config: ProfilerConfig) -> None:
+        self._config = config
+        self._file: Path | None = None
+        self._trace: torch.profiler.profile | None = None
+        self._num_steps = 0
+
+    def start(self, prefix: str | None, rank: int) -> None:
+        """Begin a trace (after `delay_iterations` steps). Raises ProfilerAlreadyActive."""
+        if self._file is not None:
+            raise ProfilerAlreadyActive("A trace was started; call stop_profile() first.")
+        folder = Path(self._config.torch_profiler_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        ending = "json.gz" if self._config.torch_profiler_use_gzip else "json"
+        name = f"{prefix or 'quire'}_rank{rank}_{time.time_ns()}.pt.trace.{ending}"
+        self._file, self._num_steps = folder / name, 0
+        if self._config.delay_iterations == 0:
+            self._begin()
+
+    def stop(self) -> Path | None:
+        """End the trace and write it; its file, or None when no step was traced."""
+        file, self._file = self._file, None
+        self._end(file)
+        return file if file is not None and file.exists() else None
+
+    @contextmanager
+    def step(self, step_id: int, num_tokens: int) -> Iterator[None]:
+        """Mark one step in the trace, which begins and ends between steps."""
+        if self._file is None:
+            yield
+            return
+        config = self._config
+        if self._num_steps == config.delay_iterations and self._trace is None:
+            self._begin()
+        with torch.profiler.record_function(f"step {step_id}: {num_tokens} tokens"):
+            yield
+        self._num_steps += 1
+        if self._num_steps == config.delay_iterations + config.max_iterations:
+            self._end(self._file)
+
+    def _begin(self) -> None:
+        config = self._config
+        self._trace = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            record_shapes=config.torch_profiler_record_shapes,
+            profile_memory=config.torch_profiler_with_memory,
+            with_stack=config.torch_profiler_with_stack,
+            with_flops=config.torch_profiler_with_flops,
+        )
+        self._trace.start()
+
+    def _end(self, file: Path | None) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.stop()
+            trace.export_chrome_trace(str(file))
