@@ -1,100 +1,11 @@
-"""The core's loop over a model without tensors: order, overlap, failing requests and steps."""
+"""The core's loop over a model without tensors: order, overlap, requests that cannot run."""
 
 import pytest
+from core_over_hashes import drain, expected, make_core, request
 
-from quire.engine.core import EngineCore
-from quire.engine.protocol import EngineCoreRequest, FinishReason
+from quire.engine.protocol import FinishReason
 from quire.engine.utility import perform
-from quire.params import SamplingParams
-from quire.runner.step_output import StepOutput
 from quire.scheduling import invariants
-from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
-from quire.testing.hash_model import HashRunner, oracle
-
-VOCAB = 50
-
-
-class FakeStep:
-    def __init__(self, run):
-        self._run = run
-
-    def sample(self, mask=None):
-        self._output = StepOutput(self._run())
-
-    def result(self):
-        return self._output
-
-
-class FakeExecutor:
-    """Runs plans on the hash model; `fail` is called with every plan and may raise."""
-
-    def __init__(self, runner, fail=lambda plan: None, host_ids=False):
-        self.runner = runner
-        self.fail = fail
-        self.host_ids = host_ids
-        self.num_launched = 0
-
-    def launch(self, plan):
-        self.num_launched += 1
-        self.fail(plan)
-        return FakeStep(lambda: self.runner.execute(plan))
-
-    def needs_host_ids(self, params):
-        return self.host_ids
-
-    def collective_rpc(self, method, args, kwargs):
-        return []
-
-    def shutdown(self):
-        self.runner = None
-
-
-def make_core(*, depth=1, fail=lambda plan: None, host_ids=False, **config):
-    facts = {
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 16,
-        "max_model_len": 40,
-        "block_size": 4,
-        "num_blocks": 24,
-        **config,
-    }
-    scheduler = Scheduler(SchedulerConfig(**facts))
-    runner = HashRunner(
-        num_blocks=facts["num_blocks"], block_size=facts["block_size"], vocab_size=VOCAB
-    )
-    return EngineCore(scheduler, FakeExecutor(runner, fail, host_ids), depth=depth)
-
-
-def request(handle, length=6, max_tokens=10):
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return EngineCoreRequest(
-        handle, list(range(1, length + 1)), params, seed=handle, arrival_time=0
-    )
-
-
-def expected(handle, length=6, max_tokens=10):
-    ids = []
-    while len(ids) < max_tokens:  # the oracle stops at EOS, which these requests ignore
-        ids += oracle(
-            [*range(1, length + 1), *ids], seed=handle, num_tokens=max_tokens - len(ids),
-            windows=(None,), vocab_size=VOCAB,
-        )  # fmt: skip
-    return ids
-
-
-def drain(core):
-    tokens, ends = {}, {}
-    while core.has_work:
-        out = core.step()
-        invariants.check(core.scheduler)
-        for handle, token in zip(out.handles, out.token_ids, strict=True):
-            tokens.setdefault(handle, []).append(token)
-        for end in out.finished:
-            assert end.handle not in ends, "a request ended twice"
-            ends[end.handle] = end
-    invariants.check_idle(core.scheduler)
-    return tokens, ends
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -118,28 +29,6 @@ def test_a_second_step_is_launched_before_the_first_is_read():
     plain.add_request(request(0))
     plain.step()
     assert plain.executor.num_launched == 1
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("when", range(8))
-def test_a_step_that_fails_ends_its_requests_and_no_others(depth, when):
-    launched = []
-
-    def fail(plan):
-        launched.append(plan)
-        if len(launched) == when + 1:
-            raise RuntimeError("the kernel broke")
-
-    core = make_core(depth=depth, fail=fail, max_num_seqs=2)
-    for handle in range(4):
-        core.add_request(request(handle))
-    tokens, ends = drain(core)
-    assert len(ends) == 4
-    failed = {h for h, e in ends.items() if e.reason is FinishReason.ERROR}
-    assert 1 <= len(failed) <= 2
-    assert all("the kernel broke" in ends[h].message for h in failed)
-    for handle in set(range(4)) - failed:
-        assert tokens[handle] == expected(handle)
 
 
 def test_a_request_that_can_never_run_ends_alone():

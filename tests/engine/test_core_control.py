@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import psutil
 import pytest
-from test_core import drain, expected, make_core, request
+from core_over_hashes import drain, expected, make_core, request
 
 from quire.config.engine_args import EngineArgs
 from quire.engine.builder import build_core

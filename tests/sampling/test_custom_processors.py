@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from quire.errors import InvalidParameter
 from quire.params import SamplingParams
+from quire.runner.faults import ProcessorFailure
 from quire.runner.sampling import (
     AdapterLogitsProcessor,
     LogitsProcessor,
@@ -224,7 +225,7 @@ def test_a_failed_update_is_told_anew(when):
     logits = np.zeros((4, VOCAB), np.float32)
     bench.sample([0, 1, 2, 3], logits)
     processor.stumble = True
-    with pytest.raises(RuntimeError, match="once"):
+    with pytest.raises(ProcessorFailure, match="RuntimeError: once"):
         bench.sample([3, 1], logits[:2])
     processor.stumble = False
     bench.sample([2, 3], logits[:2])
@@ -323,7 +324,9 @@ def test_a_wrong_result_of_a_batch_processor_is_named():
 
     bench = Bench(VOCAB, processors=[make(Forgetful)])
     bench.add(0, Request(SamplingParams(), [1], []))
-    with pytest.raises(TypeError, match=r"Forgetful.apply must return logits of shape \(1, 40\)"):
+    with pytest.raises(
+        ProcessorFailure, match=r"Forgetful.apply must return logits of shape \(1, 40\)"
+    ):
         bench.sample([0], np.zeros((1, VOCAB), np.float32))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.engine.core_control import CoreControl
+from quire.engine.fault_boundary import FaultBoundary, GuardedStep
 from quire.engine.protocol import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -26,12 +27,12 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
-from quire.executor.abstract import Executor, LaunchedStep
+from quire.errors import EngineDeadError, RequestError
+from quire.executor.abstract import Executor
 from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import StepOutputs
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.step import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """A scheduler and an executor, stepped by whoever holds the core.
 
-    A failure that concerns one request ends that request with an error; a step that fails as a
-    whole ends the requests in it. Neither raises out of `step`.
+    A failure that concerns one request ends that request with an error, the others do not notice
+    (engine/fault_boundary.py). Only a device that takes no step at all raises out of `step`.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class EngineCore:
         self._depth = depth
         self._log_stats = log_stats
         self._clock = clock
-        self._steps: deque[tuple[StepPlan, LaunchedStep | Exception]] = deque()
+        self._boundary = FaultBoundary(executor)
+        self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self.control = CoreControl(scheduler, executor, abort_all=self._abort_all)
         """What a front end may ask for beside requests (engine/utility.py)."""
@@ -80,9 +82,13 @@ class EngineCore:
                     prompt_logprobs_done=request.prompt_logprobs_done,
                 )
             )
-        except ValueError as error:
-            reason = FinishReason.ERROR
-            self._refused.append(Finished(request.handle, reason, message=str(error)))
+        except RequestError as error:
+            self._refuse(request.handle, str(error))
+        except EngineDeadError:
+            raise
+        except Exception:
+            logger.exception("request %d was not taken", request.handle)
+            self._refuse(request.handle, "the request could not be taken in")
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """End requests without an output; handles that have ended already are left alone."""
@@ -100,11 +106,10 @@ class EngineCore:
             plan = self.scheduler.schedule(self._clock())
             if plan is None:
                 break
-            self._steps.append((plan, self._launch(plan)))
+            self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             return self._outputs(StepOutputs(), None)
-        plan, launched = self._steps.popleft()
-        brought = self._read(plan, launched)
+        brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
         self.control.settle()
         return outputs
@@ -121,28 +126,14 @@ class EngineCore:
             self.scheduler.abort(handle)
             self._refused.append(Finished(handle, FinishReason.ABORT))
 
-    def _launch(self, plan: StepPlan) -> LaunchedStep | Exception:
-        try:
-            step = self.executor.launch(plan)
-            step.sample()
-        except Exception as error:
-            return error
-        return step
-
-    def _read(self, plan: StepPlan, launched: LaunchedStep | Exception) -> StepOutput:
-        if not isinstance(launched, Exception):
-            try:
-                return launched.result()
-            except Exception as error:
-                launched = error
-        logger.error("step %d failed", plan.step_id, exc_info=launched)
-        text = f"the step failed: {type(launched).__name__}: {launched}"
-        rows = [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
-        errors = dict.fromkeys(rows, text)
-        return StepOutput(StepResult(plan.step_id, [0] * len(plan.sampled_rows), errors=errors))
+    def _refuse(self, handle: int, text: str) -> None:
+        self._refused.append(Finished(handle, FinishReason.ERROR, message=text))
 
     def _outputs(self, learned: StepOutputs, brought: StepOutput | None) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []
+        for end in learned.endings:
+            if end.fault is not None:
+                logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
         return EngineCoreOutputs(
             handles=list(learned.handles),
             token_ids=list(learned.token_ids),

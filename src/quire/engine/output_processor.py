@@ -200,7 +200,7 @@ class OutputProcessor:
     def _failed(self, state: RequestState, error: Exception) -> RequestOutput | None:
         request_id = state.group.request_id
         logger.error("Request %s failed in the front end.", request_id, exc_info=error)
-        return state.failed(f"The output could not be processed: {type(error).__name__}.")
+        return state.failed("the output could not be put together; the engine's log says why")
 
     def _forget(self, state: RequestState) -> None:
         del self._states[state.handle]

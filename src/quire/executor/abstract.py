@@ -23,7 +23,12 @@ class Executor(Protocol):
     """Workers that run one step at a time, each on its device."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start a step; steps run in the order of the calls."""
+        """Start a step; steps run in the order of the calls.
+
+        As long as `sample` has not returned, the step may be launched again with some of the plan's
+        tokens and the same id: its changes of rows are made once, its tokens' K/V is written anew.
+        A plan without tokens only changes rows. Raises RowFailures for rows that cannot run.
+        """
         ...
 
     def needs_host_ids(self, params: SamplingParams) -> bool:

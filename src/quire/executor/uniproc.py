@@ -8,7 +8,7 @@ from typing import Any
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.executor.worker import Worker
 from quire.params import SamplingParams
-from quire.runner.runner import Step
+from quire.runner.runner import NoTokens, Step
 from quire.scheduling.step import StepPlan
 
 
@@ -25,7 +25,7 @@ class UniprocExecutor:
             raise EngineDeadError("The engine was closed; make a new one.")
         return self._worker
 
-    def launch(self, plan: StepPlan) -> Step:
+    def launch(self, plan: StepPlan) -> Step | NoTokens:
         return self.worker.launch(plan)
 
     def needs_host_ids(self, params: SamplingParams) -> bool:

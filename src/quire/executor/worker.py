@@ -9,7 +9,7 @@ from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
 from quire.models.decoder import DecoderModel
 from quire.runner.residence import Residence
-from quire.runner.runner import ModelRunner, Step
+from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.scheduling.step import StepPlan
 
 
@@ -34,7 +34,7 @@ class Worker:
         self._profiler = profiler
         self._on_close = on_close
 
-    def launch(self, plan: StepPlan) -> Step:
+    def launch(self, plan: StepPlan) -> Step | NoTokens:
         """Start a step on this device."""
         if self._profiler is None:
             return self.model_runner.launch(plan)

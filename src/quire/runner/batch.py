@@ -77,8 +77,8 @@ class BatchBuilder:
 
     def _decode(self, decode_rows: Sequence[int]) -> np.ndarray:
         if decode_rows is not self._decode_list:
-            self._decode_list = decode_rows
             self._decode_rows = np.asarray(decode_rows, dtype=np.int64)
+            self._decode_list = decode_rows
         return self._decode_rows
 
     def _batch(

@@ -4,6 +4,7 @@ output.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ from quire.runner.sampling import LogprobColumns, Sampler
 from quire.runner.step_output import PromptColumns
 from quire.scheduling.step import NewRow
 
+logger = logging.getLogger(__name__)
+
 _MAX_LOGITS = 1 << 23
 """Logits computed at once (32 MiB): bounds what a request for prompt logprobs adds to a step."""
 
@@ -25,7 +28,8 @@ _MAX_LOGITS = 1 << 23
 @dataclass(slots=True)
 class _Pending:
     num_top: int
-    pieces: list[LogprobColumns] = field(default_factory=list)
+    pieces: dict[int, LogprobColumns] = field(default_factory=dict)
+    """By first position, so that a step that runs again replaces what it brought."""
 
 
 class PromptLogprobs:
@@ -50,27 +54,45 @@ class PromptLogprobs:
     def remove_row(self, row: int) -> None:
         self._pending.pop(row, None)
 
-    def collect(self, inputs: StepInputs, hidden: Tensor, rows: Rows) -> list[PromptColumns]:
-        """Describe the step's prompt tokens; returns the prompts that are complete now.
+    def collect(
+        self, inputs: StepInputs, hidden: Tensor, rows: Rows
+    ) -> tuple[dict[int, PromptColumns], dict[int, str]]:
+        """Describe the step's prompt tokens -> by row: the prompts that are complete now, and what
+        went wrong.
 
-        Runs before the rows' counts move on to the end of the step.
+        Runs before the rows' counts move on to the end of the step, and again if the step does; a
+        complete prompt is forgotten by `remove_row`.
         """
+        done: dict[int, PromptColumns] = {}
+        errors: dict[int, str] = {}
         if not self._pending:
-            return []
-        done = []
+            return done, errors
         for index, row in enumerate(inputs.rows.tolist()):
             pending = self._pending.get(row)
             if pending is None:
                 continue
-            first = int(rows.num_computed[row])
-            count = int(inputs.counts[index])
-            last = int(rows.num_prompt[row]) - 1
-            start = int(inputs.starts[index])
-            described = min(count, last - first)
-            self._describe(pending, hidden[start:], rows.token_ids[row], first, described)
-            if first + count > last:
-                done.append(self._finish(row, int(rows.handles[row])))
-        return done
+            try:
+                found = self._collect_row(pending, inputs, index, hidden, rows)
+            except Exception:
+                logger.exception("the prompt logprobs of row %d failed", row)
+                errors[row] = "the prompt's log-probabilities could not be computed"
+            else:
+                if found is not None:
+                    done[row] = found
+        return done, errors
+
+    def _collect_row(
+        self, pending: _Pending, inputs: StepInputs, index: int, hidden: Tensor, rows: Rows
+    ) -> PromptColumns | None:
+        row = int(inputs.rows[index])
+        first, count = int(rows.num_computed[row]), int(inputs.counts[index])
+        last = int(rows.num_prompt[row]) - 1
+        tokens = rows.token_ids[row]
+        described = min(count, last - first)
+        self._describe(pending, hidden[int(inputs.starts[index]) :], tokens, first, described)
+        if first + count <= last:
+            return None
+        return self._joined(pending, int(rows.handles[row]))
 
     def _describe(
         self, pending: _Pending, hidden: Tensor, ids: Tensor, first: int, count: int
@@ -80,11 +102,11 @@ class PromptLogprobs:
             end = min(count, start + self._step)
             logits = self._model.logits(hidden[start:end])
             targets = ids[first + start + 1 : first + end + 1].long()
-            pending.pieces.append(self._sampler.prompt_logprobs(logits, targets, pending.num_top))
+            piece = self._sampler.prompt_logprobs(logits, targets, pending.num_top)
+            pending.pieces[first + start] = piece
 
-    def _finish(self, row: int, handle: int) -> PromptColumns:
-        pieces = self._pending.pop(row).pieces
-        array = self._device.array
+    def _joined(self, pending: _Pending, handle: int) -> PromptColumns:
+        pieces, array = list(pending.pieces.values()), self._device.array
         if not pieces:  # a prompt of one token
             none = np.zeros((0, 1))
             return PromptColumns(

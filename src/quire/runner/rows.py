@@ -7,21 +7,25 @@ that are told of every row that comes and goes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from quire.runner.device import CpuDevice
+from quire.runner.faults import RowFailures
 from quire.scheduling.step import NewBlocks, NewRow, StepPlan
+
+logger = logging.getLogger(__name__)
 
 
 class RowPart(Protocol):
     """State of a feature that lives as long as a request has its row."""
 
     def add_row(self, row: NewRow) -> None:
-        """A request enters `row.row`, fresh or resumed."""
+        """A request enters `row.row`, fresh or resumed. If this raises, nothing is kept."""
         ...
 
     def remove_row(self, row: int) -> None:
@@ -58,20 +62,49 @@ class Rows:
         self.handles = np.full(num_rows, -1, dtype=np.int64)
         width = -(-max_len // block_size)
         self.tables = [np.zeros((num_rows, width), dtype=np.int32) for _ in range(num_groups)]
+        self._step_id = -1
+        self._broken: dict[int, str] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Bring the rows to where the plan's tokens start."""
+        """Bring the rows to where the plan's tokens start. A step that is run again, whole or in
+        parts, finds it done.
+
+        A row whose changes fail is broken until its request leaves. Raises RowFailures when the
+        plan computes tokens of broken rows, with all changes made.
+        """
+        if plan.step_id != self._step_id:
+            self._step_id = plan.step_id
+            self._change(plan)
+        if self._broken:
+            planned = [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
+            errors = {row: self._broken[row] for row in planned if row in self._broken}
+            if errors:
+                raise RowFailures(errors)
+
+    def write(self, rows: np.ndarray, token_ids: Tensor) -> None:
+        """Put down the rows' newest ids [R] int64, on the device; they count after `advance`."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids.to(self.token_ids.dtype)
+
+    def advance(self, rows: np.ndarray, counts: np.ndarray, sampled: np.ndarray) -> None:
+        """The step is done: `rows` computed `counts` tokens, `sampled` have one more."""
+        self.num_tokens[sampled] += 1
+        self.num_computed[rows] += counts
+
+    def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:
             self._remove(row)
+            self._broken.pop(row, None)  # whatever went wrong was the old request's
         for new in plan.added:
-            self._add(new)
+            self._try(new.row, self._add, new)
         for grown in plan.new_blocks:
-            self._append_blocks(grown)
+            self._try(grown.row, self._append_blocks, grown)
 
-    def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """The rows' newest ids [R] int64, still on the device."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids.to(self.token_ids.dtype)
-        self.num_tokens[rows] += 1
+    def _try(self, row: int, change: Callable[[Any], None], what: Any) -> None:
+        try:
+            change(what)
+        except Exception:
+            logger.exception("row %d could not be changed", row)
+            self._broken[row] = "the request could not be taken into the batch"
 
     def _add(self, new: NewRow) -> None:
         row = new.row
@@ -83,15 +116,23 @@ class Rows:
         self.num_prompt[row] = new.num_prompt_tokens
         for table, blocks in zip(self.tables, new.block_ids, strict=True):
             table[row, : len(blocks)] = blocks
-        for part in self.parts:
-            part.add_row(new)
+        added: list[RowPart] = []
+        try:
+            for part in self.parts:
+                part.add_row(new)
+                added.append(part)
+        except BaseException:
+            self.handles[row] = -1
+            for part in added:
+                part.remove_row(row)
+            raise
 
     def _remove(self, row: int) -> None:
         """A row that never reached the runner may be removed too: its request left before."""
         if self.handles[row] >= 0:
             self.handles[row] = -1
             for part in self.parts:
-                part.remove_row(row)
+                self._try(row, part.remove_row, row)
 
     def _append_blocks(self, grown: NewBlocks) -> None:
         end = grown.first + len(grown.block_ids)

@@ -11,6 +11,7 @@ one form serves plain stepping, overlap and late grammar masks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,27 +38,46 @@ class Step:
         self._plan = plan
         self._inputs = inputs
         self._hidden = hidden
-        self._sampled: SamplerOutput | None = None
-        self._prompts: list[PromptColumns] = []
+        self._ending: StepEnding | None = None
 
     def sample(self, mask: Tensor | None = None) -> None:
         """Draw the sampled rows' tokens; `mask` [M, ceil(V/32)] int32 is the grammar's bitmask."""
-        self._sampled, self._prompts = self._runner.finish(self._inputs, self._hidden, mask)
+        self._ending = self._runner.finish(self._inputs, self._hidden, mask)
 
     def result(self) -> StepOutput:
         """Wait for the ids and bring them to the host."""
-        sampled = self._sampled
-        assert sampled is not None, "result() comes after sample()"
-        rows = self._inputs.sampled.tolist()
+        ending = self._ending
+        assert ending is not None, "result() comes after sample()"
+        sampled, rows = ending.sampled, self._inputs.sampled.tolist()
+        errors = {rows[index]: text for index, text in sampled.errors.items()}
         return StepOutput(
-            StepResult(
-                step_id=self._plan.step_id,
-                token_ids=sampled.token_ids.tolist(),
-                errors={rows[index]: text for index, text in sampled.errors.items()},
-            ),
+            StepResult(self._plan.step_id, sampled.token_ids.tolist(), errors | ending.errors),
             logprobs=sampled.logprobs,
-            prompt_logprobs=self._prompts,
+            prompt_logprobs=ending.prompts,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnding:
+    """What sampling brought; `errors` by row are those of rows that have no token to blame."""
+
+    sampled: SamplerOutput
+    prompts: list[PromptColumns]
+    errors: dict[int, str]
+
+
+class NoTokens:
+    """A step of a plan without tokens, which only changed rows."""
+
+    def __init__(self, step_id: int) -> None:
+        self._step_id = step_id
+
+    def sample(self, mask: Tensor | None = None) -> None:
+        """There is nothing to draw."""
+
+    def result(self) -> StepOutput:
+        """There are no ids."""
+        return StepOutput(StepResult(self._step_id, []))
 
 
 class ModelRunner:
@@ -83,36 +103,54 @@ class ModelRunner:
         self._batches = batches
         self._forward = model.forward if forward is None else forward
         self._prompt_logprobs = PromptLogprobs(model, sampler, device, model.spec.vocab)
+        self._prepared = -1
         rows.parts += [SamplerRows(sampler), self._prompt_logprobs]
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Step:
-        """Start a step: bring the rows up to date, run the model over the plan's tokens."""
+    def launch(self, plan: StepPlan) -> Step | NoTokens:
+        """Start a step: bring the rows up to date, run the model over the plan's tokens.
+
+        Until `finish` has returned, the rows stand where the tokens start and K/V is written only
+        behind that, so that a step that failed can be launched again, whole or in parts. Raises
+        RowFailures for rows that cannot run.
+        """
         self.rows.apply(plan)
+        if not plan.num_tokens:
+            return NoTokens(plan.step_id)
+        if plan.step_id != self._prepared:
+            self._prepare(plan)
+        inputs = self._batches.build(plan)
+        return Step(self, plan, inputs, self._forward(inputs.batch))
+
+    def _prepare(self, plan: StepPlan) -> None:
+        """What a step does to blocks before it computes: once, however often it is launched."""
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:
             self.kv_cache.zero(plan.zero_blocks)
-        inputs = self._batches.build(plan)
-        return Step(self, plan, inputs, self._forward(inputs.batch))
+        self._prepared = plan.step_id
 
     @torch.inference_mode()
-    def finish(
-        self, inputs: StepInputs, hidden: Tensor, mask: Tensor | None
-    ) -> tuple[SamplerOutput, list[PromptColumns]]:
-        """Sample behind the hidden states [T, C] of a step, and move the rows on to its end."""
+    def finish(self, inputs: StepInputs, hidden: Tensor, mask: Tensor | None) -> StepEnding:
+        """Sample behind the hidden states [T, C] of a step, and move the rows on to its end.
+
+        If it raises, nothing has moved.
+        """
         rows = self.rows
-        prompts = self._prompt_logprobs.collect(inputs, hidden, rows)
+        prompts, errors = self._prompt_logprobs.collect(inputs, hidden, rows)
         if len(inputs.sampled):
             logits = self.model.logits(hidden[inputs.last])
             positions = rows.num_tokens[inputs.sampled]
             sampled = self.sampler.sample(logits, inputs.sampled, positions, mask)
-            rows.append(inputs.sampled, sampled.token_ids)
-            self.sampler.commit(sampled, inputs.sampled)
+            rows.write(inputs.sampled, sampled.token_ids)
         else:
             sampled = SamplerOutput(torch.zeros(0, dtype=torch.int64))
-        rows.num_computed[inputs.rows] += inputs.counts
-        return sampled, prompts
+        # Nothing from here on raises.
+        rows.advance(inputs.rows, inputs.counts, inputs.sampled)
+        self.sampler.commit(sampled, inputs.sampled)
+        for row in prompts:
+            self._prompt_logprobs.remove_row(row)
+        return StepEnding(sampled, list(prompts.values()), errors)
 
 
 class SamplerRows:

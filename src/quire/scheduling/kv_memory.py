@@ -44,6 +44,11 @@ class KVMemory:
         """The most blocks that one request of this length holds at once."""
         return sum(group.num_needed(num_tokens, chunk) for group in self.groups)
 
+    def name(self, request: Request) -> None:
+        """Compute the keys of the request's full blocks, so that this cannot fail in a step."""
+        if self.enable_prefix_caching:
+            extend_keys(request, self.block_size, request.num_tokens // self.block_size)
+
     # Admission
 
     def hit(self, request: Request) -> int:

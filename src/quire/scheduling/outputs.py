@@ -15,12 +15,15 @@ from quire.scheduling.step_record import StepRecord
 
 @dataclass(slots=True)
 class Ending:
-    """A request's final state; `message` says what went wrong when the reason is ERROR."""
+    """A request's final state; `message` says what went wrong when the reason is ERROR, `fault` is
+    for the log.
+    """
 
     handle: int
     reason: Reason
     stop_reason: int | str | None = None
     message: str | None = None
+    fault: Exception | None = None
 
 
 @dataclass(slots=True)

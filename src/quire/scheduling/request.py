@@ -5,6 +5,7 @@ scheduler alone.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.params import SamplingParams
@@ -61,6 +62,8 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = 0
     """Prompt and output together; set by `Scheduler.add` from max_tokens and the model's length."""
+    stop_ids: Sequence[int] = ()
+    """The ids that can end it; set by `Scheduler.add`."""
     state: State = State.WAITING
     order: int = 0
     """Rank of arrival, the tie-break of every policy."""

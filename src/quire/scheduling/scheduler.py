@@ -16,6 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Collection
 
+from quire.errors import RequestError
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.kv_memory import KVMemory
 from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
@@ -24,7 +25,7 @@ from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import Chunk, StepPlan, StepResult
 from quire.scheduling.step_record import ScheduledChunk, StepRecord
-from quire.scheduling.stop import Stop, StopWatch, check_stop
+from quire.scheduling.stop import Stop, StopWatch, check_stop, stop_ids
 
 
 class Scheduler:
@@ -68,18 +69,20 @@ class Scheduler:
     # ---- requests come and go
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError when it could not run even alone (the caller checks
-        lengths first).
+        """Queue a request. Raises RequestError when it could not run even alone (the caller checks
+        lengths first); what else a request can raise by its contents it raises here, too.
         """
         if request.num_tokens < 1 or request.num_tokens >= self.config.max_model_len + 1:
-            raise ValueError(f"a request of {request.num_tokens} tokens cannot be scheduled")
+            raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
         self._set_length(request)
         needed = self.memory.num_needed(request.max_total_tokens, self._least_chunk(request))
         if needed > self.config.num_blocks - 1:
-            raise ValueError(
+            raise RequestError(
                 f"a request of up to {request.max_total_tokens} tokens needs {needed} KV blocks, "
                 f"the cache has {self.config.num_blocks - 1}"
             )
+        request.stop_ids = stop_ids(request)
+        self.memory.name(request)
         request.order = self._num_arrived
         self._num_arrived += 1
         self.requests[request.handle] = request
@@ -137,9 +140,7 @@ class Scheduler:
                 self._confirm(chunk, out)
         self._end_stopped(step, out, gone)
         for handle, text in failed.items():
-            request = self.requests[handle]
-            self._end(request)
-            out.endings.append(Ending(handle, Reason.ERROR, None, text))
+            self._fail(self.requests[handle], text, out)
         return out
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
@@ -334,7 +335,11 @@ class Scheduler:
         for request in suspects:
             if request.handle in gone or not request.is_decoding:
                 continue
-            stop = check_stop(request)
+            try:
+                stop = check_stop(request)
+            except Exception as error:
+                self._fail(request, "it could not be told whether its output ends here", out, error)
+                continue
             if stop is None:
                 continue
             ending = self._rest(request, stop) if request.resumable else self._stop(request, stop)
@@ -386,6 +391,14 @@ class Scheduler:
             self.waiting.remove(request)
         request.state = State.FINISHED
         del self.requests[request.handle]
+
+    def _fail(
+        self, request: Request, text: str, out: StepOutputs, fault: Exception | None = None
+    ) -> None:
+        """End a request with an error; of its blocks nothing more becomes findable."""
+        request.num_confirmed_tokens, request.is_decoding = 0, False
+        self._end(request)
+        out.endings.append(Ending(request.handle, Reason.ERROR, None, text, fault))
 
     def _preempt(self, request: Request) -> None:
         """Take row and blocks; the request starts over behind whatever of it stays cached, its

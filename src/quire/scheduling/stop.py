@@ -50,11 +50,11 @@ class StopWatch:
 
     def add(self, request: Request) -> None:
         """The request runs."""
-        self._counts.update(stop_ids(request))
+        self._counts.update(request.stop_ids)
 
     def remove(self, request: Request) -> None:
         """The request, which was added, runs no more."""
-        for token in stop_ids(request):
+        for token in request.stop_ids:
             self._counts[token] -= 1
             if self._counts[token] == 0:
                 del self._counts[token]

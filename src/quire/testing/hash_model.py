@@ -79,11 +79,24 @@ class HashRunner:
         # All groups share the pool: a block id belongs to one group at a time.
         self._slots = [[self.UNWRITTEN] * block_size for _ in range(num_blocks)]
         self._rows: dict[int, _Row] = {}
+        self._step_id = -1
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Sampled ids stay in the rows too, as on a device, so a later plan needs no
-        ids.
+        ids. The changes of a step that is run in parts are made with its first part.
         """
+        if plan.step_id != self._step_id:
+            self._step_id = plan.step_id
+            self._change(plan)
+        # All K/V of a step is written before any of it is read, as in a batched attention.
+        for row in plan.decode_rows:
+            self._write(self._rows[row], 1)
+        for chunk in plan.chunks:
+            self._write(self._rows[chunk.row], chunk.num_tokens)
+        ids = [self._sample(self._rows[row]) for row in plan.sampled_rows]
+        return StepResult(plan.step_id, ids)
+
+    def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:
             self._rows.pop(row, None)
         for new in plan.added:
@@ -95,13 +108,6 @@ class HashRunner:
             table += grown.block_ids
         for source, target in plan.copies:
             self._slots[target] = list(self._slots[source])
-        # All K/V of a step is written before any of it is read, as in a batched attention.
-        for row in plan.decode_rows:
-            self._write(self._rows[row], 1)
-        for chunk in plan.chunks:
-            self._write(self._rows[chunk.row], chunk.num_tokens)
-        ids = [self._sample(self._rows[row]) for row in plan.sampled_rows]
-        return StepResult(plan.step_id, ids)
 
     def _write(self, row: _Row, count: int) -> None:
         size = self.block_size

@@ -1,6 +1,6 @@
 """From logits to token ids: the sampler, its parts, and custom logits processors."""
 
-from quire.runner.sampling.columns import LogprobColumns, SamplerOutput
+from quire.runner.sampling.columns import LogprobColumns, SamplerOutput, join_columns
 from quire.runner.sampling.loading import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logits_processor import (
     AdapterLogitsProcessor,
@@ -25,6 +25,7 @@ __all__ = [
     "SamplerOutput",
     "TokenHistory",
     "find_logits_processors",
+    "join_columns",
     "make_logits_processors",
     "process_dict_updates",
 ]

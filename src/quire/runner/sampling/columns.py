@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -61,3 +62,19 @@ def to_columns(entries: dict[int, LogprobEntry]) -> LogprobColumns:
         values[m, : counts[m]] = entry.values
     ranks = torch.tensor([entry.rank for entry in entries.values()], dtype=torch.int32)
     return LogprobColumns(list(entries), token_ids, values, ranks.to(like.device), counts)
+
+
+def join_columns(parts: Sequence[LogprobColumns]) -> LogprobColumns:
+    """The entries of all parts (not empty), one after the other."""
+    width = max(part.token_ids.shape[1] for part in parts)
+    return LogprobColumns(
+        index=[index for part in parts for index in part.index],
+        token_ids=torch.cat([_widened(part.token_ids, width, PAD_ID) for part in parts]),
+        values=torch.cat([_widened(part.values, width, -torch.inf) for part in parts]),
+        ranks=torch.cat([part.ranks for part in parts]),
+        counts=[count for part in parts for count in part.counts],
+    )
+
+
+def _widened(columns: Tensor, width: int, padding: float) -> Tensor:
+    return torch.nn.functional.pad(columns, (0, width - columns.shape[1]), value=padding)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from quire.params import SamplingParams
+from quire.runner.faults import ProcessorFailure
 from quire.runner.sampling.batch_update import Layout, Member
 from quire.runner.sampling.logits_processor import AdapterLogitsProcessor, LogitsProcessor
 
@@ -57,14 +58,19 @@ class CustomProcessors:
         return not all(processor.is_argmax_invariant() for processor in self._processors)
 
     def apply(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, dict[int, str]]:
-        """Run all processors on logits [R, V] (may be edited) -> logits [R, V], errors by index."""
+        """Run all processors on logits [R, V] (may be edited) -> logits [R, V], errors by index.
+
+        Raises ProcessorFailure for a failure that names no row; a later call starts afresh.
+        """
         members = [self._members[row] for row in rows]
         errors: dict[int, str] = {}
         for processor, layout in zip(self._processors, self._layouts, strict=True):
-            update = layout.update_to(members)
-            processor.update_state(update)
-            layout.settle(members)
-            logits = _same_shape(processor.apply(logits), logits, processor)
+            try:
+                processor.update_state(layout.update_to(members))
+                layout.settle(members)
+                logits = _same_shape(processor.apply(logits), logits, processor)
+            except Exception as error:
+                raise ProcessorFailure(error) from error
             if isinstance(processor, AdapterLogitsProcessor):
                 errors |= processor.errors
         return logits, errors

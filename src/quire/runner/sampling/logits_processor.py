@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.params import SamplingParams
+from quire.runner.faults import processor_text
 
 RequestLogitsProcessor = (
     Callable[[list[int], Tensor], Tensor] | Callable[[list[int], list[int], Tensor], Tensor]
@@ -51,8 +52,9 @@ class BatchUpdate:
 class LogitsProcessor(ABC):
     """Edits the logits of the whole batch, after penalties and bad words and before temperature.
 
-    In each step `update_state`, then `apply`. An exception in either fails the step; a processor
-    whose rows are independent should rather be an `AdapterLogitsProcessor`.
+    In each step `update_state`, then `apply`. If either raises, the step is run again in parts
+    until the request for which it raises is alone, and that one fails. A processor whose rows are
+    independent should rather be an `AdapterLogitsProcessor`.
     """
 
     @classmethod
@@ -119,7 +121,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
             try:
                 logits[index] = _checked(process(logits[index]), logits[index])
             except Exception as error:
-                self.errors[index] = f"a logits processor failed: {type(error).__name__}: {error}"
+                self.errors[index] = processor_text(error)
         return logits
 
     def _bind(

@@ -7,6 +7,7 @@ part edits it, and computed from itself alone.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from quire.runner.sampling.picking import (
     pick_largest,
     pick_unfiltered,
 )
+
+logger = logging.getLogger(__name__)
 
 _ENTRIES_TOGETHER = 2**17
 """How many logits are worked on at once: half a MiB stays in a core's cache."""
@@ -142,8 +145,8 @@ class Sampler:
         positions are the indices, in prompt and output, of the tokens to be drawn. mask [R, ceil(V
         / 32)] int32 is the grammar's: applied to `logits` in place, the only change that is made to
         them. A row without a finite largest logit, or whose own processor fails, is an entry of
-        `errors`; the others do not notice. An exception of a processor for the whole batch is
-        raised as it is.
+        `errors`; the others do not notice. Raises ProcessorFailure where one for the whole batch
+        fails.
         """
         if mask is not None:
             apply_bitmask_(logits, mask)
@@ -156,13 +159,20 @@ class Sampler:
         return self._sample_rows(logits, rows, positions)
 
     def commit(self, output: SamplerOutput, rows: np.ndarray) -> None:
-        """The step succeeded: these are the rows' next tokens."""
-        if self._custom:
-            for index, (row, token_id) in enumerate(
-                zip(rows.tolist(), output.token_ids.tolist(), strict=True)
-            ):
-                if index not in output.errors:
+        """The step succeeded: these are the rows' next tokens. A row that cannot take its token
+        becomes an entry of `output.errors`; this does not raise.
+        """
+        if not self._custom:
+            return
+        for index, (row, token_id) in enumerate(
+            zip(rows.tolist(), output.token_ids.tolist(), strict=True)
+        ):
+            if index not in output.errors:
+                try:
                     self._custom.append(row, token_id)
+                except Exception:
+                    logger.exception("the sampled token of row %d was not kept", row)
+                    output.errors[index] = "the sampled token could not be kept"
 
     def prompt_logprobs(self, logits: Tensor, targets: Tensor, k: int) -> LogprobColumns:
         """Log-probabilities of prompt tokens.

@@ -1,0 +1,40 @@
+"""What goes wrong in a step, told so that it costs no more than it must: which rows, and in which
+words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_MAX_SHOWN = 200
+
+
+class RowFailures(Exception):
+    """Some of a plan's rows cannot run; the step may be launched again without them.
+
+    `errors` says for each of these rows what its request is told.
+    """
+
+    def __init__(self, errors: Mapping[int, str]) -> None:
+        super().__init__(f"rows {sorted(errors)} cannot run")
+        self.errors = dict(errors)
+
+
+class ProcessorFailure(Exception):
+    """A custom logits processor raised; the text is in its own words and fit to be shown."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(processor_text(error))
+
+
+def processor_text(error: Exception) -> str:
+    """What a request is told when the operator's own code raised `error`: its first line, without
+    addresses.
+    """
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # the text is code of theirs, too
+        lines = []
+    said = re.sub(r"0x[0-9a-fA-F]+", "0x...", lines[0])[:_MAX_SHOWN] if lines else ""
+    return f"a logits processor failed: {type(error).__name__}: {said}".removesuffix(": ")
