@@ -35,11 +35,6 @@ inline F32 load(const I8* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
-// The nearest whole numbers, at most 127 in size.
-inline void store(I8* p, F32 a) {
-    const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-}
 
 // 16 pairs: the first of each, and the second.
 inline void load_pairs(const BF16* p, F32& first, F32& second) {
@@ -77,13 +72,6 @@ inline F32 load(const I8* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
-inline void store(I8* p, F32 a) {
-    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
-    const __m256i in_order = _mm256_permute4x64_epi64(words, 0xd8);
-    const __m128i bytes =
-        _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-}
 
 inline void load_pairs(const BF16* p, F32& first, F32& second) {
     const auto* halves = reinterpret_cast<const __m256i*>(p);
@@ -115,10 +103,6 @@ inline F32 load(const I8* p) {
     F32 a;
     for (int i = 0; i < 16; ++i) a.v[i] = p[i].value;
     return a;
-}
-inline void store(I8* p, F32 a) {
-    const Ints numbers = __builtin_convertvector(nearest(a).v, Ints);
-    for (int i = 0; i < 16; ++i) p[i].value = static_cast<int8_t>(numbers[i]);
 }
 
 inline void load_pairs(const BF16* p, F32& first, F32& second) {

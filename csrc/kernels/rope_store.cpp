@@ -5,6 +5,7 @@
 
 #include "kernels/kv.hpp"
 #include "kernels/norm.hpp"
+#include "kernels/quantize.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -78,25 +79,17 @@ inline void store_key(const KVMemory& kv, char* head, int64_t offset, const E* x
     to[pairs * step + 1] = E{};  // products with it must stay finite
 }
 
-// 16 bytes at a time: x / scale, to nearest, where scale is a 127th of the largest. A value that is
-// not finite makes the scale NaN, so that it is not lost.
+// put(bytes, first, count) for 16 values at a time; the result is their scale.
 template <class E, class Put>
-inline float quantise(const E* x, int64_t dim, const Put& put_bytes) {
-    F32 most = splat(0);
-    each(dim, [&](auto lanes, int64_t i) {
-        const F32 v = get(lanes, x + i);
-        most = max(most, max(v, sub(splat(0), v)));
-    });
-    const float size = largest(most);
-    const float flaw =
-        total(dim, [&](auto lanes, int64_t i) { return mul(get(lanes, x + i), splat(0)); });
-    const F32 factor = splat(size > 0 ? 127.0f / size : 0.0f);
-    each(dim, [&](auto lanes, int64_t i) {
-        I8 bytes[kLanes];
-        store(bytes, mul(get(lanes, x + i), factor));
-        put_bytes(bytes, i, i + kLanes <= dim ? kLanes : dim - i);
-    });
-    return size / 127.0f + flaw;
+inline float quantize_vector(const E* x, int64_t dim, const Put& put_bytes) {
+    const Steps steps = byte_steps(range_of(x, dim));
+    for (int64_t i = 0; i < dim; i += kLanes) {
+        const int64_t count = dim - i < kLanes ? dim - i : kLanes;
+        int8_t bytes[kLanes];
+        quantize(x + i, count, steps.inverse, -127, 127, bytes);
+        put_bytes(bytes, i, count);
+    }
+    return steps.scale;
 }
 
 template <class E>
@@ -110,12 +103,12 @@ inline void store_slot(const KVMemory& kv, int64_t slot, int64_t k, const E* key
     }
     I8* to = key_of<I8>(kv, head, offset);
     key_scales_of(kv, head)[offset] =
-        quantise(key, dim, [&](const I8* bytes, int64_t first, int64_t count) {
-            for (int64_t i = 0; i < count; ++i) to[(first + i) * kv.tile] = bytes[i];
+        quantize_vector(key, dim, [&](const int8_t* bytes, int64_t first, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) to[(first + i) * kv.tile].value = bytes[i];
         });
     I8* row = value_of<I8>(kv, head, offset);
     value_scales_of(kv, head)[offset] =
-        quantise(value, dim, [&](const I8* bytes, int64_t first, int64_t count) {
+        quantize_vector(value, dim, [&](const int8_t* bytes, int64_t first, int64_t count) {
             __builtin_memcpy(row + first, bytes, count);
         });
 }

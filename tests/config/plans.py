@@ -21,6 +21,7 @@ def make_model(**changes):
         "vocab_size": 151_936,
         "kv_groups": (KVGroupFacts("full", None, 28),),
         "kv_values_per_token": 28 * 2 * 8 * 128,
+        "kv_vectors_per_token": 28 * 2 * 8,
         "length": ModelLength(40_960, 40_960, "max_position_embeddings of config.json"),
         "generation_config": {
             "temperature": 0.6,
@@ -61,6 +62,7 @@ def tiny():
         vocab_size=1024,
         kv_groups=(KVGroupFacts("full", None, 4),),
         kv_values_per_token=4 * 2 * 2 * 32,
+        kv_vectors_per_token=4 * 2 * 2,
         length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
         generation_config={},
         generation_config_source="the model has no generation_config.json",
@@ -80,6 +82,7 @@ def llama_8b():
         vocab_size=128_256,
         kv_groups=(KVGroupFacts("full", None, 32),),
         kv_values_per_token=32 * 2 * 8 * 128,
+        kv_vectors_per_token=32 * 2 * 8,
         length=ModelLength(131_072, 131_072, "max_position_embeddings of config.json"),
     )
 
@@ -98,6 +101,7 @@ def gemma_2b(dtype="float32"):
         vocab_size=256_000,
         kv_groups=(KVGroupFacts("full", None, 13), KVGroupFacts("sliding", 4096, 13)),
         kv_values_per_token=13 * 2 * 4 * 256,
+        kv_vectors_per_token=13 * 2 * 4,
         length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
         generation_config={},
         generation_config_source="the model has no generation_config.json",

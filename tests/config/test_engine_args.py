@@ -105,7 +105,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"compilation_config": 3},
         {"speculative_config": {"method": "ngram"}},
         {"limit_mm_per_prompt": {"image": 1}},
-        {"kv_cache_dtype": "fp8"},
     ],
     ids=str,
 )
@@ -139,6 +138,7 @@ def test_neutral_values_change_nothing_and_pass(neutral):
     [
         ({"dtype": "int8"}, InvalidParameter, "one of auto, half"),
         ({"quantization": "fp8"}, InvalidParameter, "Use 'int8' or 'int4'"),
+        ({"kv_cache_dtype": "fp8"}, InvalidParameter, "use 'int8'"),
         ({"dtype": 16}, InvalidType, "one of auto, half"),
         ({"max_num_seqs": 0}, InvalidParameter, "an integer >= 1"),
         ({"max_num_seqs": 2.0}, InvalidType, "an integer"),
@@ -218,7 +218,7 @@ def test_flags_of_each_form():
 
 
 def test_what_is_not_built_is_refused_on_the_command_line_too():
-    for words in (["-tp", "2"], ["--kv-cache-dtype", "fp8"], ["--trust-remote-code"], ["-O", "3"]):
+    for words in (["-tp", "2"], ["--trust-remote-code"], ["-O", "3"]):
         with pytest.raises(NotBuiltYet):
             check_args(parse(*words))
 

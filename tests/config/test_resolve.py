@@ -13,7 +13,13 @@ from quire.config.engine_args import EngineArgs
 from quire.config.facts import KVGroupFacts, ModelLength
 from quire.config.kv_memory import PoolShape, gib
 from quire.config.resolve import resolve
-from quire.errors import InvalidParameter, LoadError, UnknownParameter, UnsupportedConfigValue
+from quire.errors import (
+    InvalidParameter,
+    LoadError,
+    NotBuiltYet,
+    UnknownParameter,
+    UnsupportedConfigValue,
+)
 from quire.scheduling.kv_groups import FullGroup, SlidingGroup
 
 _spec = importlib.util.spec_from_file_location("config_plans", Path(__file__).parent / "plans.py")
@@ -152,7 +158,7 @@ def test_too_little_memory_names_a_length_that_fits_and_the_next_does_not(model,
 
 
 def test_a_window_needs_only_its_window():
-    shape = PoolShape(16, 1, 1, (KVGroupFacts("sliding", 64, 1),))
+    shape = PoolShape(16, 1, (KVGroupFacts("sliding", 64, 1),))
     assert shape.request_blocks(10_000) == 5
     model = plans.make_model(kv_groups=(KVGroupFacts("sliding", 64, 28),))
     assert plan_of(model, block_size=16, num_gpu_blocks_override=6).max_model_len == 40_960
@@ -169,7 +175,7 @@ def test_a_window_needs_only_its_window():
     st.one_of(st.none(), st.integers(1, 700)),
 )
 def test_blocks_of_a_request_are_those_that_the_scheduler_counts(size, length, chunk, window):
-    shape = PoolShape(size, 1, 1, (KVGroupFacts("any", window, 1),))
+    shape = PoolShape(size, 1, (KVGroupFacts("any", window, 1),))
     group = FullGroup(size) if window is None else SlidingGroup(size, window)
     assert shape.request_blocks(length, chunk) == group.num_needed(length, chunk)
 
@@ -181,7 +187,7 @@ def test_blocks_of_a_request_are_those_that_the_scheduler_counts(size, length, c
     st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=4),
 )
 def test_longest_is_the_border(num_blocks, size, windows):
-    shape = PoolShape(size, 1, 1, tuple(KVGroupFacts("any", w, 1) for w in windows))
+    shape = PoolShape(size, 1, tuple(KVGroupFacts("any", w, 1) for w in windows))
     limit = 3000
     longest = shape.longest(num_blocks, limit)
     assert longest == 0 or shape.request_blocks(longest) <= num_blocks - 1
@@ -249,3 +255,17 @@ def test_longer_than_the_short_form_is_told():
 )
 def test_bytes_for_people(size, text):
     assert gib(size) == text
+
+
+@pytest.mark.parametrize("given", ["int8", "int8_per_token_head"])
+def test_int8_kv_memory_counts_a_scale_for_every_key_and_value(given):
+    pool = {"num_gpu_blocks_override": 100, "max_model_len": 512, "dtype": "bfloat16"}
+    wide, plan = plan_of(**pool), plan_of(**pool, kv_cache_dtype=given)
+    assert plan.kv_dtype == "int8" and given in plan.reasons["kv_dtype"]
+    assert plan.kv_cache_bytes / wide.kv_cache_bytes == (128 + 4) / (2 * 128)
+
+
+def test_kv_memory_may_be_named_as_the_dtype_that_it_has_and_not_as_another():
+    assert plan_of(kv_cache_dtype="bfloat16", dtype="bfloat16").kv_dtype == "bfloat16"
+    with pytest.raises(NotBuiltYet, match="'auto', which is float32 here, or 'int8'"):
+        plan_of(kv_cache_dtype="bfloat16", dtype="float32")

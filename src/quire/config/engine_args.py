@@ -170,6 +170,15 @@ class EngineArgs(UnbuiltArgs):
         minimum=1,
         maximum=4096,
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of K/V in memory: auto is `dtype`; int8 (or int8_per_token_head) rounds each key and "
+        "value of a head to whole numbers with a scale of its own.",
+        Kind.TEXT,
+        _MEMORY,
+        choices=("auto", "float16", "bfloat16", "int8", "int8_per_token_head"),
+        hint="Other types are not built: use 'int8' for half the memory, or 'auto'.",
+    )
     enable_prefix_caching: bool | None = option(
         None,
         "Keep K/V of finished requests for prompts that begin alike; None: yes.",

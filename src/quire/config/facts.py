@@ -33,7 +33,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
     `kv_values_per_token`: elements of K and V that one token takes in one group, which is the same
-    for all groups. `widest`: elements of the widest activation of one token, for the workspace.
+    for all groups, and `kv_vectors_per_token` how many keys and values of a head they are.
+    `widest`: elements of the widest activation of one token, for the workspace.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     kv_groups: tuple[KVGroupFacts, ...]
     kv_values_per_token: int
+    kv_vectors_per_token: int
     length: ModelLength
     generation_config: dict[str, Any] = {}
     generation_config_source: str = ""

@@ -12,21 +12,20 @@ from quire.config.facts import KVGroupFacts
 
 
 class PoolShape(msgspec.Struct, frozen=True):
-    """Blocks of `block_size` tokens, `values_per_token` elements of `itemsize` bytes each.
+    """Blocks of `block_size` tokens of `token_bytes` each.
 
     With `is_chunked`, a step may bring as little as one token of a prompt.
     """
 
     block_size: int
-    values_per_token: int
-    itemsize: int
+    token_bytes: int
     groups: tuple[KVGroupFacts, ...]
     is_chunked: bool = True
 
     @property
     def block_bytes(self) -> int:
         """Memory of one block."""
-        return self.block_size * self.values_per_token * self.itemsize
+        return self.block_size * self.token_bytes
 
     def request_blocks(self, length: int, chunk: int | None = None) -> int:
         """Blocks that one request of `length` tokens holds at most.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.config.decisions import Decisions
-from quire.errors import InvalidParameter, UnsupportedConfigValue
+from quire.errors import InvalidParameter, NotBuiltYet, UnsupportedConfigValue
 
 _LONG_NAMES = {"half": "float16", "float": "float32"}
 _NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
@@ -14,14 +14,25 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def decide_dtype(d: Decisions) -> None:
-    """Fix `dtype` and, since K/V are stored alike, `kv_dtype`."""
+    """Fix `dtype` and `kv_dtype`."""
     if d.args.dtype == "auto":
         dtype, reason = _automatic(d)
     else:
         dtype, reason = _LONG_NAMES.get(d.args.dtype, d.args.dtype), "dtype was given"
         _check_given(d, dtype)
     d.decide("dtype", dtype, reason)
-    d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
+    _decide_kv_dtype(d, dtype)
+
+
+def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
+    given = d.args.kv_cache_dtype
+    if given in ("int8", "int8_per_token_head"):
+        d.decide("kv_dtype", "int8", f"kv_cache_dtype={given}: a scale per token and head")
+    elif given in ("auto", dtype):
+        d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
+    else:
+        hint = f"Use 'auto', which is {dtype} here, or 'int8'."
+        raise NotBuiltYet("kv_cache_dtype", f"{given} beside dtype={dtype}", hint)
 
 
 _BITS_PER_WEIGHT = {"int8": 8.0, "int4": 4.5}

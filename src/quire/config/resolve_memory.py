@@ -26,13 +26,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     size = d.decide(
         "block_size", given or _BLOCK_SIZE, "block_size was given" if given else _BLOCK_REASON
     )
-    shape = PoolShape(
-        size,
-        d.model.kv_values_per_token,
-        ITEMSIZE[d.value("kv_dtype")],
-        d.model.kv_groups,
-        d.value("enable_chunked_prefill"),
-    )
+    shape = PoolShape(size, _token_bytes(d), d.model.kv_groups, d.value("enable_chunked_prefill"))
     bound = length_limit(d) if length is None else length
     num_blocks, reason = _num_blocks(d, shape, bound)
     fits = shape.longest(num_blocks, bound)
@@ -49,6 +43,14 @@ def decide_memory(d: Decisions, length: int | None) -> None:
         f"num_blocks of {gib(shape.block_bytes)}: {describe_groups(d.model.kv_groups)}",
     )
     _note_shortage(d, shape, num_blocks)
+
+
+def _token_bytes(d: Decisions) -> int:
+    """K/V of one token in one group: int8 has an fp32 scale for every key and value of a head."""
+    model, kv_dtype = d.model, d.value("kv_dtype")
+    if kv_dtype == "int8":
+        return model.kv_values_per_token + ITEMSIZE["float32"] * model.kv_vectors_per_token
+    return model.kv_values_per_token * ITEMSIZE[kv_dtype]
 
 
 def _num_blocks(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:

@@ -62,9 +62,6 @@ class UnbuiltArgs:
         False, "return the tokens that sampling left possible", "Ask for logprobs instead."
     )
     # Memory
-    kv_cache_dtype: str = unbuilt(
-        "auto", "K/V in another type than the activations", "K/V are stored in `dtype`."
-    )
     prefix_caching_hash_algo: str = unbuilt(
         "sha256",
         "hash of the block keys",

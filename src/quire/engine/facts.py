@@ -64,6 +64,7 @@ def gather_model_facts(args: EngineArgs) -> ModelFacts:
         vocab_size=decoder.vocab,
         kv_groups=tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
         kv_values_per_token=layer_slots(groups) * 2 * first.kv_heads * first.head_dim,
+        kv_vectors_per_token=layer_slots(groups) * 2 * first.kv_heads,
         length=ModelLength(length.limit, length.default, length.source),
         generation_config=generation,
         generation_config_source=generation_source,

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu_runtime import CpuRuntime, huge_tensor
-from quire.ops.kv import BlockIds
+from quire.ops.kv import SCALE_BYTES, BlockIds, numbers_and_scales, with_scales
 
 LANES = 16
-SCALE_BYTES = 4
 
 
 def _to_line(count: int) -> int:
@@ -141,12 +140,7 @@ class CpuKV:
 
 
 class KVOps:
-    """`allocate_kv`, `export_kv`, `import_kv`, `copy_kv` and `zero_kv`; see quire.ops.kv.
-
-    int8 is a dtype of KV memory, too. Its neutral form is int8 [n, 2, S, K, D + 4], the last four
-    bytes of which are the fp32 scale, so that nothing is lost on the way; `import_kv` also takes
-    floats and quantises them as the KV write does.
-    """
+    """`allocate_kv`, `export_kv`, `import_kv`, `copy_kv` and `zero_kv`; see quire.ops.kv."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self._new_memory: Callable[..., Any] = runtime.native.KVMemory
@@ -192,17 +186,15 @@ class KVOps:
         data = torch.stack((keys, values), 1)
         if not kv.layout.is_int8:
             return data
-        scales = kv.scales.index_select(0, ids).permute(0, 2, 3, 1).contiguous()
-        return torch.cat((data, scales.unsqueeze(-1).view(torch.int8)), -1)
+        return with_scales(data, kv.scales.index_select(0, ids).permute(0, 2, 3, 1))
 
     def import_kv(self, kv: CpuKV, block_ids: BlockIds, data: Tensor) -> None:
         """Write data [n, 2, S, K, D], or what `export_kv` gave, into the blocks."""
         ids, dim = _index(block_ids), kv.head_dim
         data = data.to("cpu")
         if kv.layout.is_int8:
-            numbers, scales = _quantised(data, dim)
+            data, scales = numbers_and_scales(data)
             kv.scales.index_copy_(0, ids, scales.permute(0, 3, 1, 2))
-            data = numbers
         data = data.to(kv.dtype)
         at = kv.layout
         keys = data.new_zeros(*data[:, 0].shape[:3], at.packed_dim * at.pack)
@@ -225,15 +217,3 @@ class KVOps:
 
 def _index(block_ids: BlockIds) -> Tensor:
     return torch.as_tensor(block_ids, dtype=torch.int64)
-
-
-def _quantised(data: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """int8 [n, 2, S, K, D] and fp32 scales [n, 2, S, K] of data in either neutral form."""
-    if data.dtype is torch.int8:
-        return data[..., :dim], data[..., dim:].contiguous().view(torch.float32).squeeze(-1)
-    wide = data.to(torch.float32)
-    size = wide.abs().amax(-1, keepdim=True)
-    flaw = (wide * 0).sum(-1, keepdim=True)  # NaN where a value is not finite
-    factor = torch.where(size > 0, 127.0 / size, 0.0)
-    numbers = (wide * factor).round().nan_to_num(0).clamp(-127, 127).to(torch.int8)
-    return numbers, (size / 127.0 + flaw).squeeze(-1)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.kv import LayerKV, PlainKV
+from quire.ops.kv import LayerKV, PlainKV, vector_bytes
 from quire.ops.plan import DecodeRows, PlainPlan, PrefillRow, Tile, plan_rows
 from quire.ops.registry import WIDE, nbytes, op
 
@@ -86,7 +86,7 @@ def plan_attention(
 
 
 def _attend_bytes(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> int:
-    return 2 * nbytes(q) + 2 * plan.num_keys * kv.kv_heads * kv.head_dim * kv.dtype.itemsize
+    return 2 * nbytes(q) + 2 * plan.num_keys * kv.kv_heads * vector_bytes(kv)
 
 
 def _attend_flops(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> int:
@@ -99,9 +99,16 @@ def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tens
 
     Query i of a row with n new tokens stands at position p = seq_len - n + i and sees the keys j <=
     p, j > p - window. Keys and values always come from the cache, where `rope_store` has put those
-    of this step already.
+    of this step already. Those of int8 memory are widened to fp32, which everything else is in
+    then.
     """
     assert args.window == plan.window, "the plan was made for another window"
+    if kv.scales is not None:
+        return _attend(q.to(WIDE[q.dtype]), kv, plan, args).to(q.dtype)
+    return _attend(q, kv, plan, args)
+
+
+def _attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tensor:
     if len(plan.decode) == 1 and not plan.prefill:
         return _decode(q, kv, plan.decode[0], args)
     out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -115,7 +122,7 @@ def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tens
 def _decode(q: Tensor, kv: PlainKV, rows: DecodeRows, args: AttentionArgs) -> Tensor:
     """q [R, H, D] of rows with one new token -> [R, H*D], as many rows at a time as are cheap."""
     num_rows = q.shape[0]
-    lane_bytes = 2 * kv.kv_heads * kv.head_dim * kv.lanes.element_size()
+    lane_bytes = 2 * kv.kv_heads * kv.head_dim * q.element_size()
     size = max(1, GATHER_BYTES // (rows.span * lane_bytes))
     if size >= num_rows:
         return _decode_piece(q, kv, rows, slice(0, num_rows), args)
@@ -130,7 +137,7 @@ def _decode_piece(
     """q [n, H, D] of some of the rows -> [n, H*D]; a KV head's queries take the place of tokens."""
     num_rows, heads, head_dim = q.shape
     span = rows.span
-    lanes = kv.lanes.index_select(0, rows.lanes[piece.start * span : piece.stop * span])
+    lanes = kv.read(rows.lanes[piece.start * span : piece.stop * span], q.dtype)
     # [n, K, L, D] each
     k, v = lanes.view(num_rows, -1, 2, kv.kv_heads, head_dim).transpose(1, 3).unbind(2)
     q = q.view(num_rows, kv.kv_heads, -1, head_dim)
@@ -149,7 +156,7 @@ def _prefill(
     """Write one row's attention to its part of out [T, H*D]."""
     _, heads, head_dim = q.shape
     kv_heads = kv.kv_heads
-    lanes = kv.lanes.index_select(0, row.lanes)
+    lanes = kv.read(row.lanes, q.dtype)
     # heads as [K, G]: all queries of a KV head read the same keys through a stride of 0
     k, v = (t.transpose(0, 1).unsqueeze(1) for t in lanes.unbind(1))  # [K, 1, L, D]
     shape = (kv_heads, heads // kv_heads, -1, -1)

@@ -2,6 +2,12 @@
 
 The layout belongs to the provider; all ops that touch it share the format "kv". Whoever moves
 blocks (offload, sleep, transfer) sees the neutral form [n, 2, S, K, D], keys then values.
+
+int8 is a type of KV memory, too: every key and every value of a head is whole numbers of -127..127
+with one fp32 scale of its own, a 127th of its largest magnitude (`quantize_rows`). A scale per
+token and head is written with the token and never again, so that a slot's bytes depend on nothing
+but its token; one per block would change with every token of the block. It costs 4 of D + 4 bytes.
+The neutral form is then int8 [n, 2, S, K, D + 4], the scale's bytes at the end: nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,10 +19,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.ops.quantized import quantize_rows
 from quire.ops.registry import nbytes, op
 
 BlockIds = Sequence[int] | Tensor
 """Block ids, each in 0..N-1 and no id twice."""
+
+SCALE_BYTES = 4
+"""Of a key's or a value's scale in int8 memory."""
 
 
 class LayerKV(Protocol):
@@ -44,6 +54,8 @@ class PlainKV:
     | 0        | zeros for ever: what a padded lane of a gather reads, so that no NaN gets in |
     | 1 + slot | the keys and values of that slot                                             |
     | last     | written for PAD_SLOT (-1 counts from the end of `slots`), never read         |
+
+    `scales` [1 + N*S + 1, 2, K] fp32 belong to lanes in int8.
     """
 
     lanes: Tensor
@@ -54,6 +66,7 @@ class PlainKV:
     slots: Tensor
     keys: Tensor
     values: Tensor
+    scales: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,13 +74,22 @@ class PlainKV:
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.lanes)
+        return nbytes(self.lanes, self.scales)
 
     @property
     def blocks(self) -> Tensor:
         """[N, S, 2, K, D], a view."""
+        return self._blocks(self.lanes)
+
+    @property
+    def block_scales(self) -> Tensor:
+        """[N, S, 2, K] fp32 of int8 memory, a view."""
+        assert self.scales is not None
+        return self._blocks(self.scales)
+
+    def _blocks(self, lanes: Tensor) -> Tensor:
         n, s = self.num_blocks, self.block_size
-        return self.slots[: n * s].view(n, s, 2, self.kv_heads, self.head_dim)
+        return lanes[1 : 1 + n * s].view(n, s, *lanes.shape[1:])
 
     @property
     def k(self) -> Tensor:
@@ -79,11 +101,60 @@ class PlainKV:
         """Values [N, S, K, D], a view."""
         return self.blocks[:, :, 1]
 
+    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [T, K, D] of any float dtype in slots [T]."""
+        index = (slots,)
+        if self.scales is None:
+            self.keys.index_put_(index, keys)
+            self.values.index_put_(index, values)
+            return
+        numbers, scales = quantized_kv(torch.stack((keys, values), 1))
+        self.slots.index_put_(index, numbers)
+        self.scales[1:].index_put_(index, scales)
+
+    def read(self, lanes: Tensor, dtype: torch.dtype) -> Tensor:
+        """Lanes [M] as [M, 2, K, D]: as they are stored, or, of int8, in `dtype`."""
+        stored = self.lanes.index_select(0, lanes)
+        if self.scales is None:
+            return stored
+        scales = self.scales.index_select(0, lanes).to(dtype).unsqueeze(-1)
+        return stored.to(dtype) * scales
+
+
+def quantized_kv(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys or values [*, D] of any float dtype -> int8 [*, D] and fp32 scales [*]; a vector with a
+    NaN or an infinity has the scale NaN.
+    """
+    numbers, scales = quantize_rows(data.float())
+    return numbers.nan_to_num(0).to(torch.int8), scales.squeeze(-1)
+
+
+def numbers_and_scales(data: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [*, D] and fp32 scales [*] of blocks in the neutral form, int8 or of any float dtype."""
+    if data.dtype is not torch.int8:
+        return quantized_kv(data)
+    scales = data[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return data[..., :-SCALE_BYTES], scales.squeeze(-1)
+
+
+def with_scales(numbers: Tensor, scales: Tensor) -> Tensor:
+    """int8 [*, D] and fp32 scales [*] as one tensor [*, D + 4]."""
+    return torch.cat((numbers, scales.contiguous().unsqueeze(-1).view(torch.int8)), -1)
+
+
+def vector_bytes(kv: LayerKV) -> int:
+    """What a key or a value of one head takes in memory, its scale included."""
+    return _vector_bytes(kv.head_dim, kv.dtype)
+
+
+def _vector_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    return head_dim * dtype.itemsize + (SCALE_BYTES if dtype is torch.int8 else 0)
+
 
 def _allocated_bytes(
     num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **_: Any
 ) -> int:
-    return 2 * num_blocks * block_size * kv_heads * head_dim * dtype.itemsize
+    return 2 * num_blocks * block_size * kv_heads * _vector_bytes(head_dim, dtype)
 
 
 @op(num_bytes=_allocated_bytes, format="kv", binds=("device",))
@@ -101,14 +172,18 @@ def allocate_kv(
     lanes = torch.empty(shape, dtype=dtype, device=device)
     lanes[0].zero_()
     slots = lanes[1:]
+    scales = None
+    if dtype is torch.int8:
+        scales = torch.empty(shape[:3], device=device)
+        scales[0].zero_()
     return PlainKV(
-        lanes, num_blocks, block_size, kv_heads, head_dim, slots, slots[:, 0], slots[:, 1]
+        lanes, num_blocks, block_size, kv_heads, head_dim, slots, slots[:, 0], slots[:, 1], scales
     )
 
 
 def _block_bytes(kv: LayerKV, block_ids: BlockIds, *_: Any) -> int:
     slots = len(block_ids) * kv.block_size
-    return 4 * slots * kv.kv_heads * kv.head_dim * kv.dtype.itemsize
+    return 4 * slots * kv.kv_heads * vector_bytes(kv)
 
 
 def _index(kv: PlainKV, block_ids: BlockIds) -> Tensor:
@@ -117,26 +192,46 @@ def _index(kv: PlainKV, block_ids: BlockIds) -> Tensor:
 
 @op(num_bytes=_block_bytes, format="kv")
 def export_kv(kv: PlainKV, block_ids: BlockIds) -> Tensor:
-    """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids."""
-    return kv.blocks.index_select(0, _index(kv, block_ids)).transpose(1, 2).contiguous()
+    """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids; of int8
+    [n, 2, S, K, D + 4].
+    """
+    ids = _index(kv, block_ids)
+    data = kv.blocks.index_select(0, ids).transpose(1, 2).contiguous()
+    if kv.scales is None:
+        return data
+    return with_scales(data, kv.block_scales.index_select(0, ids).transpose(1, 2))
 
 
 @op(num_bytes=_block_bytes, mutates=("kv",), format="kv")
 def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
-    """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks."""
+    """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks; int8 memory also
+    takes what it exports.
+    """
     ids = _index(kv, block_ids)
-    data = data.to(kv.lanes.device, kv.dtype)
+    data = data.to(kv.lanes.device)
+    if kv.scales is None:
+        data = data.to(kv.dtype)
+    else:
+        data, scales = numbers_and_scales(data)
+        kv.block_scales.index_copy_(0, ids, scales.transpose(1, 2))
     kv.blocks.index_copy_(0, ids, data.transpose(1, 2))
 
 
 @op(num_bytes=lambda kv, src_ids, dst_ids: _block_bytes(kv, src_ids), mutates=("kv",), format="kv")
 def copy_kv(kv: PlainKV, src_ids: BlockIds, dst_ids: BlockIds) -> None:
     """Copy block src_ids[i] to dst_ids[i]; all are read before the first is written."""
-    blocks = kv.blocks
-    blocks.index_copy_(0, _index(kv, dst_ids), blocks.index_select(0, _index(kv, src_ids)))
+    sources, targets = _index(kv, src_ids), _index(kv, dst_ids)
+    for blocks in _parts(kv):
+        blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
 @op(num_bytes=lambda kv, block_ids: _block_bytes(kv, block_ids) // 2, mutates=("kv",), format="kv")
 def zero_kv(kv: PlainKV, block_ids: BlockIds) -> None:
     """Fill the blocks with zeros."""
-    kv.blocks.index_fill_(0, _index(kv, block_ids), 0)
+    ids = _index(kv, block_ids)
+    for blocks in _parts(kv):
+        blocks.index_fill_(0, ids, 0)
+
+
+def _parts(kv: PlainKV) -> tuple[Tensor, ...]:
+    return (kv.blocks,) if kv.scales is None else (kv.blocks, kv.block_scales)

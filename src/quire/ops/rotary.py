@@ -97,10 +97,8 @@ def rope_store(
         qk = _rotate(qk, positions[0], rotary)
     if qk_norm is not None and qk_norm.after_rope:
         qk = _norm_qk(qk, heads, qk_norm)
-    index = (slots,)
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
-    kv.keys.index_put_(index, k)
-    kv.values.index_put_(index, v)
+    kv.write(slots, k, v)
     return q
 
 

@@ -3,10 +3,11 @@
 `check` runs one case and raises AssertionError with the first broken rule:
 
 1. error against the oracle in float64 at most twice that of plain torch in the same dtype, or one
-rounding of a result that came from a sum in fp32; 2. no NaN from memory that the call may not read,
-no value in memory that it did not set; 3. memory around each output, and KV memory outside the
-written slots, unchanged; 4. inputs unchanged, except what the op declares to mutate; 5. the same
-bits in a second run, and, where the provider claims it, from each row alone.
+rounding of a result that came from a sum in fp32, or one step in int8 KV memory; 2. no NaN from
+memory that the call may not read, no value in memory that it did not set; 3. memory around each
+output, and KV memory outside the written slots, unchanged; 4. inputs unchanged, except what the op
+declares to mutate; 5. the same bits in a second run, and, where the provider claims it, from each
+row alone.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.ops import CATALOG, Ops
 from quire.ops.cases import Case, Draw, Prepared
+from quire.ops.kv import numbers_and_scales
 
 MARGIN = 64
 """Elements of guard band on either side of an allocation."""
+
+INT8_STEP = 1.001 / 127
+"""A value in the middle of two whole numbers may become either."""
 
 Results = dict[str, Tensor]
 
@@ -109,12 +114,20 @@ def _named(result: Any) -> Results:
     if result is None:
         return {}
     parts = result if isinstance(result, tuple) else (result,)
-    return {str(i): part for i, part in enumerate(parts)}
+    return {str(i): _numbers(part) for i, part in enumerate(parts)}
 
 
 def _kv(ops: Ops, prepared: Prepared) -> Results:
     kv = prepared.arguments.get("kv")
-    return {} if kv is None else {"kv": ops.export_kv(kv, range(kv.num_blocks))}
+    return {} if kv is None else {"kv": _numbers(ops.export_kv(kv, range(kv.num_blocks)))}
+
+
+def _numbers(data: Tensor) -> Tensor:
+    """What int8 blocks in the neutral form stand for, exactly; anything else as it is."""
+    if data.dtype is not torch.int8:
+        return data
+    numbers, scales = numbers_and_scales(data)
+    return numbers.double() * scales.double().unsqueeze(-1)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -141,6 +154,8 @@ def _check_mutation(case: Case, kv_before: Results, results: Results) -> None:
 
 def _check_error(case: Case, dtype: torch.dtype, results: Results, plain: Ops, oracle: Ops) -> None:
     truths, plains = results_of(case, dtype, oracle), results_of(case, dtype, plain)
+    kv = case.prepare(plain, case.draw(dtype)).arguments.get("kv")
+    is_int8 = kv is not None and kv.dtype is torch.int8
     assert results.keys() == truths.keys()
     for name, truth in truths.items():
         value = results[name]
@@ -148,6 +163,8 @@ def _check_error(case: Case, dtype: torch.dtype, results: Results, plain: Ops, o
         assert value.dtype == plains[name].dtype, f"{name}: dtype {value.dtype}"
         error, allowed = relative_error(value, truth), relative_error(plains[name], truth)
         limit = max(2 * allowed, torch.finfo(dtype).eps + torch.finfo(torch.float32).eps)
+        if name == "kv" and is_int8:
+            limit = max(limit, INT8_STEP)
         assert error <= limit, f"{name}: error {error:.3g}, plain torch's is {allowed:.3g}"
 
 

@@ -18,7 +18,9 @@ from quire.testing.op_oracle_rows import Array, norm_array, stack, to_array, to_
 
 @dataclass
 class OracleKV:
-    """keys and values [N*S, K, D]; NaN in slots that nobody wrote."""
+    """keys and values [N*S, K, D]; NaN in slots that nobody wrote. Memory in int8 holds what whole
+    numbers times scales in float32 give.
+    """
 
     num_blocks: int
     block_size: int
@@ -36,6 +38,24 @@ class OracleKV:
     def nbytes(self) -> int:
         """Bytes held."""
         return int(self.keys.nbytes + self.values.nbytes)
+
+    def put(self, slot: int, keys: Array, values: Array) -> None:
+        """Store a token's keys and values [K, D]."""
+        held = _in_bytes if self.dtype is torch.int8 else np.asarray
+        self.keys[slot], self.values[slot] = held(keys), held(values)
+
+
+def _in_bytes(vectors: Array) -> Array:
+    """Each vector [D] as -127..127 times a 127th of its largest magnitude."""
+    result = np.empty(vectors.shape)
+    for i, vector in enumerate(vectors.astype(np.float32)):
+        if not np.isfinite(vector).all():
+            result[i] = np.nan
+            continue
+        most, steps = np.abs(vector).max(), np.float32(127)
+        numbers = np.rint(vector * (steps / most)) if most >= 1e-30 else np.zeros(len(vector))
+        result[i] = numbers.astype(np.float64) * float(most / steps)
+    return result
 
 
 def allocate_kv(
@@ -69,7 +89,7 @@ def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
     for i, block in enumerate(block_ids):
         for offset in range(kv.block_size):
             slot = int(block) * kv.block_size + offset
-            kv.keys[slot], kv.values[slot] = values[i, 0, offset], values[i, 1, offset]
+            kv.put(slot, values[i, 0, offset], values[i, 1, offset])
 
 
 def copy_kv(kv: OracleKV, src_ids: Sequence[int], dst_ids: Sequence[int]) -> None:
@@ -126,7 +146,7 @@ def rope_store(
         if qk_norm is not None and qk_norm.after_rope:
             q, k = _normed(q, qk_norm.q, qk_norm.over), _normed(k, qk_norm.k, qk_norm.over)
         if int(slots[token]) >= 0:
-            kv.keys[int(slots[token])], kv.values[int(slots[token])] = k, v
+            kv.put(int(slots[token]), k, v)
         queries.append(q)
     return to_tensor(stack(queries, heads, head_dim))
 

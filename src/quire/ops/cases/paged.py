@@ -69,15 +69,21 @@ def _tables(rows: Rows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     return table, pool
 
 
-def _fill(ops: Ops, draw: Draw, rows: Rows, table: np.ndarray, pool: int) -> LayerKV:
-    """KV memory with values where the rows may read and NaN everywhere else."""
+def _fill(
+    ops: Ops, draw: Draw, rows: Rows, table: np.ndarray, pool: int, stored: torch.dtype | None
+) -> LayerKV:
+    """KV memory of type `stored` (None: the case's) with values where the rows may read and NaN
+    everywhere else.
+    """
     s = rows.shape
     data = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
     for row, (_, length) in enumerate(rows.lengths):
         for position in range(rows.first_seen(row), length):
             block, offset = table[row, position // s.block_size], position % s.block_size
-            data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim))
-    kv: LayerKV = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, draw.dtype)
+            # lengths of very different sizes, since int8 has a scale for each
+            size = 1.0 if stored is None else 2.0 ** draw.rng.integers(-9, 2)
+            data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim)) * size
+    kv: LayerKV = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
     ops.import_kv(kv, range(pool), draw.of(data))
     return kv
 
@@ -93,12 +99,13 @@ def _attend(
     alibi: bool = False,
     is_strided: bool = False,
     is_bench: bool = False,
+    stored: torch.dtype | None = None,
 ) -> Case:
     rows = Rows(tuple(lengths), shape, window)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         table, pool = _tables(rows, draw.rng)
-        kv = _fill(ops, draw, rows, table, pool)
+        kv = _fill(ops, draw, rows, table, pool, stored)
         make = draw.strided if is_strided else draw.normal
         q = make(int(rows.query_start[-1]), shape.heads * shape.head_dim, scale=1.5)
         q = q.unflatten(1, (shape.heads, shape.head_dim))
@@ -164,7 +171,26 @@ def _attends() -> list[Case]:
         _attend("long-window", LONG, small, window=70),
         _attend("long-softcap", LONG, small, softcap=1.1),
     ]
-    return cases
+    return cases + _attends_int8()
+
+
+def _attends_int8() -> list[Case]:
+    cases = []
+    for feature, options in FEATURES:
+        cases += [
+            _attend(f"int8-mixed-{feature}", MIXED, stored=torch.int8, **options),
+            _attend(f"int8-decode-{feature}", DECODE, stored=torch.int8, **options),
+        ]
+    small = Shape(2, 1, 16, 16)
+    return [
+        *cases,
+        _attend("int8-no_tokens", (), stored=torch.int8),
+        _attend("int8-mixed-mha-odd", MIXED, Shape(3, 3, 5, 1), stored=torch.int8),
+        _attend("int8-mixed-mqa", MIXED, Shape(6, 1, 16, 3), stored=torch.int8, is_strided=True),
+        _attend("int8-ragged", RAGGED, small, stored=torch.int8),
+        _attend("int8-ragged-window", RAGGED, small, window=300, sinks=True, stored=torch.int8),
+        _attend("int8-long-window", LONG, small, window=70, stored=torch.int8),
+    ]
 
 
 def _benches() -> list[Case]:
@@ -174,6 +200,9 @@ def _benches() -> list[Case]:
         _attend("decode_0.6b_8x4096", ((1, 4096),) * 8, shape, is_bench=True),
         _attend("prefill_0.6b_512", ((512, 512),), shape, is_bench=True),
         _attend("chunk_0.6b_512_of_4096", ((512, 4096),), shape, is_bench=True),
+        _attend(
+            "decode_0.6b_8x4096-int8", ((1, 4096),) * 8, shape, is_bench=True, stored=torch.int8
+        ),
     ]
 
 
@@ -191,10 +220,11 @@ def _rope_store(
     clip: float | None = None,
     padding: int = 0,
     is_strided: bool = False,
+    stored: torch.dtype | None = None,
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         s, pool, max_positions = shape, num_tokens // shape.block_size + SPARE_BLOCKS, 50
-        kv = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, draw.dtype)
+        kv = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
         blank = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
         ops.import_kv(kv, range(pool), draw.of(blank))
         slots = draw.rng.permutation(pool * s.block_size)[:num_tokens]
@@ -245,13 +275,17 @@ def _rope_stores() -> list[Case]:
         _rope_store("rms-head-after_rope", 5, norm="rms", after_rope=True),
         _rope_store("rms-full-clip-strided", 5, norm="rms", over="full", clip=1.0, is_strided=True),
         _rope_store("layer-per_head-partial", 5, norm="layer", over="per_head", dim=4),
+        _rope_store("int8", 9, stored=torch.int8),
+        _rope_store("int8-none-padding", 7, has_rotary=False, padding=3, stored=torch.int8),
+        _rope_store("int8-mha-odd", 5, Shape(3, 3, 6, 2), stored=torch.int8, is_strided=True),
+        _rope_store("int8-wide-norm", 5, Shape(2, 1, 40, 16), norm="rms", stored=torch.int8),
     ]
 
 
-def _move(op: str, name: str, **ids: Sequence[int]) -> Case:
+def _move(op: str, name: str, stored: torch.dtype | None = None, **ids: Sequence[int]) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         s = Shape()
-        kv = ops.allocate_kv(6, s.block_size, s.kv_heads, s.head_dim, draw.dtype)
+        kv = ops.allocate_kv(6, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
         block = (2, s.block_size, s.kv_heads, s.head_dim)
         ops.import_kv(kv, range(6), draw.normal(6, *block))
         arguments: Arguments = {"kv": kv, **ids}
@@ -271,6 +305,10 @@ def _moves() -> list[Case]:
         _move("copy_kv", "none", src_ids=[], dst_ids=[]),
         _move("copy_kv", "apart", src_ids=[0, 4], dst_ids=[3, 1]),
         _move("copy_kv", "swap", src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
+        _move("export_kv", "int8", torch.int8, block_ids=[4, 0, 5]),
+        _move("import_kv", "int8", torch.int8, block_ids=[4, 0, 5]),
+        _move("zero_kv", "int8", torch.int8, block_ids=[4, 0]),
+        _move("copy_kv", "int8-swap", torch.int8, src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
     ]
 
 
