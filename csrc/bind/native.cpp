@@ -16,6 +16,7 @@
 #include <string>
 
 #include "bind/kv.hpp"
+#include "bind/limits.hpp"
 #include "bind/linear.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
@@ -250,6 +251,7 @@ void bind_context(nb::module_& m) {
         .def("embed", &embed)
         .def("scale_gate", &scale_gate);
     bind_kv(m, context);
+    bind_limits(m, context);
     bind_linear(m, context);
 }
 

@@ -231,6 +231,26 @@ struct AttendArgs {
     PerHead alibi;
 };
 
+// Bytes of a piece of memory, which are the "tokens" of ReadArgs.
+constexpr int64_t kReadPiece = 1 << 20;
+
+// Read memory and do nothing with it; see limits.cpp.
+struct ReadArgs {
+    const void* data;
+};
+
+enum class Operand : int32_t { f32, bf16, int8 };
+
+// Multiply and add on registers, in tiles of `rounds`; *operations becomes the work in all tiles.
+// `start` is aligned to 64 and holds zeros that the compiler must not know of.
+constexpr int64_t kStartBytes = 1024;
+struct MultiplyArgs {
+    Operand operand;
+    int64_t rounds;
+    const void* start;
+    int64_t* operations;
+};
+
 // The functions of one level; a level that brings none of its own keeps those of the level before.
 struct Kernels {
     Kernel<NormArgs> norm;
@@ -244,6 +264,8 @@ struct Kernels {
     Kernel<LinearArgs> linear_quantized;
     Kernel<PackArgs> pack;
     Kernel<PackQuantizedArgs> pack_quantized;
+    Kernel<ReadArgs> read;
+    Kernel<MultiplyArgs> multiply_add;
 };
 
 }  // namespace quire

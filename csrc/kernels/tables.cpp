@@ -6,6 +6,7 @@ namespace quire {
 // for.
 namespace portable {
 void fill_attention(Kernels&);
+void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_linear_pack(Kernels&);
 void fill_quantized(Kernels&);
@@ -15,6 +16,7 @@ void fill_rows(Kernels&);
 #if defined(__x86_64__)
 namespace avx2 {
 void fill_attention(Kernels&);
+void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
@@ -22,14 +24,17 @@ void fill_rows(Kernels&);
 }
 namespace avx512 {
 void fill_attention(Kernels&);
+void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 }
 namespace avx512_vnni {
+void fill_limits(Kernels&);
 void fill_quantized(Kernels&);
 }
 namespace avx512_bf16 {
+void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 }
 #endif
@@ -37,6 +42,7 @@ void fill_linear(Kernels&);
 Kernels kernels_for(Level level) {
     Kernels table{};
     portable::fill_attention(table);
+    portable::fill_limits(table);
     portable::fill_linear(table);
     portable::fill_linear_pack(table);
     portable::fill_quantized(table);
@@ -45,6 +51,7 @@ Kernels kernels_for(Level level) {
 #if defined(__x86_64__)
     if (level >= Level::avx2) {
         avx2::fill_attention(table);
+        avx2::fill_limits(table);
         avx2::fill_linear(table);
         avx2::fill_quantized(table);
         avx2::fill_rope_store(table);
@@ -52,12 +59,19 @@ Kernels kernels_for(Level level) {
     }
     if (level >= Level::avx512) {
         avx512::fill_attention(table);
+        avx512::fill_limits(table);
         avx512::fill_linear(table);
         avx512::fill_rope_store(table);
         avx512::fill_rows(table);
     }
-    if (level >= Level::avx512_vnni) avx512_vnni::fill_quantized(table);
-    if (level >= Level::avx512_bf16) avx512_bf16::fill_linear(table);
+    if (level >= Level::avx512_vnni) {
+        avx512_vnni::fill_limits(table);
+        avx512_vnni::fill_quantized(table);
+    }
+    if (level >= Level::avx512_bf16) {
+        avx512_bf16::fill_limits(table);
+        avx512_bf16::fill_linear(table);
+    }
 #else
     (void)level;
 #endif

@@ -185,6 +185,23 @@ void check_kernels(Level level) {
                 }
 }
 
+// The loops of a benchmark read what they are given and no byte more.
+void check_limits(const Kernels& kernels) {
+    Pool pool(2);
+    Pool::Lease lease(pool);
+    for (int64_t pieces : {0, 1, 3}) {
+        const std::vector<char> memory(pieces * kReadPiece);
+        require(kernels.read(ReadArgs{memory.data()}, pieces, pool) == Status::ok, "read");
+    }
+    const Memory start(kStartBytes);
+    for (Operand operand : {Operand::f32, Operand::bf16, Operand::int8}) {
+        int64_t operations = 0;
+        const MultiplyArgs args{operand, 7, start.data(), &operations};
+        require(kernels.multiply_add(args, 3, pool) == Status::ok, "multiply_add");
+        require(operations > 0 && operations % (3 * 7 * 32) == 0, "operations");
+    }
+}
+
 // Every tile exactly once, whatever the size, with threads coming, sleeping and going.
 void check_pool() {
     Pool pool(4);
@@ -255,7 +272,10 @@ int main() {
     check_program();
     for (Level level : compiled_levels()) {
         const std::string why = refusal(level);
-        if (why.empty()) check_kernels(level);
+        if (why.empty()) {
+            check_kernels(level);
+            check_limits(kernels_for(level));
+        }
         std::printf("%s: %s\n", name(level), why.empty() ? "passed" : why.c_str());
     }
     return 0;

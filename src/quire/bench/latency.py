@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Mapping
+from typing import Any
 
 from quire.bench.limits import Workload
-from quire.bench.report import add_output_flag, finish, percentile
+from quire.bench.report import add_output_flag, finish, percentile, print_share
+from quire.bench.trials import Bench, Timing, run_stepwise
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
-    limit_figures,
     open_llm,
     random_prompts,
     sampling,
@@ -18,6 +19,7 @@ from quire.bench.workload import (
     vocab_size,
     wishes_from,
 )
+from quire.params import RequestOutputKind
 
 _PERCENTS = (10, 25, 50, 75, 90, 99)
 
@@ -35,6 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
 
 
+def print_parts(figures: Mapping[str, Any]) -> None:
+    """Prefill and decode by themselves."""
+    print(
+        f"First tokens after {figures['prefill_seconds']:.3f} s "
+        f"({figures['prefill_share_of_machine_limit']:.0%} of the limit)"
+    )
+    if "decode_tokens_per_second" in figures:
+        print(
+            f"After them {figures['decode_tokens_per_second']:.2f} tokens/s "
+            f"({figures['decode_share_of_machine_limit']:.0%} of the limit)"
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the batch again and again and print its times. Prefix caching is off unless asked for."""
     wishes = wishes_from(args)
@@ -44,17 +59,21 @@ def run(args: argparse.Namespace) -> int:
     prompts = as_prompts(
         random_prompts(args.batch_size, args.input_len, vocab_size(plan), plan.seed)
     )
-    latencies = []
+    work = Workload(args.batch_size * args.n, args.input_len, args.output_len, plan.max_num_seqs)
     with open_llm(plan) as llm:
         params = sampling(args.output_len, args)
-        for trial in range(-args.num_iters_warmup, args.num_iters):
-            start = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            if trial >= 0:
-                latencies.append(time.perf_counter() - start)
+        params.output_kind = RequestOutputKind.DELTA
+
+        def trial() -> Timing:
+            return run_stepwise(llm.llm_engine, prompts, params)
+
+        for _ in range(args.num_iters_warmup):
+            trial()
+        bench = Bench.of(plan, work)
+        trials = bench.trials(args.num_iters, trial)
+    latencies = [timing.elapsed_s for timing, _ in trials]
     average = sum(latencies) / len(latencies)
     num_output = args.batch_size * args.n * args.output_len
-    work = Workload(args.batch_size * args.n, args.input_len, args.output_len, plan.max_num_seqs)
     figures = {
         **settings(plan, args),
         "avg_latency": average,
@@ -64,11 +83,12 @@ def run(args: argparse.Namespace) -> int:
         "num_requests": args.batch_size,
         "total_num_tokens": args.batch_size * args.input_len + num_output,
         "output_tokens_per_second": num_output / average,
-        **limit_figures(plan, work, average),
+        **bench.figures(trials),
     }
     print(f"Avg latency: {average} seconds")
     for percent in _PERCENTS:
         print(f"{percent}% percentile latency: {figures['percentiles'][str(percent)]} seconds")
-    print(f"That is {figures['share_of_machine_limit']:.0%} of this machine's limit.")
+    print_parts(figures)
+    print_share(figures)
     finish(figures, args.output_json)
     return 0

@@ -1,9 +1,9 @@
 """The least time that a workload takes on a machine, from the spec of the model: formulas, no
 measurement.
 
-Prefill is bound by arithmetic: every token once through all layers, only the last of a prompt
-through the head. A decode step is bound by the larger of two: reading the weights once and the K/V
-of its requests, or its arithmetic.
+Each part (the prompts together, every decode step) is bound by the larger of two: its arithmetic,
+or reading the weights once and the K/V of its requests. An engine that reads while it computes
+could come close; none is faster.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import math
 
 import msgspec
 
-from quire.models import kv_bytes_per_token
+from quire.config.plan import EnginePlan
+from quire.config.resolve_dtype import ITEMSIZE
 from quire.models.figures import active_parameters, flops_per_token, num_parameters
 from quire.models.parameters import parameters
-from quire.models.spec import Decoder
+from quire.models.spec import Block, Decoder, Moe
+from quire.ops import WeightFormat
+from quire.quantization import RECIPES, UNQUANTIZED
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -28,43 +31,105 @@ class Workload(msgspec.Struct, frozen=True):
     output_len: int
     max_num_seqs: int
 
+    @property
+    def num_together(self) -> int:
+        """Requests in one step."""
+        return min(self.num_requests, self.max_num_seqs)
+
+
+class Store(msgspec.Struct, frozen=True):
+    """Bytes that one value takes in memory: of the layers' weights, of the head's, of K and V."""
+
+    layers: float
+    head: float
+    kv: float
+
+
+def store_of(plan: EnginePlan, head_dim: int) -> Store:
+    """How an engine with this plan keeps a model."""
+    recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
+    size = ITEMSIZE[plan.dtype]
+    kv = 1 + 4 / head_dim if plan.kv_dtype == "int8" else ITEMSIZE[plan.kv_dtype]
+    return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
+
+
+def _bytes(form: WeightFormat | None, itemsize: int) -> float:
+    """Of one weight, with its part of the scales: an int4 group has one of two bytes."""
+    if form is None:
+        return itemsize
+    return 1.0 if form.name == "int8" else 0.5 + 2 / form.group
+
 
 def least_seconds(
-    decoder: Decoder, work: Workload, itemsize: int, read_bytes_per_s: float, flops_per_s: float
+    decoder: Decoder, work: Workload, store: Store, read_bytes_per_s: float, flops_per_s: float
 ) -> float:
     """Time below which the workload cannot end on a machine with these two limits."""
-    together = min(work.num_requests, work.max_num_seqs)
-    waves = work.num_requests / together
-    prefill = work.num_requests * prefill_flops(decoder, work.input_len) / flops_per_s
-    decode = sum(
+    limits = (read_bytes_per_s, flops_per_s)
+    return prefill_seconds(decoder, work, store, *limits) + decode_seconds(
+        decoder, work, store, *limits
+    )
+
+
+def prefill_seconds(
+    decoder: Decoder, work: Workload, store: Store, read_bytes_per_s: float, flops_per_s: float
+) -> float:
+    """The part of it until every request has its first token, if none gets a second meanwhile."""
+    waves = work.num_requests / work.num_together
+    flops = work.num_requests * prefill_flops(decoder, work.input_len)
+    tokens = work.num_together * work.input_len
+    reads = waves * store.layers * _layer_weights_read(decoder, tokens)
+    reads += waves * store.head * _head_weights(decoder)
+    return max(flops / flops_per_s, reads / read_bytes_per_s)
+
+
+def decode_seconds(
+    decoder: Decoder, work: Workload, store: Store, read_bytes_per_s: float, flops_per_s: float
+) -> float:
+    """The part of it after that: output_len - 1 steps of all requests that run together."""
+    rows = work.num_together
+    waves = work.num_requests / rows
+    return waves * sum(
         max(
-            step_bytes(decoder, together, context, itemsize) / read_bytes_per_s,
-            together * flops_per_token(decoder, context) / flops_per_s,
+            step_bytes(decoder, rows, context, store) / read_bytes_per_s,
+            rows * flops_per_token(decoder, context) / flops_per_s,
         )
         for context in range(work.input_len + 1, work.input_len + work.output_len)
     )
-    return prefill + waves * decode
 
 
 def prefill_flops(decoder: Decoder, length: int) -> float:
     """Operations of one prompt: a token sees half of it on average, and the head runs once."""
-    head = 2 * decoder.vocab * decoder.dim
+    head = 2 * _head_weights(decoder)
     body = flops_per_token(decoder, length // 2) - head
     return length * body + head
 
 
-def step_bytes(decoder: Decoder, num_rows: int, context: int, itemsize: int) -> float:
+def step_bytes(decoder: Decoder, num_rows: int, context: int, store: Store) -> float:
     """Bytes that a decode step reads: the weights that its rows use, once, and their K/V."""
-    return itemsize * _weights_read(decoder, num_rows) + num_rows * context * kv_bytes_per_token(
-        decoder, itemsize
-    )
+    weights = store.layers * _layer_weights_read(decoder, num_rows)
+    weights += store.head * _head_weights(decoder)
+    return weights + store.kv * num_rows * sum(_kv_read(b, context) for b in decoder.blocks)
 
 
-def _weights_read(decoder: Decoder, num_rows: int) -> float:
-    """Weights that some row uses. Of the experts, each is chosen by a row with equal chance."""
-    active = active_parameters(decoder)
+def _kv_read(block: Block, context: int) -> int:
+    """Values of keys and values that a new token sees."""
+    attn = block.attn
+    seen = context if attn.window is None else min(context, attn.window)
+    return 2 * seen * attn.kv_heads * attn.head_dim
+
+
+def _head_weights(decoder: Decoder) -> int:
+    return decoder.vocab * decoder.dim
+
+
+def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
+    """Weights that some row uses, without the head. Of the experts, each is chosen by a row with
+    equal chance.
+    """
+    head = _head_weights(decoder)
+    active = active_parameters(decoder) - head
     embedding = 0 if decoder.tie else parameters(decoder)["embed.weight"].size
-    whole = num_parameters(decoder) - embedding
+    whole = num_parameters(decoder) - embedding - head
     if active >= whole:
         return active
     experts, top_k = _experts(decoder)
@@ -73,8 +138,6 @@ def _weights_read(decoder: Decoder, num_rows: int) -> float:
 
 
 def _experts(decoder: Decoder) -> tuple[int, int]:
-    from quire.models.spec import Moe
-
     return next(
         (block.mlp.experts, block.mlp.top_k)
         for block in decoder.blocks

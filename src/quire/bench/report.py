@@ -21,6 +21,19 @@ def finish(figures: Mapping[str, Any], file: Path | None) -> None:
         file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def print_share(figures: Mapping[str, Any]) -> None:
+    """The machine's limits and our share of them, in words."""
+    machine = figures["machine"]
+    print(
+        f"Limits of {machine['num_threads']} threads: {machine['read_bytes_per_s'] / 1e9:.1f} GB/s "
+        f"by {machine['read_by']}, {machine['flops_per_s'] / 1e9:.0f} GFLOP/s by "
+        f"{machine['flops_by']}"
+    )
+    for dtype, rate in machine["torch_flops_per_s"].items():
+        print(f"torch's {dtype} product reaches {rate / 1e9:.0f} GFLOP/s")
+    print(f"That is {figures['share_of_machine_limit']:.0%} of this machine's limit.")
+
+
 def percentile(values: list[float], percent: float) -> float:
     """The value below which `percent` of the values lie, interpolated between neighbours."""
     ordered = sorted(values)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
+from typing import Any
+
+import psutil
 
 from quire.bench.limits import Workload
-from quire.bench.report import add_output_flag, finish
+from quire.bench.report import add_output_flag, finish, print_share
+from quire.bench.trials import Bench, Timing, run_offline
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
-    limit_figures,
     open_llm,
     random_prompts,
     sampling,
@@ -27,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-len", "--random-output-len", type=int, default=64)
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--num-warmups", type=int, default=1, help="requests before the clock runs")
+    parser.add_argument("--num-trials", type=int, default=1, help="the median counts")
     parser.add_argument("--n", type=int, default=1, help="completions of each prompt")
     add_output_flag(parser)
     add_model_flags(parser)
@@ -39,22 +44,32 @@ def run(args: argparse.Namespace) -> int:
     prompts = random_prompts(
         args.num_prompts + args.num_warmups, args.input_len, vocab_size(plan), plan.seed
     )
+    work = Workload(args.num_prompts * args.n, args.input_len, args.output_len, plan.max_num_seqs)
+    outputs: list[Any] = []
     with open_llm(plan) as llm:
         ready_s = time.perf_counter() - start
         params = sampling(args.output_len, args)
-        warmups = as_prompts(prompts[args.num_prompts :])
-        llm.generate(warmups, params, use_tqdm=False)
-        start, cpu_start = time.perf_counter(), time.process_time()
-        outputs = llm.generate(as_prompts(prompts[: args.num_prompts]), params, use_tqdm=False)
-        elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        llm.generate(as_prompts(prompts[args.num_prompts :]), params, use_tqdm=False)
+        resident = psutil.Process().memory_info().rss
+
+        def trial() -> Timing:
+            if plan.enable_prefix_caching:
+                llm.reset_prefix_cache()
+            timing, outputs[:] = run_offline(llm, as_prompts(prompts[: args.num_prompts]), params)
+            return timing
+
+        bench = Bench.of(plan, work)
+        trials = bench.trials(args.num_trials, trial)
+    elapsed = statistics.median(timing.elapsed_s for timing, _ in trials)
     num_prompt = sum(len(output.prompt_token_ids or ()) for output in outputs)
     num_output = sum(len(c.token_ids) for output in outputs for c in output.outputs)
-    work = Workload(args.num_prompts * args.n, args.input_len, args.output_len, plan.max_num_seqs)
     figures = {
         **settings(plan, args),
         "elapsed_time": elapsed,
-        "cpu_time": cpu,
+        "elapsed_times": [timing.elapsed_s for timing, _ in trials],
+        "cpu_time": statistics.median(timing.cpu_s for timing, _ in trials),
         "ready_time": ready_s,
+        "resident_bytes": resident,
         "num_requests": len(outputs),
         "num_prompt_tokens": num_prompt,
         "num_output_tokens": num_output,
@@ -62,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
         "requests_per_second": len(outputs) / elapsed,
         "tokens_per_second": (num_prompt + num_output) / elapsed,
         "output_tokens_per_second": num_output / elapsed,
-        **limit_figures(plan, work, elapsed),
+        **bench.figures(trials),
     }
     print(
         f"Throughput: {figures['requests_per_second']:.2f} requests/s, "
         f"{figures['tokens_per_second']:.2f} total tokens/s, "
         f"{figures['output_tokens_per_second']:.2f} output tokens/s"
     )
-    print(f"That is {figures['share_of_machine_limit']:.0%} of this machine's limit.")
+    print_share(figures)
     finish(figures, args.output_json)
     return 0

@@ -7,13 +7,9 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from quire.bench.limits import Workload, least_seconds
 from quire.config.engine_args import EngineArgs
 from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
-from quire.config.resolve_dtype import ITEMSIZE
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -92,31 +88,13 @@ def as_prompts(prompts: list[list[int]]) -> list[Any]:
     return [{"prompt_token_ids": ids} for ids in prompts]
 
 
-def limit_figures(plan: EnginePlan, work: Workload, elapsed_s: float) -> dict[str, Any]:
-    """Measure the machine now, and say which share of its limit `elapsed_s` is."""
-    from quire.bench.machine import measure_limits
-    from quire.models import read_spec
-
-    machine = measure_limits(plan.dtype, plan.num_threads)
-    least = least_seconds(
-        read_spec(plan.hf_config),
-        work,
-        ITEMSIZE[plan.dtype],
-        machine.read_bytes_per_s,
-        machine.matrix_flops_per_s,
-    )
-    return {
-        "share_of_machine_limit": least / elapsed_s,
-        "limit_seconds": least,
-        "machine": msgspec.to_builtins(machine),
-    }
-
-
 def settings(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]:
     """What has to be equal for two figures to be comparable."""
     return {
         "model_id": args.random_model or plan.model,
         "dtype": plan.dtype,
+        "quantization": plan.quantization,
+        "kv_dtype": plan.kv_dtype,
         "input_len": args.input_len,
         "output_len": args.output_len,
         "n": args.n,

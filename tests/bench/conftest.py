@@ -1,0 +1,13 @@
+import pytest
+
+from quire.bench import machine
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache folder of its own, and limits that are measured in no time."""
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine, "_READ_BYTES", 2 << 20)
+    monkeypatch.setattr(machine, "_MATRIX", 64)
+    monkeypatch.setattr(machine, "_ROUNDS", 10)
+    return tmp_path
