@@ -89,6 +89,22 @@ class CapacityError(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class QueueOverflowError(CapacityError):
+    """Too many requests are unfinished (`max_num_queued_reqs`)."""
+
+
+class MaxQueuedTokensError(CapacityError):
+    """Too many prompt tokens wait (`max_num_queued_tokens`)."""
+
+
+class InputStreamError(EngineError):
+    """The generator that a prompt streamed from raised; `cause` is what it raised."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"The input stream failed: {cause}")
+        self.cause = cause
+
+
 class ProfilerAlreadyActive(EngineError):
     """A trace is being taken already (HTTP 409)."""
 

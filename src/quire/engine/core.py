@@ -30,7 +30,7 @@ from quire.engine.protocol import (
 from quire.errors import EngineDeadError, RequestError
 from quire.executor.abstract import Executor
 from quire.runner.step_output import StepOutput
-from quire.scheduling.outputs import StepOutputs
+from quire.scheduling.outputs import Ending, StepOutputs
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 
@@ -66,6 +66,9 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that can never run ends with an error in the next outputs."""
+        if request.continues:
+            self._continue(request)
+            return
         params = request.sampling_params
         try:
             self.scheduler.add(
@@ -80,6 +83,7 @@ class EngineCore:
                     output_token_ids=list(request.output_token_ids),
                     needs_host_ids=self.executor.needs_host_ids(params),
                     prompt_logprobs_done=request.prompt_logprobs_done,
+                    resumable=request.resumable,
                 )
             )
         except RequestError as error:
@@ -89,6 +93,21 @@ class EngineCore:
         except Exception:
             logger.exception("request %d was not taken", request.handle)
             self._refuse(request.handle, "the request could not be taken in")
+
+    def _continue(self, request: EngineCoreRequest) -> None:
+        """More input for a request that may have ended meanwhile."""
+        if request.handle not in self.scheduler.requests:
+            return
+        params = request.sampling_params
+        ending = self.scheduler.extend(
+            request.handle,
+            request.prompt_token_ids,
+            resumable=request.resumable,
+            params=params if request.prompt_token_ids else None,
+            needs_host_ids=self.executor.needs_host_ids(params),
+        )
+        if ending is not None:
+            self._refused.append(_finished(ending))
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """End requests without an output; handles that have ended already are left alone."""
@@ -137,11 +156,7 @@ class EngineCore:
         return EngineCoreOutputs(
             handles=list(learned.handles),
             token_ids=list(learned.token_ids),
-            finished=refused
-            + [
-                Finished(end.handle, FinishReason(end.reason), end.stop_reason, end.message)
-                for end in learned.endings
-            ],
+            finished=refused + [_finished(ending) for ending in learned.endings],
             started=[
                 Started(start.handle, start.num_cached_tokens, start.scheduled_time)
                 for start in learned.starts
@@ -165,6 +180,11 @@ class EngineCore:
             prefix_cache_hits=scheduler.prefix_hits,
             num_preemptions=scheduler.num_preemptions,
         )
+
+
+def _finished(ending: Ending) -> Finished:
+    reason = FinishReason(ending.reason)
+    return Finished(ending.handle, reason, ending.stop_reason, ending.message)
 
 
 def _columns(brought: StepOutput, kept: list[int] | None) -> LogprobColumns | None:

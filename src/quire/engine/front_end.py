@@ -2,37 +2,200 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import heapq
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
-from quire.engine.client import EngineCoreClient
+from quire.engine.client import CoreConnection
 from quire.engine.input_processor import InputProcessor, ModelLimits
-from quire.engine.output_processor import OutputProcessor
+from quire.engine.output_collector import RequestOutputCollector
+from quire.engine.output_processor import OutputProcessor, Processed
+from quire.engine.parallel_sampling import RequestGroup, fan_out
+from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
+from quire.engine.stats import EngineStats
+from quire.errors import InvalidParameter, InvalidType
 from quire.models import read_spec
+from quire.outputs import RequestOutput
+from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
+Client = TypeVar("Client", bound=CoreConnection)
 
-@dataclass(slots=True)
-class FrontEnd:
-    """What an `LLMEngine` works with: the core's client and the two processors on this side of it.
+
+class FrontEnd(Generic[Client]):
+    """The requests of one engine on the caller's side: both faces, `LLMEngine` and `AsyncLLM`, add
+    to it, feed it the core's outputs and abort through it.
 
     `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
     for metrics; `chat_template` overrides the tokenizer's.
     """
 
-    client: EngineCoreClient
-    tokenizer: Tokenizer | None
-    inputs: InputProcessor
-    outputs: OutputProcessor
-    model_name: str
-    log_stats: bool = False
-    chat_template: str | None = None
-    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        client: Client,
+        tokenizer: Tokenizer | None,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        model_name: str,
+        log_stats: bool = False,
+        chat_template: str | None = None,
+        sampling_defaults: Mapping[str, Any] | None = None,
+        client_index: int = 0,
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.inputs = inputs
+        self.outputs = outputs
+        self.model_name = model_name
+        self.log_stats = log_stats
+        self.chat_template = chat_template
+        self.sampling_defaults = dict(sampling_defaults or {})
+        self.stats = EngineStats(model_name, time.monotonic())
+        self._next_handle = client_index << CLIENT_SHIFT
+        self._deadlines: list[tuple[float, str]] = []
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+        data_parallel_rank: int | None = None,
+        resumable: bool = False,
+        has_mailbox: bool = False,
+        **inputs: Any,
+    ) -> RequestGroup:
+        """Check a request, expect its outputs and send it; `inputs` are for the input processor.
+
+        Raises subclasses of RequestError; then everything is as before.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidType("request_id", request_id, "it must be a str")
+        request, text = self.inputs.process(
+            prompt,
+            params,
+            handle=self._next_handle,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            priority=priority,
+            **inputs,
+        )
+        timeout_s = _timeout_s(request.sampling_params)
+        request.data_parallel_rank = data_parallel_rank
+        request.resumable = resumable
+        requests = fan_out(request)
+        group = RequestGroup(
+            request_id=request_id,
+            internal_id=f"{request_id}-{request.handle:08x}",
+            prompt=text if prompt_text is None else prompt_text,
+            prompt_token_ids=request.prompt_token_ids,
+            output_kind=request.sampling_params.output_kind,
+            handles=range(request.handle, request.handle + len(requests)),
+            num_open=len(requests),
+        )
+        if has_mailbox:
+            group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
+        self._next_handle += len(requests)
+        self._submit(group, requests)
+        if timeout_s is not None:
+            heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, group.internal_id))
+        self.stats.note_prompts([len(request.prompt_token_ids)])
+        return group
+
+    def extend(
+        self,
+        group: RequestGroup,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        **inputs: Any,
+    ) -> None:
+        """Send the next input of a resumable request. Raises subclasses of RequestError."""
+        request, _ = self.inputs.process(
+            prompt,
+            params,
+            handle=group.handles.start,
+            arrival_time=time.time(),
+            priority=priority,
+            **inputs,
+        )
+        request.resumable = request.continues = True
+        if self.outputs.is_unfinished(group):
+            self.client.add_request(request)
+            self.stats.note_prompts([len(request.prompt_token_ids)])
+
+    def end_input(self, group: RequestGroup, params: SamplingParams) -> None:
+        """No more input comes for a resumable request: it ends where it stops next."""
+        if self.outputs.is_unfinished(group):
+            handle = group.handles.start
+            end = EngineCoreRequest(handle, [], params, seed=0, arrival_time=time.time())
+            end.continues = True
+            self.client.add_request(end)
+
+    def take_in(self, step: EngineCoreOutputs) -> Processed:
+        """Turn a step of the core into outputs, and tell the core what they end."""
+        processed = self.outputs.process(step)
+        self.stats.note_step(step)
+        self._settle(processed)
+        return processed
+
+    def abort(
+        self, ids: Iterable[str], *, internal: bool, stop_reason: str | None = None
+    ) -> Processed:
+        """End requests here and in the core; the outputs are their last."""
+        processed = self.outputs.abort(ids, internal=internal, stop_reason=stop_reason)
+        self._settle(processed)
+        return processed
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next (monotonic, seconds)."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose time is over (reason "abort", stop reason "timeout")."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late.append(heapq.heappop(self._deadlines)[1])
+        return self.abort(late, internal=True, stop_reason="timeout").outputs if late else []
+
+    def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
+        """Give all the requests to the core, or none."""
+        self.outputs.add(group, requests, time.monotonic())
+        try:
+            for request in requests:
+                self.client.add_request(request)
+        except BaseException:
+            self.client.abort_requests(
+                self.outputs.abort([group.internal_id], internal=True).stopped
+            )
+            raise
+
+    def _settle(self, processed: Processed) -> None:
+        if processed.stopped:
+            self.client.abort_requests(processed.stopped)
+        if processed.ended:
+            self.stats.note_ended(processed.ended)
 
 
-def build_front_end(plan: EnginePlan, client: EngineCoreClient) -> FrontEnd:
+def _timeout_s(params: SamplingParams) -> float | None:
+    """The seconds that a request may take, from its `extra_args`; None: as long as it takes."""
+    given = (params.extra_args or {}).get("timeout_s")
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        allowed = "it must be a number of seconds above 0"
+        raise InvalidParameter("extra_args['timeout_s']", given, allowed)
+    return float(given)
+
+
+def build_front_end(plan: EnginePlan, client: Client, client_index: int = 0) -> FrontEnd[Client]:
     """Load the plan's tokenizer and put it in front of `client`, which runs the plan's core.
 
     Raises LoadError for tokenizer files that cannot be used.
@@ -56,5 +219,6 @@ def build_front_end(plan: EnginePlan, client: EngineCoreClient) -> FrontEnd:
         model_name=plan.served_model_names[0],
         log_stats=plan.log_stats,
         chat_template=plan.chat_template,
-        sampling_defaults=dict(plan.sampling_defaults),
+        sampling_defaults=plan.sampling_defaults,
+        client_index=client_index,
     )

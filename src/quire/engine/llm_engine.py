@@ -13,11 +13,9 @@ from typing import Any, Self
 from quire.config.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine import utility
+from quire.engine.client import EngineCoreClient
 from quire.engine.front_end import FrontEnd, build_front_end
-from quire.engine.output_processor import Processed
-from quire.engine.parallel_sampling import RequestGroup, fan_out
-from quire.engine.protocol import EngineCoreRequest
-from quire.engine.stats import Counter, EngineStats, Gauge
+from quire.engine.stats import Counter, Gauge
 from quire.engine.utility import PauseMode
 from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.outputs import RequestOutput
@@ -46,7 +44,7 @@ class LLMEngine:
         mm_registry: Any = None,
         multiprocess_mode: bool = False,
         *,
-        front_end: FrontEnd | None = None,
+        front_end: FrontEnd[EngineCoreClient] | None = None,
     ) -> None:
         hint = "Leave it out."
         _refuse("executor_class", executor_class, hint)
@@ -56,8 +54,6 @@ class LLMEngine:
         _refuse("multiprocess_mode", multiprocess_mode, "Leave it out: the core runs in-process.")
         self.front_end = front_end or _built(vllm_config)
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
-        self._stats = EngineStats(self.front_end.model_name, time.monotonic())
-        self._next_handle = 0
         self._ready: list[RequestOutput] = []
         self._logged_at = time.monotonic()
 
@@ -114,44 +110,18 @@ class LLMEngine:
         `arrival_time` is by the wall clock (default: now). `prompt_text` is what outputs show as
         the prompt. Raises subclasses of RequestError; then the engine is as before.
         """
-        if not isinstance(request_id, str):
-            raise InvalidType("request_id", request_id, "it must be a str")
-        front_end = self.front_end
-        request, text = front_end.inputs.process(
+        group = self.front_end.add(
+            request_id,
             prompt,
             params,
-            handle=self._next_handle,
-            arrival_time=time.time() if arrival_time is None else arrival_time,
+            arrival_time=arrival_time,
             priority=priority,
+            prompt_text=prompt_text,
             tokenization_kwargs=tokenization_kwargs,
             lora_request=lora_request,
             trace_headers=trace_headers,
         )
-        requests = fan_out(request)
-        group = RequestGroup(
-            request_id=request_id,
-            internal_id=f"{request_id}-{request.handle:08x}",
-            prompt=text if prompt_text is None else prompt_text,
-            prompt_token_ids=request.prompt_token_ids,
-            output_kind=request.sampling_params.output_kind,
-            handles=range(request.handle, request.handle + len(requests)),
-            num_open=len(requests),
-        )
-        self._next_handle += len(requests)
-        self._submit(group, requests)
-        self._stats.note_prompts([len(request.prompt_token_ids)])
         return group.internal_id
-
-    def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
-        """Give all the requests to the core, or none."""
-        self.front_end.outputs.add(group, requests, time.monotonic())
-        try:
-            for request in requests:
-                self.front_end.client.add_request(request)
-        except BaseException:
-            processed = self.front_end.outputs.abort([group.internal_id], internal=True)
-            self.front_end.client.abort_requests(processed.stopped)
-            raise
 
     def step(self) -> list[RequestOutput]:
         """Run the core once and give the outputs that are due; those of aborted requests come
@@ -160,15 +130,11 @@ class LLMEngine:
         Without unfinished requests it gives [] and costs nothing.
         """
         ready, self._ready = self._ready, []
+        if self.front_end.next_deadline is not None:
+            ready += self.front_end.expire(time.monotonic())
         if ready or not self.has_unfinished_requests():
             return ready
-        step = self.front_end.client.get_output()
-        processed = self.front_end.outputs.process(step)
-        if processed.stopped:
-            self.front_end.client.abort_requests(processed.stopped)
-        self._stats.note_step(step)
-        self._stats.note_outputs(processed.outputs)
-        return processed.outputs
+        return self.front_end.take_in(self.front_end.client.get_output()).outputs
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """End requests by the ids that callers gave, or by ours; unknown ids are passed over.
@@ -176,23 +142,16 @@ class LLMEngine:
         The next `step()` gives their final outputs, with what was generated.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        self._ready += self._abort(ids, internal).outputs
+        self._ready += self.front_end.abort(ids, internal=internal).outputs
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
         """End requests by the callers' ids and leave no trace: no outputs come of them."""
-        self._abort(list(request_ids), internal=False)
+        self.front_end.abort(list(request_ids), internal=False)
 
     def discard_all(self) -> None:
         """End every request and leave no trace."""
-        self._abort(self.front_end.outputs.unfinished_ids(), internal=True)
+        self.front_end.abort(self.front_end.outputs.unfinished_ids(), internal=True)
         self._ready.clear()
-
-    def _abort(self, ids: list[str], internal: bool) -> Processed:
-        processed = self.front_end.outputs.abort(ids, internal=internal)
-        if processed.stopped:
-            self.front_end.client.abort_requests(processed.stopped)
-        self._stats.note_outputs(processed.outputs)
-        return processed
 
     def get_num_unfinished_requests(self) -> int:
         """How many completions are not finished (a request with n=3 counts three times)."""
@@ -298,13 +257,13 @@ class LLMEngine:
         """
         if not self._is_logging:
             raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
-        return self._stats.metrics()
+        return self.front_end.stats.metrics()
 
     def do_log_stats(self) -> None:
         """Log one line of throughput and load, if statistics are on."""
         if self._is_logging:
             self._logged_at = time.monotonic()
-            self._stats.log(self._logged_at)
+            self.front_end.stats.log(self._logged_at)
 
     def do_log_stats_with_interval(self) -> None:
         """The same, but at most every ten seconds."""
@@ -335,7 +294,7 @@ class LLMEngine:
         raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
 
 
-def _built(plan: EnginePlan | None) -> FrontEnd:
+def _built(plan: EnginePlan | None) -> FrontEnd[EngineCoreClient]:
     if not isinstance(plan, EnginePlan):
         raise InvalidType("vllm_config", plan, "it must be an EnginePlan")
     from quire.engine.builder import build_client  # brings torch, which a given front end needs not

@@ -24,10 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 class Processed(NamedTuple):
-    """What one step means to the callers, and the handles that the core must abort."""
+    """What one step means to the callers, the handles that the core must abort, and why
+    completions ended. Outputs of requests with a mailbox are there.
+    """
 
     outputs: list[RequestOutput]
     stopped: list[int]
+    ended: list[FinishReason]
 
 
 class OutputProcessor:
@@ -47,6 +50,8 @@ class OutputProcessor:
         self._states: dict[int, RequestState] = {}
         self._groups: dict[str, RequestGroup] = {}
         self._by_name: dict[str, list[RequestGroup]] = {}
+        self.num_queued_tokens = 0
+        """Prompt tokens of requests that have no output yet."""
 
     @property
     def num_unfinished(self) -> int:
@@ -61,12 +66,13 @@ class OutputProcessor:
         self._groups[group.internal_id] = group
         self._by_name.setdefault(group.request_id, []).append(group)
         self._states.update((state.handle, state) for state in states)
+        self.num_queued_tokens += len(group.prompt_token_ids)
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
         """Take in one step of the core. Costs a few microseconds per token; FINAL_ONLY waits with
         the text.
         """
-        processed = Processed([], [])
+        processed = Processed([], [], [])
         self._note_starts(outputs)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
@@ -85,18 +91,20 @@ class OutputProcessor:
                 self._advance(state, (), end, None, 0, processed)
         return processed
 
-    def abort(self, ids: Iterable[str], *, internal: bool = False) -> Processed:
+    def abort(
+        self, ids: Iterable[str], *, internal: bool = False, stop_reason: str | None = None
+    ) -> Processed:
         """End requests by the caller's ids (every request that has such an id), or by ours.
 
         Unknown ids are passed over: a request may have finished meanwhile. Gives the final outputs,
-        which carry what was generated, and the handles that the core must abort.
+        which carry what was generated and `stop_reason`, and the handles that the core must abort.
         """
-        processed = Processed([], [])
+        processed = Processed([], [], [])
         for request_id in ids:
             for handle in self._handles(request_id, internal):
                 state = self._states.get(handle)
                 if state is not None:
-                    self._abort(state, processed)
+                    self._abort(state, stop_reason, processed)
         return processed
 
     def _handles(self, request_id: str, internal: bool) -> list[int]:
@@ -110,6 +118,20 @@ class OutputProcessor:
         return (
             [] if group is None or not index.isdecimal() else list(group.handles)[int(index) :][:1]
         )
+
+    def is_unfinished(self, group: RequestGroup) -> bool:
+        """Whether outputs of the group are still to come."""
+        return group.internal_id in self._groups
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request whose outputs go to a mailbox with `error`, and forget them all."""
+        for group in self._groups.values():
+            if group.mailbox is not None:
+                group.mailbox.put(error)
+        self._states.clear()
+        self._groups.clear()
+        self._by_name.clear()
+        self.num_queued_tokens = 0
 
     def unfinished_ids(self) -> list[str]:
         """Our own ids of the requests that are not finished."""
@@ -155,6 +177,7 @@ class OutputProcessor:
             if state is not None:
                 if state.group.num_cached_tokens is None:
                     state.group.num_cached_tokens = started.num_cached_tokens
+                self._dequeue(state.group)
                 if state.stats is not None:
                     state.stats.scheduled_ts = started.scheduled_time
         for message in outputs.prompt_logprobs:
@@ -178,24 +201,38 @@ class OutputProcessor:
             if stop is not None:
                 end = Finished(state.handle, FinishReason.STOP, stop)
                 processed.stopped.append(state.handle)
-            output = state.partial() if end is None else state.final(end)
+            if end is not None:
+                output = state.final(end)
+            elif state.group.mailbox is None:
+                output = state.partial()
+            else:
+                output = None
+                if state.is_due:
+                    state.group.mailbox.note(state)
         except Exception as error:
             output = self._failed(state, error)
+            end = Finished(state.handle, FinishReason.ERROR)
             processed.stopped.append(state.handle)
-        if state.is_ended:
+        if end is not None:
+            processed.ended.append(end.reason)
             self._forget(state)
-        if output is not None:
-            processed.outputs.append(output)
+        _deliver(state.group, output, processed)
 
-    def _abort(self, state: RequestState, processed: Processed) -> None:
+    def _abort(self, state: RequestState, stop_reason: str | None, processed: Processed) -> None:
         try:
-            output = state.final(Finished(state.handle, FinishReason.ABORT))
+            output = state.final(Finished(state.handle, FinishReason.ABORT, stop_reason))
         except Exception as error:
             output = self._failed(state, error)
         self._forget(state)
+        processed.ended.append(FinishReason.ABORT)
         processed.stopped.append(state.handle)
-        if output is not None:
-            processed.outputs.append(output)
+        _deliver(state.group, output, processed)
+
+    def _dequeue(self, group: RequestGroup) -> None:
+        """The group waits for its first output no more."""
+        if group.is_queued:
+            group.is_queued = False
+            self.num_queued_tokens -= len(group.prompt_token_ids)
 
     def _failed(self, state: RequestState, error: Exception) -> RequestOutput | None:
         request_id = state.group.request_id
@@ -206,11 +243,21 @@ class OutputProcessor:
         del self._states[state.handle]
         group = state.group
         if group.is_finished:
+            self._dequeue(group)
             del self._groups[group.internal_id]
             namesakes = self._by_name[group.request_id]
             namesakes.remove(group)
             if not namesakes:
                 del self._by_name[group.request_id]
+
+
+def _deliver(group: RequestGroup, output: RequestOutput | None, processed: Processed) -> None:
+    if output is None:
+        return
+    if group.mailbox is None:
+        processed.outputs.append(output)
+    else:
+        group.mailbox.put(output)
 
 
 def child_id(group: RequestGroup, handle: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
+from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.protocol import EngineCoreRequest
 from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from quire.params import RequestOutputKind, SamplingParams
@@ -63,7 +64,11 @@ class RequestGroup:
     handles: range
     num_open: int
     num_cached_tokens: int | None = None
+    is_queued: bool = True
+    """No output has come yet."""
     prompt_logprobs: object = None
+    mailbox: RequestOutputCollector | None = None
+    """Where the outputs go; None: to whoever steps the engine."""
     ended: list[CompletionOutput] = field(default_factory=list)
 
     @property

@@ -82,6 +82,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     current_wave: int = 0
     resumable: bool = False
     timeout_s: float | None = None
+    continues: bool = False
+    """More input for a request that was sent as resumable; passed over when that has ended."""
 
 
 class LogprobColumns(msgspec.Struct, array_like=True, gc=False):

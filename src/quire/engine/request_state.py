@@ -65,15 +65,17 @@ class RequestState:
                 self.logprobs.add(frame, frame.at[position + place - before], context)
         return stop
 
-    def partial(self) -> RequestOutput | None:
-        """What the caller gets now, before the end; None when it is not time."""
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something that the caller should have before the end."""
         if self._kind is _DELTA:
             num_new = len(self.text.token_ids) - self._num_given
-            if self._num_given > 0 and num_new < self._interval:
-                return None
-        elif self._kind is not _CUMULATIVE:
-            return None
-        return self._output(self._completion())
+            return self._num_given == 0 or num_new >= self._interval
+        return self._kind is _CUMULATIVE
+
+    def partial(self) -> RequestOutput | None:
+        """What the caller gets now, before the end; None when it is not time."""
+        return self._output(self._completion()) if self.is_due else None
 
     def final(self, end: Finished) -> RequestOutput | None:
         """The last output of this completion; None while FINAL_ONLY waits for its siblings."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from quire.engine.protocol import EngineCoreOutputs, FinishReason, SchedulerStats
-from quire.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +37,7 @@ class EngineStats:
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._num_ended = {str(reason): 0 for reason in FinishReason}
+        self._num_rejected: dict[str, int] = {}
         self._logged = (now, 0, 0)
 
     def note_prompts(self, lengths: Iterable[int]) -> None:
@@ -50,12 +50,14 @@ class EngineStats:
         if step.stats is not None:
             self._scheduler = step.stats
 
-    def note_outputs(self, outputs: Iterable[RequestOutput]) -> None:
-        """These outputs go to callers."""
-        for output in outputs:
-            for completion in output.outputs:
-                if completion.finish_reason is not None:
-                    self._num_ended[completion.finish_reason] += 1
+    def note_ended(self, reasons: Iterable[FinishReason]) -> None:
+        """Completions ended for these reasons."""
+        for reason in reasons:
+            self._num_ended[str(reason)] += 1
+
+    def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
+        """So many requests in all were refused because of each limit."""
+        self._num_rejected = dict(num_by_limit)
 
     def metrics(self) -> list[Counter | Gauge]:
         """Every metric, in a fixed order; `num_` gauges and cache counters are those of the last
@@ -81,6 +83,10 @@ class EngineStats:
             *(
                 Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
                 for reason, count in self._num_ended.items()
+            ),
+            *(
+                Counter("vllm:admission_rejections", {**labels, "reason": limit}, count)
+                for limit, count in self._num_rejected.items()
             ),
         ]
 

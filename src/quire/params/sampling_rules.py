@@ -198,6 +198,8 @@ def _check_parts(params: SamplingParams) -> None:
         _is_a("repetition_detection", params.repetition_detection, RepetitionDetectionParams)
     if params.extra_args is not None:
         _is_a("extra_args", params.extra_args, dict)
+        if not all(isinstance(key, str) for key in params.extra_args):
+            raise InvalidType("extra_args", params.extra_args, "its keys must be str")
         checks.wire_ints("extra_args", params.extra_args)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.params import SamplingParams
 from quire.scheduling.step import NewRow
@@ -31,6 +32,15 @@ class Reason(enum.IntEnum):
     ABORT = 2
     ERROR = 3
     REPETITION = 4
+
+
+class NextInput(NamedTuple):
+    """Input that a resumable request takes when it stops; `params` None: those it has."""
+
+    token_ids: list[int]
+    resumable: bool
+    params: SamplingParams | None
+    needs_host_ids: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +98,8 @@ class Request:
     lane_offset: int = 0
     due: int = -1
     """Tick of the lane's next event for this request."""
-    pending_input: list[tuple[list[int], bool]] = field(default_factory=list)
-    """(ids, whether still more may come), in the order of `Scheduler.extend`."""
+    pending_input: list[NextInput] = field(default_factory=list)
+    """In the order of `Scheduler.extend`."""
     last_stop: tuple[Reason, int | str | None] | None = None
     """Why an idle request stopped."""
 

@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Collection
 
 from quire.errors import RequestError
+from quire.params import SamplingParams
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.kv_memory import KVMemory
 from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
 from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
-from quire.scheduling.request import Reason, Request, State
+from quire.scheduling.request import NextInput, Reason, Request, State
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import Chunk, StepPlan, StepResult
 from quire.scheduling.step_record import ScheduledChunk, StepRecord
@@ -98,8 +99,17 @@ class Scheduler:
         self._end(request)
         return True
 
-    def extend(self, handle: int, token_ids: list[int], *, resumable: bool) -> Ending | None:
-        """More input for a resumable request: now if it is idle, else when it stops next.
+    def extend(
+        self,
+        handle: int,
+        token_ids: list[int],
+        *,
+        resumable: bool,
+        params: SamplingParams | None = None,
+        needs_host_ids: bool = False,
+    ) -> Ending | None:
+        """More input for a resumable request: now if it is idle, else when it stops next. `params`
+        hold from this input on (None: those it has).
 
         The newest sampled token, whose K/V was never computed, is dropped; the other outputs
         become prompt. Without ids and with `resumable` False the request ends instead, and its
@@ -108,7 +118,7 @@ class Scheduler:
         request = self.requests[handle]
         if not request.resumable:
             raise ValueError(f"request {handle} takes no more input")
-        request.pending_input.append((token_ids, resumable))
+        request.pending_input.append(NextInput(token_ids, resumable, params, needs_host_ids))
         return self._take_input(request) if request.state is State.IDLE else None
 
     # ---- one step
@@ -365,7 +375,8 @@ class Scheduler:
         """Apply the next input of an idle request, if there is one."""
         if not request.pending_input:
             return None
-        token_ids, request.resumable = request.pending_input.pop(0)
+        given = request.pending_input.pop(0)
+        token_ids, request.resumable = given.token_ids, given.resumable
         assert request.last_stop is not None
         if not token_ids and not request.resumable:
             return self._stop(request, request.last_stop)
@@ -373,6 +384,8 @@ class Scheduler:
             self._end(request)
             return Ending(request.handle, Reason.ERROR, None, "the input grew beyond max_model_len")
         request.absorb(token_ids)
+        if given.params is not None:
+            self._change_params(request, given.params, given.needs_host_ids)
         self._set_length(request)
         if request.row < 0:
             request.state = State.PREEMPTED
@@ -383,6 +396,15 @@ class Scheduler:
             self._removed.append(request.row)
             self._entered[request.handle] = request.num_computed_tokens
         return None
+
+    def _change_params(
+        self, request: Request, params: SamplingParams, needs_host_ids: bool
+    ) -> None:
+        if request.row >= 0:
+            self._stops.remove(request)
+        request.params, request.needs_host_ids = params, needs_host_ids
+        if request.row >= 0:
+            self._stops.add(request)
 
     def _end(self, request: Request) -> None:
         if request.row >= 0:

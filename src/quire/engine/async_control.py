@@ -1,0 +1,120 @@
+"""What `AsyncLLM` does to its engine as a whole: pause, sleep, reset, profile, ask."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from quire.engine import utility
+from quire.engine.utility import PauseMode
+from quire.errors import NotBuiltYet
+
+T = TypeVar("T")
+
+
+class AsyncControl(ABC):
+    """The awaited twin of the utilities; `_call` sends one and waits for its answer."""
+
+    @abstractmethod
+    async def _call(self, call: utility.Utility[T]) -> T: ...
+
+    async def pause_generation(
+        self,
+        mode: PauseMode | bool = "abort",
+        clear_cache: bool = True,
+        *,
+        wait_for_inflight_requests: bool | None = None,
+    ) -> None:
+        """Schedule nothing more: requests there are end (abort), finish first (wait) or freeze
+        (keep); new ones queue. Done when the device is idle.
+
+        The older form is taken too: `wait_for_inflight_requests`, by name or first, is "wait" or
+        "abort".
+        """
+        if wait_for_inflight_requests is not None:
+            mode = wait_for_inflight_requests
+        if isinstance(mode, bool):
+            mode = "wait" if mode else "abort"
+        await self._call(utility.pause_scheduler(mode, clear_cache))
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`."""
+        await self._call(utility.resume_scheduler())
+
+    async def is_paused(self) -> bool:
+        """Whether nothing is scheduled."""
+        return await self._call(utility.is_scheduler_paused())
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Stop scheduling, and give memory back: the KV cache (1), the weights too (2)."""
+        await self._call(utility.sleep(level, mode))
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Take back "weights", "kv_cache" and "scheduling" (None: all); whether all is back."""
+        return await self._call(utility.wake_up(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether `sleep` is in force, at any level."""
+        return await self._call(utility.is_sleeping())
+
+    async def release_kv_cache_memory(self) -> None:
+        """Give back the KV cache alone, while paused."""
+        await self._call(utility.release_kv_cache_memory())
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget all cached blocks; False while requests use some."""
+        return await self._call(utility.reset_prefix_cache(reset_running_requests, reset_connector))
+
+    async def reset_mm_cache(self) -> None:
+        """Forget processed media; a text model has none, so nothing changes."""
+        await self._call(utility.reset_mm_cache())
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget encoders' outputs; a text model has none, so nothing changes."""
+        await self._call(utility.reset_encoder_cache())
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker by name. Raises TimeoutError."""
+        call = utility.collective_rpc(method, timeout, args, dict(kwargs or {}))
+        return await self._call(call)
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a trace of the steps; needs `profiler_config`."""
+        await self._call(utility.profile(True, profile_prefix))
+
+    async def stop_profile(self) -> list[str]:
+        """End the trace; the files that were written."""
+        files = await self._call(utility.profile(False))
+        return [file for file in files if file is not None]
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What requests can be for."""
+        tasks = await self._call(utility.get_supported_tasks())
+        return tuple(tasks)
+
+    # documented, not built
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Refused: adapters are not served yet."""
+        raise NotBuiltYet("method", "add_lora", "Merge the adapter into the model's weights.")
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Refused: adapters are not served yet."""
+        raise NotBuiltYet("method", "remove_lora", "There are no adapters to remove.")
+
+    async def list_loras(self) -> set[int]:
+        """No adapter is ever loaded."""
+        return set()
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Refused: adapters are not served yet."""
+        raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")

@@ -1,0 +1,431 @@
+"""`AsyncLLM`: the face of one engine for many callers in one event loop.
+
+It shares everything with `LLMEngine` but the waiting: a task takes the core's outputs and puts them
+into each request's mailbox (output_collector.py), from which `generate` takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NoReturn, TypeVar, cast
+
+from quire.config.plan import EnginePlan
+from quire.engine import utility
+from quire.engine.admission import Admission, QueueLimits
+from quire.engine.async_control import AsyncControl
+from quire.engine.client import AsyncEngineCoreClient
+from quire.engine.front_end import FrontEnd
+from quire.engine.input_stream import InputStream, StreamingInput, check_streamable, feed
+from quire.engine.output_collector import RequestOutputCollector
+from quire.engine.parallel_sampling import RequestGroup
+from quire.engine.stats import Counter, Gauge
+from quire.errors import (
+    CapacityError,
+    EngineDeadError,
+    EngineError,
+    EngineGenerateError,
+    InputStreamError,
+    NotBuiltYet,
+    RequestError,
+)
+from quire.outputs import RequestOutput
+from quire.params import PoolingParams, SamplingParams
+from quire.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_S = 60.0
+"""A core that has work and completes no step for so long is not ready."""
+ALIVE_S = 10.0
+"""A core whose loop was silent for so long is not alive."""
+
+
+class AsyncLLM(AsyncControl):
+    """Serves requests concurrently; every method belongs to one event loop.
+
+    `front_end` replaces what would be built from `vllm_config`; `limits` bound what may wait (None:
+    the plan's). Invariant: every request ends with one last output or one exception.
+    """
+
+    def __init__(
+        self,
+        vllm_config: EnginePlan | None = None,
+        executor_class: Any = None,
+        log_stats: bool | None = None,
+        usage_context: Any = None,
+        mm_registry: Any = None,
+        use_cached_outputs: bool = False,
+        log_requests: bool = True,
+        start_engine_loop: bool = True,
+        stat_loggers: Any = None,
+        aggregate_engine_logging: bool = False,
+        *,
+        front_end: FrontEnd[AsyncEngineCoreClient],
+        limits: QueueLimits | None = None,
+    ) -> None:
+        for name, value in (
+            ("executor_class", executor_class),
+            ("mm_registry", mm_registry),
+            ("use_cached_outputs", use_cached_outputs),
+            ("stat_loggers", stat_loggers),
+            ("aggregate_engine_logging", aggregate_engine_logging),
+        ):
+            if value:
+                raise NotBuiltYet(name, value, "Leave it out.")
+        self.vllm_config = vllm_config
+        self.front_end = front_end
+        self._is_logging = front_end.log_stats if log_stats is None else log_stats
+        self._log_requests = log_requests
+        self._admission = Admission(front_end.outputs, limits or _limits(vllm_config))
+        self._handler: asyncio.Task[None] | None = None
+        self._feeders: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._error: BaseException | None = None
+        if start_engine_loop:
+            self._start_handler()
+
+    # requests
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt and give the outputs of its kind (cumulative, delta, final) as they
+        come. Leaving the generator, or cancelling its task, aborts the request.
+
+        `prompt` may be an async generator of `StreamingInput`. Raises subclasses of RequestError,
+        CapacityError when too much waits, EngineDeadError, else EngineGenerateError.
+        """
+        mailbox = None
+        try:
+            mailbox = await self.add_request(
+                request_id,
+                prompt,
+                sampling_params,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                data_parallel_rank=data_parallel_rank,
+                prompt_text=prompt_text,
+            )
+            is_finished = False
+            while not is_finished:
+                output = mailbox.get_nowait() or await mailbox.get()
+                is_finished = output.finished
+                yield output
+        except (EngineDeadError, RequestError, CapacityError):
+            raise
+        except InputStreamError as error:
+            raise error.cause from None
+        except Exception as error:
+            logger.exception("Request %s failed in the front end.", request_id)
+            raise EngineGenerateError(f"The stream ended by an error: {error}") from error
+        finally:
+            if mailbox is not None:
+                self._leave(mailbox)
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        prompt_text: str | None = None,
+    ) -> RequestOutputCollector:
+        """Queue a request and give the mailbox of its outputs; close nothing but call `abort` when
+        they are not wanted any more. Raises what `generate` raises.
+        """
+        self._require_alive()
+        self._start_handler()
+        self.check_admission(params.n if isinstance(params, SamplingParams) else 1)
+        add = partial(
+            self.front_end.add,
+            arrival_time=arrival_time,
+            prompt_text=prompt_text,
+            data_parallel_rank=data_parallel_rank,
+            has_mailbox=True,
+        )
+        inputs = {
+            "priority": priority,
+            "lora_request": lora_request,
+            "tokenization_kwargs": tokenization_kwargs,
+            "trace_headers": trace_headers,
+        }
+        if inspect.isasyncgen(prompt):
+            group = await self._add_streaming(
+                add, request_id, cast(InputStream, prompt), params, inputs
+            )
+        else:
+            group = add(request_id, prompt, params, **inputs)
+        if self._log_requests:
+            logger.info("Added request %s.", request_id)
+        self._arm()
+        assert group.mailbox is not None
+        return group.mailbox
+
+    async def encode(self, prompt: Any, *args: Any, **options: Any) -> NoReturn:
+        """Refused: this engine generates text."""
+        hint = "Use generate(): pooling models are not served yet."
+        raise NotBuiltYet("method", "encode", hint)
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests by the callers' ids (all that have one) or by ours; unknown ids are passed
+        over. Who reads their outputs gets a last one, with the reason "abort".
+        """
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        processed = self.front_end.abort(ids, internal=internal)
+        self._note_ended(len(processed.ended))
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Raises QueueOverflowError or MaxQueuedTokensError when a request with `n` completions
+        would be too much now; `retry_after_s` says when to try again.
+        """
+        try:
+            self._admission.check(n)
+        except CapacityError:
+            self.front_end.stats.note_rejected(self._admission.num_rejected)
+            raise
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many completions are not finished."""
+        return self.front_end.outputs.num_unfinished
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that have no output yet."""
+        return self.front_end.outputs.num_queued_tokens
+
+    async def _add_streaming(
+        self,
+        add: Callable[..., RequestGroup],
+        request_id: str,
+        stream: InputStream,
+        params: SamplingParams | PoolingParams,
+        inputs: dict[str, Any],
+    ) -> RequestGroup:
+        """Add the stream's first part, and leave a task behind that sends the others."""
+        check_streamable(params)
+        assert isinstance(params, SamplingParams)
+        try:
+            first = await anext(stream)
+        except StopAsyncIteration:
+            raise RequestError("The input stream ended before its first part.") from None
+        except Exception as error:
+            raise InputStreamError(error) from error
+        group = add(
+            request_id, first.prompt, first.sampling_params or params, resumable=True, **inputs
+        )
+        latest = params
+
+        def send(part: StreamingInput) -> None:
+            nonlocal latest
+            latest = part.sampling_params or latest
+            self.front_end.extend(group, part.prompt, latest, **inputs)
+
+        task = asyncio.create_task(
+            feed(stream, send, lambda: self.front_end.end_input(group, latest))
+        )
+        self._feeders.add(task)
+        task.add_done_callback(partial(self._on_input_end, group))
+        return group
+
+    def _on_input_end(self, group: RequestGroup, task: asyncio.Task[None]) -> None:
+        self._feeders.discard(task)
+        if not task.cancelled() and task.exception() is not None and group.mailbox is not None:
+            group.mailbox.put(task.exception() or AssertionError())
+
+    def _leave(self, mailbox: RequestOutputCollector) -> None:
+        """Nobody reads the outputs any more: end the request if it has not ended."""
+        mailbox.close()
+        if self._error is None:
+            processed = self.front_end.abort([mailbox.internal_id], internal=True)
+            self._note_ended(len(processed.ended))
+
+    # outputs
+
+    def _start_handler(self) -> None:
+        if self._handler is not None:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # no loop yet: the first request starts it
+        self._handler = loop.create_task(self._handle_outputs(), name="output handler")
+
+    async def _handle_outputs(self) -> None:
+        """Take steps from the core until it dies or the engine is shut down."""
+        try:
+            while True:
+                step = await self.front_end.client.get_output()
+                self._note_ended(len(self.front_end.take_in(step).ended))
+                await asyncio.sleep(0)  # the consumers run before the next step is taken
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._die(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _die(self, error: BaseException) -> None:
+        if not isinstance(error, EngineDeadError):
+            logger.error("The output handler failed.", exc_info=error)
+            dead = EngineDeadError(f"The output handler failed: {type(error).__name__}: {error}")
+            dead.__cause__ = error
+            error = dead
+        self._error = error
+        self.front_end.outputs.fail_all(error)
+        self._note_ended(0)
+
+    def _note_ended(self, num_completions: int) -> None:
+        if num_completions:
+            self._admission.note_ended(num_completions)
+        if self._idle and not self.front_end.outputs.num_unfinished:
+            waiting, self._idle = self._idle, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def _arm(self) -> None:
+        """Have the timer ring when the next request's time is over."""
+        deadline = self.front_end.next_deadline
+        if deadline is None:
+            return
+        loop = asyncio.get_running_loop()
+        when = loop.time() + max(0.0, deadline - time.monotonic())
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._error is None:
+            self.front_end.expire(time.monotonic())
+            self._note_ended(0)
+            self._arm()
+
+    # the engine as a whole
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises EngineError when the engine was made without one."""
+        if self.front_end.tokenizer is None:
+            raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
+        return self.front_end.tokenizer
+
+    async def is_tracing_enabled(self) -> bool:
+        """There is no tracing yet."""
+        return False
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError unless requests can be served."""
+        self._require_alive()
+
+    def is_alive(self, limit_s: float = ALIVE_S) -> bool:
+        """Whether every core's loop turned within `limit_s`."""
+        return not self.errored and all(core.is_alive(limit_s) for core in self._cores())
+
+    def is_ready(self, limit_s: float = PROGRESS_S) -> bool:
+        """Whether every core gets on: where work waits, a step was completed within `limit_s`."""
+        return not self.errored and all(core.is_ready(limit_s) for core in self._cores())
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until no request is unfinished. Raises TimeoutError after `drain_timeout`
+        seconds.
+        """
+        if self.front_end.outputs.num_unfinished:
+            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            await asyncio.wait_for(idle, drain_timeout)
+
+    def get_metrics(self) -> list[Counter | Gauge]:
+        """Totals since the start and the state of the queues. Raises EngineError when statistics
+        are off.
+        """
+        if not self._is_logging:
+            raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
+        return self.front_end.stats.metrics()
+
+    async def do_log_stats(self) -> None:
+        """Log one line of throughput and load, if statistics are on."""
+        if self._is_logging:
+            self.front_end.stats.log(time.monotonic())
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine: requests may finish for `timeout` seconds in the core, then all streams
+        end with EngineDeadError. May be called again.
+        """
+        if self._handler is not None:
+            self._handler.cancel()
+        for task in self._feeders:
+            task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._error is None:
+            self._die(EngineDeadError("The engine was shut down; make a new one."))
+        self.front_end.client.shutdown(timeout)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when the engine was made without one."""
+        return self.front_end.tokenizer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes outputs, or will with its first request."""
+        return self._error is None and (self._handler is None or not self._handler.done())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine is dead."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead: its core died for good, or it was shut down."""
+        return not self.is_running
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Why the engine is dead."""
+        return self._error or EngineDeadError("The output handler has ended.")
+
+    def _cores(self) -> list[Any]:
+        client = self.front_end.client
+        return [client.core_status(index) for index in client.engine_indices]
+
+    async def _call(self, call: utility.Utility[T]) -> T:
+        self._require_alive()
+        self._start_handler()
+        return await self.front_end.client.call(call)
+
+    def _require_alive(self) -> None:
+        if self.errored:
+            raise EngineDeadError(str(self.dead_error)) from self.dead_error
+
+
+def _limits(plan: EnginePlan | None) -> QueueLimits:
+    assert plan is not None, "an engine without a plan is given its limits"
+    return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)

@@ -1,0 +1,52 @@
+"""Prompts that come bit by bit: the caller gives an async generator of `StreamingInput`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InputStreamError, InvalidParameter, InvalidType
+from quire.params import RequestOutputKind, SamplingParams
+
+
+@dataclass(slots=True)
+class StreamingInput:
+    """The next part of a prompt, and the parameters from here on (None: those of the request).
+
+    The request answers each part; what it said becomes part of the prompt for the next one.
+    """
+
+    prompt: Any
+    sampling_params: SamplingParams | None = None
+
+
+InputStream = AsyncGenerator[StreamingInput, None]
+
+
+def check_streamable(params: object) -> None:
+    """Raise InvalidType or InvalidParameter for parameters that a streamed prompt cannot have."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidType("params", params, "a streamed prompt needs SamplingParams")
+    if params.n > 1:
+        raise InvalidParameter("n", params.n, "a streamed prompt has one completion")
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        allowed = "a streamed prompt has many outputs: use DELTA or CUMULATIVE"
+        raise InvalidParameter("output_kind", params.output_kind, allowed)
+    if params.stop:
+        hint = "Use stop_token_ids."
+        raise InvalidParameter("stop", params.stop, "a streamed prompt has no stop strings", hint)
+
+
+async def feed(
+    stream: InputStream, send: Callable[[StreamingInput], None], end: Callable[[], None]
+) -> None:
+    """Send every part as it comes, then the end. Raises InputStreamError for what goes wrong."""
+    try:
+        async for part in stream:
+            if part.sampling_params is not None:
+                check_streamable(part.sampling_params)
+            send(part)
+    except Exception as error:
+        raise InputStreamError(error) from error
+    end()

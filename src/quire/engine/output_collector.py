@@ -1,0 +1,93 @@
+"""What a caller of `AsyncLLM` has not fetched yet: one slot per request, in which news merge."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from quire.outputs import RequestOutput
+from quire.params import RequestOutputKind
+
+
+class Unfetched(Protocol):
+    """A completion that has something new (`RequestState`)."""
+
+    handle: int
+    is_ended: bool
+
+    def partial(self) -> RequestOutput | None:
+        """What is new since the last call."""
+        ...
+
+
+class RequestOutputCollector:
+    """The mailbox of one request: filled by the output handler, emptied by one consumer.
+
+    A completion with new tokens is only noted; its output is made when the consumer asks. So what a
+    slow consumer has missed costs no memory beside the tokens themselves, and nobody's time: it
+    gets one output with all of it. An error takes the place of everything that was not fetched.
+    """
+
+    def __init__(self, output_kind: RequestOutputKind, request_id: str, internal_id: str) -> None:
+        self.request_id = request_id
+        self.internal_id = internal_id
+        self._is_delta = output_kind is RequestOutputKind.DELTA
+        self._news: dict[int, Unfetched] = {}
+        self._output: RequestOutput | None = None
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def note(self, completion: Unfetched) -> None:
+        """A completion has new tokens."""
+        if not self._is_closed:
+            self._news[completion.handle] = completion
+            self._wake()
+
+    def put(self, output: RequestOutput | BaseException) -> None:
+        """Add an output to what is here, or an error in place of it."""
+        if self._is_closed:
+            return
+        if isinstance(output, BaseException):
+            self._error = output
+        elif self._output is None:
+            self._output = output
+        else:
+            self._output.add(output, aggregate=self._is_delta)
+        self._wake()
+
+    def get_nowait(self) -> RequestOutput | None:
+        """All that is new as one output; None if nothing is. Raises the error that was put."""
+        if self._error is not None:
+            raise self._error
+        output, self._output = self._output, None
+        if self._news:
+            news, self._news = self._news, {}
+            for completion in news.values():
+                part = None if completion.is_ended else completion.partial()
+                if output is None:
+                    output = part
+                elif part is not None:
+                    output.add(part, aggregate=self._is_delta)
+        return output
+
+    async def get(self) -> RequestOutput:
+        """The same, waiting until there is something."""
+        while (output := self.get_nowait()) is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return output
+
+    def close(self) -> None:
+        """The consumer is gone: nothing is kept any more."""
+        self._is_closed = True
+        self._news.clear()
+        self._output = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

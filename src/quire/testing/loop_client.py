@@ -1,0 +1,76 @@
+"""A core without a process for an event loop: any blocking client, stepped inside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from quire.engine.client import CoreStatus, EngineCoreClient
+from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest
+from quire.engine.utility import Utility
+
+T = TypeVar("T")
+
+
+class LoopClient:
+    """`AsyncEngineCoreClient` over `inner`: a step blocks the loop, so it is for tests and for
+    looking at a front end alone.
+
+    `has_work` says whether a step would bring something; when it does not, `get_output` waits for
+    the next request or call.
+    """
+
+    def __init__(self, inner: EngineCoreClient, has_work: Callable[[], bool]) -> None:
+        self.inner = inner
+        self._has_work = has_work
+        self._news = asyncio.Event()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request."""
+        self.inner.add_request(request)
+        self._news.set()
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """Drop requests."""
+        self.inner.abort_requests(handles)
+        self._news.set()
+
+    async def get_output(self) -> EngineCoreOutputs:
+        """The next step that brings something."""
+        while True:
+            await asyncio.sleep(0)
+            if self._has_work():
+                outputs = self.inner.get_output()
+                if outputs.handles or outputs.finished:
+                    return outputs
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    async def call(self, utility: Utility[T]) -> T:
+        """Ask the core."""
+        answer = self.inner.call(utility)
+        self._news.set()
+        return answer
+
+    def engine_of(self, handle: int) -> int | None:
+        """The core that has the request."""
+        return self.inner.engine_of(handle)
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        """The cores there are."""
+        return self.inner.engine_indices
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """What is known of one core now."""
+        return self.inner.core_status(engine_index)
+
+    def restart_core(self, engine_index: int) -> None:
+        """What `inner` does about it."""
+        self.inner.restart_core(engine_index)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the core."""
+        self.inner.shutdown(timeout_s)

@@ -1,0 +1,122 @@
+"""`AsyncLLM` on the embedded model: the texts of `LLM`, streamed prompts, sleep in between."""
+
+import asyncio
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config.engine_args import EngineArgs
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.builder import build_client
+from quire.engine.front_end import build_front_end
+from quire.engine.input_stream import StreamingInput
+from quire.params import RequestOutputKind
+from quire.testing.loop_client import LoopClient
+
+PROMPTS = ["def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self"]
+WISHES = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory_bytes": 2**25}
+SCRIPT = [
+    SamplingParams(temperature=0.0, max_tokens=40),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=40, logprobs=2),
+    SamplingParams(temperature=1.0, n=3, max_tokens=24, stop=["\n\n"], presence_penalty=0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return EngineArgs(**WISHES).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def right():
+    with LLM(**WISHES) as llm:
+        yield [texts(llm.generate(PROMPTS, params, use_tqdm=False)) for params in SCRIPT]
+
+
+def texts(outputs):
+    return [[(c.text, list(c.token_ids), c.finish_reason) for c in o.outputs] for o in outputs]
+
+
+def serve(plan, use):
+    """Run `use(engine)` on an engine of the plan."""
+
+    async def runs():
+        inner = build_client(plan)
+        client = LoopClient(inner, lambda: inner.engine_core.has_work)
+        engine = AsyncLLM(plan, front_end=build_front_end(plan, client), log_requests=False)
+        try:
+            return await asyncio.wait_for(use(engine), 120)
+        finally:
+            engine.shutdown()
+
+    return asyncio.run(runs())
+
+
+async def last(engine, prompt, params, request_id):
+    own = params.clone()
+    own.output_kind = RequestOutputKind.FINAL_ONLY
+    [output] = [output async for output in engine.generate(prompt, own, request_id)]
+    return output
+
+
+def test_the_same_script_gives_the_same_texts(plan, right):
+    async def use(engine):
+        found = []
+        for round_, params in enumerate(SCRIPT):
+            # seeds are drawn in the order of arrival, as in LLM
+            tasks = [
+                asyncio.create_task(last(engine, prompt, params, f"{round_}-{i}"))
+                for i, prompt in enumerate(PROMPTS)
+            ]
+            found.append(texts(await asyncio.gather(*tasks)))
+        return found
+
+    assert serve(plan, use) == right
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_streams_sleep_and_go_on(plan, right, level):
+    async def use(engine):
+        params = SCRIPT[0].clone()
+        params.output_kind = RequestOutputKind.DELTA
+        streams = [engine.generate(p, params, f"{i}") for i, p in enumerate(PROMPTS)]
+        heads = await asyncio.gather(*(anext(stream) for stream in streams))
+        await engine.sleep(level, "keep")
+        assert await engine.is_sleeping()
+        assert await engine.wake_up() is True
+        found = []
+        for head, stream in zip(heads, streams, strict=True):
+            outputs = [head, *[output async for output in stream]]
+            found.append("".join(output.outputs[0].text for output in outputs))
+        return found
+
+    assert serve(plan, use) == [completions[0][0] for completions in right[0]]
+
+
+def test_a_streamed_prompt_is_answered_part_by_part(plan):
+    """Each answer is what the whole text so far, less the unread last token, is answered with."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    more = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+
+    async def use(engine):
+        tokenizer = await engine.get_tokenizer()
+        first, second = (tokenizer.encode(prompt) for prompt in PROMPTS[:2])
+
+        async def parts():
+            yield StreamingInput(first)
+            yield StreamingInput(second, more)
+
+        streamed = []
+        stream_params = params.clone()
+        stream_params.output_kind = RequestOutputKind.DELTA
+        async for output in engine.generate(parts(), stream_params, "streamed"):
+            streamed += output.outputs[0].token_ids
+        assert output.outputs[0].finish_reason == "length"
+        alone = (await last(engine, first, params, "a")).outputs[0].token_ids
+        whole = [*first, *alone[:-1], *second]
+        answer = (await last(engine, whole, more, "b")).outputs[0].token_ids
+        return streamed, [*alone, *answer]
+
+    streamed, expected = serve(plan, use)
+    assert len(expected) == 15
+    assert streamed == expected
