@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.bench.limits import Workload
 from quire.bench.report import add_output_flag, finish, percentile, print_share
-from quire.bench.trials import Bench, Timing, run_stepwise
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
@@ -20,6 +18,9 @@ from quire.bench.workload import (
     wishes_from,
 )
 from quire.params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from quire.bench.trials import Timing
 
 _PERCENTS = (10, 25, 50, 75, 90, 99)
 
@@ -52,6 +53,10 @@ def print_parts(figures: Mapping[str, Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the batch again and again and print its times. Prefix caching is off unless asked for."""
+    # These import torch, which the command's help does not need.
+    from quire.bench.limits import Workload
+    from quire.bench.trials import Bench, run_stepwise
+
     wishes = wishes_from(args)
     if wishes.enable_prefix_caching is None:
         wishes.enable_prefix_caching = False

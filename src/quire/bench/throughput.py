@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from quire.bench.limits import Workload
 from quire.bench.report import add_output_flag, finish, print_share
-from quire.bench.trials import Bench, Timing, run_offline
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
@@ -22,6 +20,9 @@ from quire.bench.workload import (
     vocab_size,
     wishes_from,
 )
+
+if TYPE_CHECKING:
+    from quire.bench.trials import Timing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the requests and print the rates."""
+    # These import torch, which the command's help does not need.
+    from quire.bench.limits import Workload
+    from quire.bench.trials import Bench, run_offline
+
     start = time.perf_counter()
     plan = wishes_from(args).create_engine_config()
     prompts = random_prompts(
