@@ -10,6 +10,7 @@ from quire.config.engine_args import EngineArgs
 from quire.engine.builder import build_core
 from quire.engine.facts import make_plan
 from quire.engine.protocol import EngineCoreRequest
+from quire.engine.utility import perform
 from quire.models import kv_groups, read_spec
 from quire.models.config_reader import read_config
 from quire.params import SamplingParams
@@ -51,7 +52,7 @@ def run(core, requests, preempt_every=None):
     while core.has_work:
         steps += 1
         if preempt_every and steps % preempt_every == 0:
-            core.reset_prefix_cache(reset_running_requests=True)
+            perform(core, "reset_prefix_cache", (True,))
         out = core.step()
         for handle, token in zip(out.handles, out.token_ids, strict=True):
             outputs[handle].append(token)
