@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -128,6 +128,11 @@ class Decoder(Generic[T]):
         if not 1 <= place < len(self._frames):
             raise BadMessage(f"an array is said to be in frame {place}, which is not there")
         return _buffer(self._frames[place])
+
+
+def has_input(source: zmq.Socket[bytes]) -> bool:
+    """Whether a message can be received now."""
+    return bool(cast(int, source.get(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def _buffer(frame: Frame) -> bytes | memoryview:

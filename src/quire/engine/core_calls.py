@@ -11,7 +11,7 @@ from typing import Any
 from quire import errors
 from quire.engine.protocol import UtilityOutput
 from quire.engine.utility import Utility, combined
-from quire.errors import EngineDeadError, EngineError
+from quire.errors import EngineError
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class CoreCalls:
             results = [call.results[index] for index in sorted(call.results)]
             call.future.set_result(combined(call.utility, results))
 
-    def fail(self, engine_index: int, error: EngineDeadError) -> None:
+    def fail(self, engine_index: int, error: EngineError) -> None:
         """A core has died: the calls that wait for it fail."""
         for call_id, call in list(self._calls.items()):
             if engine_index in call.missing:
@@ -70,7 +70,7 @@ class CoreCalls:
 def _error(output: UtilityOutput) -> Exception:
     """The error that the core raised: of its own class where one text makes one."""
     text = output.failure_message or ""
-    kind = {
+    kinds: dict[str, type[EngineError] | type[TimeoutError]] = {
         "TimeoutError": TimeoutError,
         "EngineDeadError": errors.EngineDeadError,
         "CapacityError": errors.CapacityError,
@@ -78,5 +78,5 @@ def _error(output: UtilityOutput) -> Exception:
         "InvalidType": errors.RequestError,
         "NotBuiltYet": errors.RequestError,
         "RequestError": errors.RequestError,
-    }.get(output.failure_type, EngineError)
-    return kind(text)
+    }
+    return kinds.get(output.failure_type, EngineError)(text)

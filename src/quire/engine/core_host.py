@@ -7,9 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
+from quire import errors
 from quire.config.plan import EnginePlan
 from quire.engine.core_process import GRACE_S, CoreProcess
 from quire.engine.protocol import EngineZmqAddresses
@@ -111,10 +111,8 @@ class CoreHost:
 
 def _error(engine_index: int, kind: str, text: str) -> EngineError:
     """What kept a core from serving: a LoadError stays one, the rest is a death."""
-    with suppress(KeyError):
-        return _LOAD_ERRORS[kind](text)
+    found = vars(errors).get(kind)
+    if isinstance(found, type) and issubclass(found, LoadError):
+        return found(text)
     text = f"Engine core {engine_index} could not start: {kind}: {text}"
     return EngineDeadError(text, engine_index=engine_index)
-
-
-_LOAD_ERRORS = {kind.__name__: kind for kind in (LoadError, *LoadError.__subclasses__())}

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from quire.engine.client import CoreStatus
-from quire.engine.codec import BadMessage, Decoder, Encoder, Frame
+from quire.engine.codec import BadMessage, Decoder, Encoder, Frame, has_input
 from quire.engine.core_calls import CoreCalls
 from quire.engine.protocol import (
     ENGINE_CORE_DEAD,
@@ -69,9 +69,7 @@ class CoreLinks:
     """
 
     def __init__(self, inputs: Sequence[str], outputs: Sequence[str], client_index: int) -> None:
-        """`inputs` and `outputs`: the endpoints at which cores find us; "tcp://host:0" takes a
-        free port.
-        """
+        """`inputs` and `outputs`: the endpoints at which cores find us."""
         self._context = zmq.Context(io_threads=1)
         self.to_cores = self._bound(zmq.ROUTER, inputs)
         self.from_cores = self._bound(zmq.PULL, outputs)
@@ -82,16 +80,6 @@ class CoreLinks:
         self._encoder = Encoder()
         self._outputs = Decoder(EngineCoreOutputs)
         self._ready = msgspec.msgpack.Decoder(EngineCoreReadyResponse)
-
-    @property
-    def input_endpoint(self) -> str:
-        """The last endpoint that `inputs` has become."""
-        return self.to_cores.last_endpoint.rstrip(b"\0").decode()
-
-    @property
-    def output_endpoint(self) -> str:
-        """The last endpoint that `outputs` has become."""
-        return self.from_cores.last_endpoint.rstrip(b"\0").decode()
 
     def expect(self, engine_index: int, incarnation: int) -> None:
         """A core begins a life; until its READY its messages wait here."""
@@ -184,12 +172,12 @@ class CoreLinks:
     def take(self) -> None:
         """Take in everything that is here now."""
         self.take_ready()
-        while self.from_cores.get(zmq.EVENTS) & zmq.POLLIN:
+        while has_input(self.from_cores):
             self._take_outputs(self.from_cores.recv_multipart(zmq.NOBLOCK, copy=False))
 
     def take_ready(self) -> None:
         """Take in READY messages."""
-        while self.to_cores.get(zmq.EVENTS) & zmq.POLLIN:
+        while has_input(self.to_cores):
             identity, *rest = self.to_cores.recv_multipart(zmq.NOBLOCK)
             try:
                 ready = self._ready.decode(rest[0] if rest else b"")

@@ -14,6 +14,7 @@ import sys
 
 from quire.engine.start_message import StartMessage, receive_start, send_last_words
 from quire.engine.vitals import ORPHANED, die_with_parent, name_process
+from quire.errors import EngineError
 
 
 def main(pipe_fd: int) -> None:
@@ -40,6 +41,8 @@ def main(pipe_fd: int) -> None:
         proc = make_core_proc(message, pipe, builder.build_core)
     except Exception as error:
         send_last_words(pipe, error)
+        if isinstance(error, EngineError):  # its text says all, and the front end shows it
+            sys.exit(1)
         raise
     gc.collect()
     gc.freeze()  # what start-up made stays; the collector need not look at it again

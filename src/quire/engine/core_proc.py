@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from quire.config.plan import EnginePlan
-from quire.engine.codec import BadMessage, Decoder, Encoder, Frame
+from quire.engine.codec import BadMessage, Decoder, Encoder, Frame, has_input
 from quire.engine.core import EngineCore
 from quire.engine.protocol import (
     CLIENT_SHIFT,
@@ -151,7 +151,7 @@ class EngineCoreProc:
         if not self._has_more_to_do() and self._deadline is None:
             self._poller.poll()
         for number, dealer in enumerate(self._inputs):
-            while dealer.get(zmq.EVENTS) & zmq.POLLIN:
+            while has_input(dealer):
                 self._take(number, dealer.recv_multipart(zmq.NOBLOCK, copy=False))
         if self._is_told_to_end:
             self._is_told_to_end = False

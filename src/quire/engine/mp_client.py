@@ -132,7 +132,8 @@ class MPClient:
             raise EngineDeadError(text, engine_index=engine_index)
         for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
             self._forget(handle)
-        self._start_core(engine_index)
+        self._balancer.forget(engine_index)
+        self.start_cores([engine_index])
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the cores; requests may finish for `timeout_s`. Idempotent, and leaves no process
@@ -144,10 +145,12 @@ class MPClient:
         self._end_cores(list(self._links.links), timeout_s or 0.0)
         self._finalizer()
 
-    def _start_core(self, engine_index: int) -> None:
-        assert self._host is not None
-        self._host.start(engine_index)
-        self._links.expect(engine_index, self._host.incarnations[engine_index])
+    def start_cores(self, engine_indices: Sequence[int]) -> None:
+        """Begin a life of each of these cores. `wait_until_ready` waits for them."""
+        assert self._host is not None, "the cores are somebody else's"
+        for engine_index in engine_indices:
+            self._host.start(engine_index)
+            self._links.expect(engine_index, self._host.incarnations[engine_index])
 
     def _end_cores(self, engine_indices: Sequence[int], drain_s: float) -> None:
         """Tell cores to end, and wait for those that are ours."""
@@ -255,7 +258,7 @@ class MPClient:
             link = self._links.links.get(engine_index)
             if link is not None and not link.is_dead:
                 poller.register(process.pipe, zmq.POLLIN)
-        poller.poll(timeout_s * 1000)
+        poller.poll(int(timeout_s * 1000))
         self._take()
 
 
@@ -267,6 +270,8 @@ class SyncMPClient(MPClient):
         self._require_open()
         links = self._links
         links.take()
+        if not links.events:
+            self._take()
         beats = [link.beat for link in links.links.values()]
         while not links.events and self._owners:
             self._wait(TICK_S)
@@ -364,7 +369,7 @@ class AsyncMPClient(MPClient):
         for fd in self._watched:
             loop.remove_reader(fd)
         sockets = (self._links.from_cores, self._links.to_cores)
-        self._watched = [socket.getsockopt(zmq.FD) for socket in sockets]
+        self._watched = [socket.fileno() for socket in sockets]
         if self._host is not None:
             self._watched += [
                 process.pipe.fileno()

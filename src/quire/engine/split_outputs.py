@@ -25,7 +25,8 @@ def split_outputs(
 
 
 def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs | None:
-    rows, places = [], []
+    rows: list[int] = []
+    places: list[int] = []
     start = 0
     counts = outputs.counts or [1] * len(outputs.handles)
     for row, (handle, count) in enumerate(zip(outputs.handles, counts, strict=True)):

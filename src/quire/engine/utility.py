@@ -59,9 +59,9 @@ def perform(core: Controlled, method: str, args: Sequence[Any]) -> Any:
 
 def combined(utility: Utility[Any], results: Sequence[Any]) -> Any:
     """The one answer of several cores, in the order of their indices."""
-    if utility.method in ("reset_prefix_cache", "is_sleeping", "is_scheduler_paused"):
+    if utility.method in ("reset_prefix_cache", "wake_up", "is_sleeping", "is_scheduler_paused"):
         return all(results)
-    if utility.method == "collective_rpc":
+    if utility.method in ("collective_rpc", "profile"):
         return [result for each in results for result in each]
     return results[0]
 
