@@ -1,0 +1,44 @@
+"""Taking an output apart: reasoning, answer, tool calls, in one pass as the text arrives.
+
+Reasoning and tool calls share one folder and one machine, because where one ends decides where the
+other begins: a call may end the reasoning, a header may announce either. A format is data
+(`table.py`), so a new model is a table and not a parser.
+
+Layer 5, pure text: neither torch nor HTTP.
+"""
+
+from quire.server.transcript.events import (
+    ArgumentText,
+    CallStarted,
+    ContentText,
+    Event,
+    ReasoningText,
+    ToolCall,
+    Transcript,
+    whole,
+)
+from quire.server.transcript.plan import TranscriptPlan
+from quire.server.transcript.reader import TranscriptReader
+from quire.server.transcript.registry import REASONING_PARSERS, TOOL_PARSERS, plan_transcripts
+from quire.server.transcript.table import Head, Reads, ReasoningFormat, State, ToolFormat
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "ArgumentText",
+    "CallStarted",
+    "ContentText",
+    "Event",
+    "Head",
+    "Reads",
+    "ReasoningFormat",
+    "ReasoningText",
+    "State",
+    "ToolCall",
+    "ToolFormat",
+    "Transcript",
+    "TranscriptPlan",
+    "TranscriptReader",
+    "plan_transcripts",
+    "whole",
+]

@@ -1,0 +1,91 @@
+"""What the tools of a request say about the types of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MAX_REFERENCES = 16
+"""How many schemas one argument's types are gathered from: a schema may refer to itself."""
+TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+
+
+class ToolSchemas:
+    """The tools of one request, as `{"type": "function", "function": {...}}` or flat
+    `{"type": "function", "name": ...}`. Whatever is malformed says nothing about types.
+    """
+
+    __slots__ = ("_schemas",)
+
+    def __init__(self, tools: Sequence[Any] = ()) -> None:
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                schema = function.get("parameters")
+                self._schemas[function["name"]] = schema if isinstance(schema, Mapping) else {}
+
+    def types(self, tool: str, argument: str) -> frozenset[str]:
+        """The JSON types that an argument may have; empty if the schema does not say."""
+        root = self._schemas.get(tool, {})
+        properties = root.get("properties")
+        schema = properties.get(argument) if isinstance(properties, Mapping) else None
+        found: set[str] = set()
+        for part in _alternatives(schema, root):
+            declared = part.get("type")
+            names = declared if isinstance(declared, list | tuple) else [declared]
+            found.update(name for name in names if isinstance(name, str))
+            found.update(_types_of_values(part))
+        return frozenset(found & TYPES)
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schema and those that it is made of, followed through references."""
+    waiting, num_seen = [schema], 0
+    while waiting and num_seen < MAX_REFERENCES:
+        part = waiting.pop(0)
+        num_seen += 1
+        if not isinstance(part, Mapping):
+            continue
+        yield part
+        for key in ("anyOf", "oneOf", "allOf"):
+            choices = part.get(key)
+            waiting.extend(choices if isinstance(choices, list | tuple) else [])
+        if isinstance(part.get("$ref"), str):
+            waiting.append(_referred(part["$ref"], root))
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    place: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        place = place.get(step) if isinstance(place, Mapping) else None
+    return place
+
+
+def _types_of_values(schema: Mapping[str, Any]) -> set[str]:
+    """The types of an enum's or const's values, where no type is given."""
+    if "type" in schema:
+        return set()
+    values = schema.get("enum")
+    values = list(values) if isinstance(values, list | tuple) else []
+    if "const" in schema:
+        values.append(schema["const"])
+    return {type_name(value) for value in values}
+
+
+def type_name(value: Any) -> str:
+    """The JSON type of a decoded value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case Mapping():
+            return "object"
+    return "array"
