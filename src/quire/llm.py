@@ -30,17 +30,24 @@ UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
 class LLM:
-    """A model in this process: `generate` and `chat` block until all prompts are answered.
+    """A model for one program: `generate` and `chat` block until all prompts are answered.
 
     `model` is a folder or a hub id; None is the small model inside the package. Further keywords
     are the fields of `EngineArgs`. Use it as a context manager, or call `close()`, to give the
     memory back. Raises RequestError for a keyword or value, LoadError for a model that cannot be.
     """
 
-    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, enable_multiprocessing: bool = False, **engine_args: Any
+    ) -> None:
+        """`enable_multiprocessing` runs the core in a process of its own: a crash or a loss of
+        memory there does not take this one along, but `apply_model` and functions for
+        `collective_rpc` need the core here.
+        """
         engine_args.setdefault("disable_log_stats", True)
         args = EngineArgs(model=model, **engine_args)
-        self._connect(LLMEngine.from_engine_args(args))
+        engine = LLMEngine.from_engine_args(args, enable_multiprocessing=enable_multiprocessing)
+        self._connect(engine)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -215,8 +222,8 @@ class LLM:
         return SamplingParams(**self.llm_engine.front_end.sampling_defaults)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many workers the engine has."""
-        return 1
+        """How many workers the engine has, in all cores or in one."""
+        return len(self.llm_engine.front_end.client.engine_indices) if include_dp else 1
 
     def collective_rpc(
         self,
@@ -288,7 +295,8 @@ class LLM:
     def __repr__(self) -> str:
         """What the model is made of."""
         if not self._description:
-            self._description = self.apply_model(lambda model: describe(model.spec))[0]
+            spec = self.llm_engine.front_end.spec
+            self._description = object.__repr__(self) if spec is None else describe(spec)
         return self._description
 
     def _params(self, given: Any) -> Any:

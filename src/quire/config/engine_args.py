@@ -194,6 +194,16 @@ class EngineArgs(UnbuiltArgs):
         minimum=1,
         maximum=1024,
     )
+    data_parallel_size: int = option(
+        1,
+        "Copies of the engine, each in a process of its own with its share of threads and memory.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        unit="cores",
+        minimum=1,
+        maximum=1024,
+        flags=("-dp",),
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "Most tokens computed in one step; None: 4096.",

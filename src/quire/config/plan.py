@@ -16,6 +16,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
 
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
+    `num_threads`, `num_blocks` and `kv_cache_bytes` are each core's own.
     `kv_cache_bytes` is what the blocks take in all groups' layers. `tokenizer_folder` is None when
     no tokenizer is wanted. `max_logprobs` is at most the vocabulary. `reasons` has an entry for
     every field shown by `explain()`; `notes` are what a user should hear.
@@ -38,6 +39,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     # the machine
     device: str
     num_threads: int
+    data_parallel_size: int
     use_graphs: bool
     # KV memory
     block_size: int

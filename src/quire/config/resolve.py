@@ -77,15 +77,24 @@ def _decide_names(d: Decisions) -> None:
 def _decide_machine(d: Decisions) -> None:
     machine = d.machine
     d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
+    d.wished("data_parallel_size")
+    _decide_threads(d)
+    reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
+    d.decide("use_graphs", not d.args.enforce_eager, reason)
+
+
+def _decide_threads(d: Decisions) -> None:
+    machine, size = d.machine, d.args.data_parallel_size
     limit = machine.thread_limit
     if d.args.cpu_threads is not None:
         d.decide("num_threads", d.args.cpu_threads, "cpu_threads was given")
-    elif limit is not None and limit < machine.num_cores:
+    elif limit is not None and limit < machine.num_cores // size:
         d.decide("num_threads", limit, "OMP_NUM_THREADS")
+    elif size > 1:
+        share = max(1, machine.num_cores // size)
+        d.decide("num_threads", share, f"{machine.num_cores} cores shared by {size} engines")
     else:
         d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
-    reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
-    d.decide("use_graphs", not d.args.enforce_eager, reason)
 
 
 def _decide_output(d: Decisions) -> None:

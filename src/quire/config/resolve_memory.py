@@ -74,7 +74,8 @@ def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
     """Bytes for the KV cache, by what is free now, and the sum in words."""
     weights = weight_bytes(d)
     workspace = _workspace_bytes(d, length)
-    free, share = d.machine.free_memory_bytes, d.args.gpu_memory_utilization
+    free = d.machine.free_memory_bytes // d.args.data_parallel_size
+    share = d.args.gpu_memory_utilization
     taken = f"weights {gib(weights)}, workspace {gib(workspace)}"
     if share is None:
         room, source = _room_on_a_shared_machine(

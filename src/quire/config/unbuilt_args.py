@@ -81,7 +81,6 @@ class UnbuiltArgs:
     # Parallel and distributed
     tensor_parallel_size: int = unbuilt(1, "devices per layer", _ONE_DEVICE, flags=("-tp",))
     pipeline_parallel_size: int = unbuilt(1, "stages of layers", _ONE_DEVICE, flags=("-pp",))
-    data_parallel_size: int = unbuilt(1, "copies of the engine", _ONE_DEVICE, flags=("-dp",))
     data_parallel_size_local: int | None = unbuilt(
         None, "copies on this machine", _ONE_DEVICE, 1, flags=("-dpl",)
     )

@@ -65,7 +65,9 @@ class CoreConnection(Protocol):
         ...
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Drop requests; nothing more comes of them. Unknown handles are passed over."""
+        """Drop requests. Outputs of them that are on their way already still come; unknown handles
+        are passed over.
+        """
         ...
 
     def engine_of(self, handle: int) -> int | None:

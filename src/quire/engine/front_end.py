@@ -18,6 +18,7 @@ from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreReq
 from quire.engine.stats import EngineStats
 from quire.errors import InvalidParameter, InvalidType
 from quire.models import read_spec
+from quire.models.spec import Decoder
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -30,7 +31,8 @@ class FrontEnd(Generic[Client]):
     to it, feed it the core's outputs and abort through it.
 
     `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
-    for metrics; `chat_template` overrides the tokenizer's.
+    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model, where there
+    is one.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class FrontEnd(Generic[Client]):
         chat_template: str | None = None,
         sampling_defaults: Mapping[str, Any] | None = None,
         client_index: int = 0,
+        spec: Decoder | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -53,6 +56,7 @@ class FrontEnd(Generic[Client]):
         self.log_stats = log_stats
         self.chat_template = chat_template
         self.sampling_defaults = dict(sampling_defaults or {})
+        self.spec = spec
         self.stats = EngineStats(model_name, time.monotonic())
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
@@ -203,8 +207,9 @@ def build_front_end(plan: EnginePlan, client: Client, client_index: int = 0) -> 
     tokenizer = None
     if plan.tokenizer_folder is not None:
         tokenizer = Tokenizer.from_folder(Path(plan.tokenizer_folder), mode=plan.tokenizer_mode)
+    spec = read_spec(plan.hf_config)
     limits = ModelLimits(
-        vocab_size=read_spec(plan.hf_config).vocab,
+        vocab_size=spec.vocab,
         max_model_len=plan.max_model_len,
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
@@ -221,4 +226,5 @@ def build_front_end(plan: EnginePlan, client: Client, client_index: int = 0) -> 
         chat_template=plan.chat_template,
         sampling_defaults=plan.sampling_defaults,
         client_index=client_index,
+        spec=spec,
     )

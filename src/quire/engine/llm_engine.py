@@ -15,6 +15,7 @@ from quire.config.plan import EnginePlan
 from quire.engine import utility
 from quire.engine.client import EngineCoreClient
 from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.launcher import launch_front_end
 from quire.engine.stats import Counter, Gauge
 from quire.engine.utility import PauseMode
 from quire.errors import EngineError, InvalidType, NotBuiltYet
@@ -26,7 +27,9 @@ LOG_INTERVAL_S = 10.0
 
 
 class LLMEngine:
-    """Serves requests step by step in the calling thread; not thread-safe.
+    """Serves requests step by step in the calling thread; not thread-safe. With
+    `multiprocess_mode`, and always where the plan has several cores, the steps are made in
+    processes of their own.
 
     `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `front_end` replaces what
     would be built from it. The other parameters have one allowed value each, which is their
@@ -51,8 +54,7 @@ class LLMEngine:
         _refuse("aggregate_engine_logging", aggregate_engine_logging, hint)
         _refuse("stat_loggers", stat_loggers, "Leave it out and call get_metrics().")
         _refuse("mm_registry", mm_registry, hint)
-        _refuse("multiprocess_mode", multiprocess_mode, "Leave it out: the core runs in-process.")
-        self.front_end = front_end or _built(vllm_config)
+        self.front_end = front_end or _built(vllm_config, multiprocess_mode)
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
         self._ready: list[RequestOutput] = []
         self._logged_at = time.monotonic()
@@ -84,11 +86,14 @@ class LLMEngine:
         """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
         cannot be.
         """
+        front_end = None
+        if enable_multiprocessing or engine_args.data_parallel_size > 1:
+            front_end = launch_front_end(engine_args)
         return cls(
-            engine_args.create_engine_config(),
+            None if front_end else engine_args.create_engine_config(),
             usage_context=usage_context,
             stat_loggers=stat_loggers,
-            multiprocess_mode=enable_multiprocessing,
+            front_end=front_end,
         )
 
     # requests
@@ -294,9 +299,11 @@ class LLMEngine:
         raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
 
 
-def _built(plan: EnginePlan | None) -> FrontEnd[EngineCoreClient]:
+def _built(plan: EnginePlan | None, in_processes: bool) -> FrontEnd[EngineCoreClient]:
     if not isinstance(plan, EnginePlan):
         raise InvalidType("vllm_config", plan, "it must be an EnginePlan")
+    if in_processes or plan.data_parallel_size > 1:
+        return launch_front_end(plan)
     from quire.engine.builder import build_client  # brings torch, which a given front end needs not
 
     return build_front_end(plan, build_client(plan))

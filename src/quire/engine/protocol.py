@@ -57,6 +57,8 @@ class EngineCoreRequestType(enum.Enum):
     """Never on a socket: the executor tells the core's loop that its workers are gone."""
     WAKEUP = b"\x05"
     """Nothing to do but look; never on a socket."""
+    SHUTDOWN = b"\x06"
+    """A number: the seconds that requests may still run."""
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -335,3 +337,8 @@ class ReconfigureDistributedRequest(msgspec.Struct, gc=False):
     new_data_parallel_rank_local: int
     new_data_parallel_master_ip: str
     new_data_parallel_master_port: int
+
+
+def core_identity(engine_index: int, incarnation: int) -> bytes:
+    """How a core's input socket is addressed: a new life is another address."""
+    return engine_index.to_bytes(2, "little") + incarnation.to_bytes(4, "little")

@@ -57,6 +57,15 @@ def perform(core: Controlled, method: str, args: Sequence[Any]) -> Any:
     return getattr(core.control, method)(*args)
 
 
+def combined(utility: Utility[Any], results: Sequence[Any]) -> Any:
+    """The one answer of several cores, in the order of their indices."""
+    if utility.method in ("reset_prefix_cache", "wake_up", "is_sleeping", "is_scheduler_paused"):
+        return all(results)
+    if utility.method in ("collective_rpc", "profile"):
+        return [result for each in results for result in each]
+    return results[0]
+
+
 def reset_prefix_cache(
     reset_running_requests: bool = False, reset_connector: bool = False
 ) -> Utility[bool]:

@@ -1,0 +1,118 @@
+"""The core processes that one process has started: their lives one after the other, their end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire import errors
+from quire.config.plan import EnginePlan
+from quire.engine.core_process import GRACE_S, CoreProcess
+from quire.engine.protocol import EngineZmqAddresses
+from quire.engine.start_message import StartMessage
+from quire.errors import EngineDeadError, EngineError, LoadError
+
+HEARTBEAT_S = 0.5
+
+
+class CoreHost:
+    """Starts cores of one plan, restarts them with the next incarnation number, and ends them.
+
+    `first` is a process that was started ahead of its plan, for core `engine_indices[0]`.
+    """
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        addresses: EngineZmqAddresses,
+        engine_indices: Sequence[int],
+        *,
+        data_parallel_size: int = 1,
+        socket_folder: Path | None = None,
+        first: CoreProcess | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
+        is_headless: bool = False,
+        process_group: tuple[str, int] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._addresses = addresses
+        self._data_parallel_size = data_parallel_size
+        self._folder = socket_folder
+        self._first = first
+        self._heartbeat_s = heartbeat_s
+        self._is_headless = is_headless
+        self._process_group = process_group
+        self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
+        self.processes: dict[int, CoreProcess] = {}
+        """The present life of each core; one that was taken away is not here."""
+
+    def start(self, engine_index: int) -> CoreProcess:
+        """Begin the next life of a core. Does not wait for it to be ready."""
+        old = self.processes.get(engine_index)
+        if old is not None:
+            old.end(0.0)
+        process, self._first = self._first or CoreProcess(), None
+        self.processes[engine_index] = process
+        self.incarnations[engine_index] = self.incarnations.get(engine_index, 0) + 1
+        try:
+            process.start(self._message(engine_index))
+        except BaseException:
+            process.end(0.0)
+            del self.processes[engine_index]
+            raise
+        return process
+
+    def death_of(self, engine_index: int, why: str = "") -> EngineError:
+        """The error that tells how a core has ended, whose pipe says that it has."""
+        process = self.processes[engine_index]
+        words = process.last_words()
+        ending = process.exit_words()
+        process.end(0.0)
+        if words is not None:
+            return _error(engine_index, *words)
+        text = f"Engine core {engine_index} {ending}" + (f" ({why})" if why else "")
+        return EngineDeadError(f"{text}.", engine_index=engine_index)
+
+    def end(self, engine_indices: Sequence[int], timeout_s: float = GRACE_S) -> None:
+        """Wait until these cores, which were told to, have ended; kill them after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        for engine_index in engine_indices:
+            process = self.processes.pop(engine_index, None)
+            if process is not None:
+                process.end(deadline - time.monotonic())
+
+    def terminate(self) -> None:
+        """Tell all cores to end, by signal."""
+        for process in self.processes.values():
+            process.terminate()
+
+    def _message(self, engine_index: int) -> StartMessage:
+        group = self._process_group
+        return StartMessage(
+            plan=self._plan,
+            engine_index=engine_index,
+            incarnation=self.incarnations[engine_index],
+            addresses=self._addresses,
+            sys_path=[os.path.abspath(entry) for entry in sys.path],
+            parent_pid=os.getpid(),
+            socket_folder=None if self._folder is None else str(self._folder),
+            log_level=logging.getLogger("quire").getEffectiveLevel(),
+            heartbeat_s=self._heartbeat_s,
+            is_headless=self._is_headless,
+            data_parallel_size=self._data_parallel_size,
+            process_group_host="127.0.0.1" if group is None else group[0],
+            process_group_port=None if group is None else group[1],
+        )
+
+
+def _error(engine_index: int, kind: str, text: str) -> EngineError:
+    """What kept a core from serving: a LoadError stays one, the rest is a death."""
+    found = vars(errors).get(kind)
+    if isinstance(found, type) and issubclass(found, LoadError):
+        return found(text)
+    text = f"Engine core {engine_index} could not start: {kind}: {text}"
+    return EngineDeadError(text, engine_index=engine_index)

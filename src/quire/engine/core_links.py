@@ -1,0 +1,258 @@
+"""The sockets between a front end and its cores, and what is known of each core.
+
+It never waits: whoever holds it (mp_client.py) waits in the way of a thread or of an event loop,
+and calls `take` when something has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import zmq
+
+from quire.engine.client import CoreStatus
+from quire.engine.codec import BadMessage, Decoder, Encoder, Frame, has_input
+from quire.engine.core_calls import CoreCalls
+from quire.engine.protocol import (
+    ENGINE_CORE_DEAD,
+    PROTOCOL_VERSION,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequestType,
+    Heartbeat,
+    UtilityRequest,
+    core_identity,
+)
+from quire.engine.utility import Utility
+from quire.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+_Kind = EngineCoreRequestType
+
+
+@dataclass(slots=True)
+class CoreLink:
+    """One core as its front end knows it. `waiting` are messages that it gets when it is ready.
+
+    `last_words` is the error that a core told us before it ended.
+    """
+
+    engine_index: int
+    incarnation: int
+    since: float
+    ready: EngineCoreReadyResponse | None = None
+    is_dead: bool = False
+    last_words: str = ""
+    waiting: list[list[Frame]] = field(default_factory=list)
+    last_sign: float = 0.0
+    last_step: float = 0.0
+    beat: Heartbeat = field(default_factory=Heartbeat)
+
+    @property
+    def identity(self) -> bytes:
+        return core_identity(self.engine_index, self.incarnation)
+
+
+class CoreLinks:
+    """Binds the front end's sockets, sends to cores, and sorts what comes.
+
+    `events` are outputs in the order of their arrival, and the errors of cores that have died.
+    Messages of an earlier life of a core are dropped. Not thread-safe.
+    """
+
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str], client_index: int) -> None:
+        """`inputs` and `outputs`: the endpoints at which cores find us."""
+        self._context = zmq.Context(io_threads=1)
+        self.to_cores = self._bound(zmq.ROUTER, inputs)
+        self.from_cores = self._bound(zmq.PULL, outputs)
+        self.links: dict[int, CoreLink] = {}
+        self.events: deque[EngineCoreOutputs | EngineError] = deque()
+        self.calls = CoreCalls()
+        self._client_index = client_index
+        self._encoder = Encoder()
+        self._outputs = Decoder(EngineCoreOutputs)
+        self._ready = msgspec.msgpack.Decoder(EngineCoreReadyResponse)
+
+    def expect(self, engine_index: int, incarnation: int) -> None:
+        """A core begins a life; until its READY its messages wait here."""
+        now = time.monotonic()
+        link = CoreLink(engine_index, incarnation, now, last_sign=now, last_step=now)
+        self.links[engine_index] = link
+
+    def forget(self, engine_index: int) -> None:
+        """A core has gone for good."""
+        del self.links[engine_index]
+
+    def lose(self, engine_index: int, error: EngineError) -> None:
+        """A core has died: what it still sends is dropped, and what waits for it fails."""
+        link = self.links[engine_index]
+        if link.is_dead:
+            return
+        link.is_dead = True
+        link.waiting.clear()
+        self.events.append(error)
+        self.calls.fail(engine_index, error)
+
+    @property
+    def live(self) -> list[int]:
+        """The cores that have not died, those that start included."""
+        return [index for index, link in self.links.items() if not link.is_dead]
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether every core that lives has said READY."""
+        return all(link.ready or link.is_dead for link in self.links.values())
+
+    def status(self, engine_index: int, *, is_running: bool, pid: int) -> CoreStatus:
+        """What is known of a core now."""
+        link, now = self.links[engine_index], time.monotonic()
+        return CoreStatus(
+            engine_index,
+            link.incarnation,
+            pid or (0 if link.ready is None else link.ready.pid),
+            is_running and not link.is_dead,
+            link.ready is not None,
+            link.beat.has_work,
+            link.beat.num_steps,
+            silent_s=now - link.last_sign,
+            turn_age_s=link.beat.turn_age_s,
+            step_age_s=now - link.last_step,
+        )
+
+    # what goes out
+
+    def send(self, engine_index: int, kind: EngineCoreRequestType, message: object) -> None:
+        """Send a message to a core, at once or when it is ready; to a dead one, not at all.
+
+        Raises TypeError for a message that cannot travel.
+        """
+        link = self.links[engine_index]
+        frames = [link.identity, kind.value, *self._encoder.encode(message)]
+        if link.ready is None:
+            link.waiting.append(frames)
+        elif not link.is_dead:
+            self._send(frames)
+        if not self.are_ready:
+            self.take_ready()  # sending can swallow the socket's sign that something came
+
+    def begin_call(
+        self, utility: Utility[Any], engine_indices: Iterable[int]
+    ) -> tuple[int, Future[Any]]:
+        """Ask these cores; the future has their one answer. Raises TypeError for an argument that
+        cannot travel.
+        """
+        targets = list(engine_indices)
+        call_id, future = self.calls.begin(utility, targets)
+        request = UtilityRequest(self._client_index, call_id, utility.method, list(utility.args))
+        try:
+            for engine_index in targets:
+                self.send(engine_index, _Kind.UTILITY, request)
+        except BaseException:
+            self.calls.forget(call_id)
+            raise
+        return call_id, future
+
+    def _send(self, frames: list[Frame]) -> None:
+        try:
+            self.to_cores.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 3)
+        except zmq.ZMQError as error:
+            # Its process has just ended: its pipe will say so.
+            logger.warning("A message could not be sent to a core: %s", error)
+
+    # what comes in
+
+    def take(self) -> None:
+        """Take in everything that is here now."""
+        self.take_ready()
+        while has_input(self.from_cores):
+            self._take_outputs(self.from_cores.recv_multipart(zmq.NOBLOCK, copy=False))
+
+    def take_ready(self) -> None:
+        """Take in READY messages."""
+        while has_input(self.to_cores):
+            identity, *rest = self.to_cores.recv_multipart(zmq.NOBLOCK)
+            try:
+                ready = self._ready.decode(rest[0] if rest else b"")
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                logger.error("A core sent what is no READY: %s", error)
+                continue
+            self._note_ready(identity, ready)
+
+    def _note_ready(self, identity: bytes, ready: EngineCoreReadyResponse) -> None:
+        link = self.links.get(ready.engine_index)
+        if link is None or link.is_dead or identity != link.identity:
+            logger.warning("Core %d of an earlier life is ready: ignored.", ready.engine_index)
+            return
+        if ready.protocol_version != PROTOCOL_VERSION:
+            text = f"Engine core {ready.engine_index} is of another release ({ready.version})."
+            self.lose(ready.engine_index, EngineError(text))
+            return
+        link.ready = ready
+        link.last_sign = link.last_step = time.monotonic()
+        waiting, link.waiting = link.waiting, []
+        for frames in waiting:
+            self._send(frames)
+
+    def _take_outputs(self, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes == ENGINE_CORE_DEAD and len(frames) == 3:
+            self._note_last_words(frames[1].bytes, frames[2].bytes)
+            return
+        try:
+            outputs = self._outputs.decode(frames)
+        except BadMessage as error:
+            logger.error("A core sent what is no message: %s", error)
+            return
+        link = self.links.get(outputs.engine_index)
+        if link is None or link.is_dead or outputs.incarnation != link.incarnation:
+            return
+        link.last_sign = time.monotonic()
+        if outputs.heartbeat is not None:
+            self._note_beat(link, outputs.heartbeat)
+        elif outputs.utility_output is not None:
+            self.calls.answer(link.engine_index, outputs.utility_output)
+        else:
+            link.last_step = link.last_sign
+            self.events.append(outputs)
+
+    def _note_beat(self, link: CoreLink, beat: Heartbeat) -> None:
+        if beat.num_steps != link.beat.num_steps or not beat.has_work:
+            link.last_step = link.last_sign
+        link.beat = beat
+
+    def _note_last_words(self, identity: bytes, text: bytes) -> None:
+        for link in self.links.values():
+            if link.identity == identity:
+                link.last_words = text.decode(errors="replace")
+
+    # sockets
+
+    def close(self) -> None:
+        """Close the sockets; what was not sent is lost."""
+        self._context.destroy(linger=0)
+
+    def _bound(self, kind: int, endpoints: Sequence[str]) -> zmq.Socket[bytes]:
+        found = self._context.socket(kind)
+        found.set_hwm(0)
+        found.linger = 0
+        if kind == zmq.ROUTER:
+            found.router_mandatory = True
+        for endpoint in endpoints:
+            found.bind(endpoint)
+        return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the system says that somebody has stopped the process (Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False

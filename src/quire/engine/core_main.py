@@ -1,0 +1,55 @@
+"""The main program of a core process.
+
+The heavy imports come first, while the front end still decides what to start; then the one message
+that says what this core is.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import socket
+import sys
+
+from quire.engine.start_message import StartMessage, receive_start, send_last_words
+from quire.engine.vitals import ORPHANED, die_with_parent, name_process
+from quire.errors import EngineError
+
+
+def main(pipe_fd: int) -> None:
+    """Serve until the front end says stop or is gone; ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = socket.socket(fileno=pipe_fd)
+    pipe.set_inheritable(False)
+    from quire.engine import builder  # a second of imports, made while the front end decides
+    from quire.engine.core_proc import make_core_proc
+
+    try:
+        message = receive_start(pipe)
+    except (EOFError, ConnectionResetError):
+        sys.exit(ORPHANED)
+    if message.dies_with_thread:
+        die_with_parent(message.parent_pid)
+    sys.path[:] = message.sys_path
+    name_process(title(message))
+    logging.basicConfig(
+        level=message.log_level,
+        format=f"({title(message)} pid=%(process)d) %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        proc = make_core_proc(message, pipe, builder.build_core)
+    except Exception as error:
+        send_last_words(pipe, error)
+        if isinstance(error, EngineError):  # its text says all, and the front end shows it
+            sys.exit(1)
+        raise
+    gc.collect()
+    gc.freeze()  # what start-up made stays; the collector need not look at it again
+    sys.exit(proc.run())
+
+
+def title(message: StartMessage) -> str:
+    """What the core is called in logs and in the list of processes."""
+    several = message.data_parallel_size > 1 or message.engine_index > 0
+    return f"EngineCore_DP{message.engine_index}" if several else "EngineCore"

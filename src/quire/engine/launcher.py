@@ -1,0 +1,91 @@
+"""Starts the cores of a plan in processes of their own and gives the client that speaks to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from quire.config.engine_args import EngineArgs
+from quire.config.plan import EnginePlan
+from quire.engine.client import EngineCoreClient
+from quire.engine.core_host import HEARTBEAT_S, CoreHost
+from quire.engine.core_links import CoreLinks
+from quire.engine.core_process import CoreProcess
+from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.mp_client import AsyncMPClient, MPClient, SyncMPClient
+from quire.engine.protocol import EngineZmqAddresses
+from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
+
+C = TypeVar("C", bound=MPClient)
+
+
+def launch_front_end(wish: EngineArgs | EnginePlan) -> FrontEnd[EngineCoreClient]:
+    """A front end whose cores run in processes and are ready.
+
+    From `EngineArgs` it is quicker: the first core imports while the plan is made, and the
+    tokenizer is read while the cores load. Raises RequestError, LoadError, EngineDeadError.
+    """
+    first = CoreProcess()
+    try:
+        plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
+        client = start(SyncMPClient, plan, first)
+    except BaseException:
+        first.end(0.0)
+        raise
+    try:
+        front_end: FrontEnd[EngineCoreClient] = build_front_end(plan, client)
+        client.wait_until_ready()
+    except BaseException:
+        client.shutdown()
+        raise
+    return front_end
+
+
+def launch_sync(plan: EnginePlan) -> SyncMPClient:
+    """A client for a thread; its cores are ready. Raises LoadError, EngineDeadError."""
+    return _ready(start(SyncMPClient, plan))
+
+
+def launch_async(plan: EnginePlan) -> AsyncMPClient:
+    """A client for an event loop; its cores are ready. Raises LoadError, EngineDeadError."""
+    return _ready(start(AsyncMPClient, plan))
+
+
+def start(make: Callable[..., C], plan: EnginePlan, first: CoreProcess | None = None) -> C:
+    """The client of the plan's cores, which have been started and are not ready yet.
+
+    `first` is a process that was started ahead; it becomes core 0.
+    """
+    folder = make_socket_folder()
+    indices = list(range(plan.data_parallel_size))
+    try:
+        addresses = EngineZmqAddresses([f"ipc://{folder}/input-0"], [f"ipc://{folder}/output-0"])
+        links = CoreLinks(addresses.inputs, addresses.outputs, client_index=0)
+    except BaseException:
+        remove_socket_folder(folder)
+        raise
+    host = CoreHost(
+        plan,
+        addresses,
+        indices,
+        data_parallel_size=plan.data_parallel_size,
+        socket_folder=folder,
+        first=first,
+        heartbeat_s=HEARTBEAT_S,
+    )
+    client = make(links, host, folder=folder)
+    try:
+        client.start_cores(indices)
+    except BaseException:
+        client.shutdown()
+        raise
+    return client
+
+
+def _ready(client: C) -> C:
+    try:
+        client.wait_until_ready()
+    except BaseException:
+        client.shutdown()
+        raise
+    return client

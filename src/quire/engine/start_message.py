@@ -1,0 +1,101 @@
+"""The one message that a core process is started with, and the pipe that it comes through.
+
+The pipe stays open for life: its end is how each side learns at once that the other is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from quire.config.plan import EnginePlan
+from quire.engine.protocol import PROTOCOL_VERSION, EngineZmqAddresses
+from quire.errors import EngineError, InvalidParameter
+
+_LENGTH = struct.Struct("<Q")
+
+
+class StartMessage(msgspec.Struct, kw_only=True):
+    """Everything a core process must know. `sys_path` is where the front end imports from.
+
+    `socket_folder` is removed by a core that outlives the front end. `dies_with_thread`: the
+    system may kill the core when the thread that started it ends. `parent_pid` started it.
+    `process_group_port`: where lock-step cores meet; None for cores that are independent.
+    """
+
+    protocol_version: int = PROTOCOL_VERSION
+    plan: EnginePlan
+    engine_index: int
+    incarnation: int
+    addresses: EngineZmqAddresses
+    sys_path: list[str]
+    parent_pid: int
+    dies_with_thread: bool = False
+    socket_folder: str | None = None
+    log_level: int = 30
+    heartbeat_s: float = 0.5
+    is_headless: bool = False
+    data_parallel_size: int = 1
+    process_group_host: str = "127.0.0.1"
+    process_group_port: int | None = None
+
+
+def send_start(pipe: socket.socket, message: StartMessage) -> None:
+    """Write the message. Raises OSError when the process is gone."""
+    data = msgspec.msgpack.encode(message, enc_hook=_named)
+    pipe.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_start(pipe: socket.socket) -> StartMessage:
+    """Wait for the message. Raises EOFError when the sender is gone, EngineError when it is of
+    another version.
+    """
+    (length,) = _LENGTH.unpack(_receive(pipe, _LENGTH.size))
+    data = _receive(pipe, length)
+    if msgspec.msgpack.decode(data)["protocol_version"] != PROTOCOL_VERSION:
+        raise EngineError("The front end and the core are of different releases; restart both.")
+    return msgspec.msgpack.decode(data, type=StartMessage)
+
+
+def send_last_words(pipe: socket.socket, error: Exception) -> None:
+    """Tell the front end why this process ends before it could serve."""
+    with contextlib.suppress(OSError):
+        pipe.sendall(msgspec.msgpack.encode((type(error).__name__, str(error))))
+
+
+def last_words(pipe: socket.socket) -> tuple[str, str] | None:
+    """The class and the text of the error that a process has ended with, if it left them."""
+    data = bytearray()
+    pipe.setblocking(False)
+    try:
+        while part := pipe.recv(65536):
+            data += part
+        return msgspec.msgpack.decode(bytes(data), type=tuple[str, str])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+def _receive(pipe: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = pipe.recv(length - len(data))
+        if not part:
+            raise EOFError("the front end is gone")
+        data += part
+    return bytes(data)
+
+
+def _named(value: object) -> Any:
+    """A class goes by its name, under which the core imports it."""
+    if isinstance(value, type) and value.__module__ != "__main__" and "<" not in value.__qualname__:
+        return f"{value.__module__}:{value.__qualname__}"
+    raise InvalidParameter(
+        "engine argument",
+        value,
+        "a core in another process imports it by name, which this has not",
+        "Put the class into a module of its own, or keep the core in this process.",
+    )

@@ -1,0 +1,202 @@
+"""What travels between processes: it arrives as it was sent, and nothing else gets in."""
+
+import datetime
+import pickle
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.engine.codec import INLINE_BYTES, BadMessage, Decoder, Encoder
+from quire.engine.protocol import (
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    Hello,
+    LogprobColumns,
+    PromptLogprobs,
+    SchedulerStats,
+    Started,
+    UtilityOutput,
+    UtilityRequest,
+    Welcome,
+)
+from quire.params import SamplingParams
+
+MESSAGES = [
+    *(EngineCoreRequest, EngineCoreOutputs, UtilityRequest, UtilityOutput),
+    *(Hello, Welcome, EngineCoreReadyResponse),
+]
+
+
+def over_the_wire(message):
+    frames = Encoder().encode(message)
+    copies = [bytes(frame) for frame in frames]
+    return Decoder(type(message)).decode(copies)
+
+
+def columns(rows, width):
+    shape = (rows, width)
+    return LogprobColumns(
+        index=list(range(rows)),
+        token_ids=np.arange(rows * width, dtype=np.int32).reshape(shape),
+        values=-np.arange(rows * width, dtype=np.float32).reshape(shape),
+        ranks=np.arange(rows, dtype=np.int32),
+        counts=[width] * rows,
+    )
+
+
+def same(one, other):
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and (one == other).all()
+    if isinstance(one, msgspec.Struct):
+        fields = one.__struct_fields__
+        return all(same(getattr(one, name), getattr(other, name)) for name in fields)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 200])
+def test_outputs_arrive_as_they_were_sent(rows):
+    two = columns(rows, 2)
+    outputs = EngineCoreOutputs(
+        handles=[7, 1 << 41],
+        token_ids=[1, 2, 3],
+        counts=[2, 1],
+        finished=[Finished(7, FinishReason.STOP, "end"), Finished(8, FinishReason.ERROR, 3, "x")],
+        started=[Started(7, 5, 1.5)],
+        logprobs=columns(rows, 3),
+        prompt_logprobs=[
+            PromptLogprobs(7, two.token_ids, two.values, two.ranks)
+        ],
+        stats=SchedulerStats(1, 2, 0.5),
+        incarnation=4,
+        utility_output=UtilityOutput(3, None, {"a": [1, None]}),
+    )  # fmt: skip
+    assert same(outputs, over_the_wire(outputs))
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0.1, 1),
+    top_k=st.integers(0, 50),
+    max_tokens=st.integers(1, 500),
+    seed=st.none() | st.integers(0, 2**63),
+    stop=st.none() | st.lists(st.text(min_size=1), max_size=3),
+    stop_token_ids=st.none() | st.lists(st.integers(0, 1000), max_size=4),
+    logprobs=st.none() | st.integers(0, 5),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 1000), st.floats(-100, 100), max_size=3),
+    extra_args=st.none() | st.dictionaries(st.text(), st.integers(-9, 9) | st.text(), max_size=3),
+    ignore_eos=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(PARAMS, st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40))
+def test_requests_arrive_as_they_were_sent(params, ids):
+    params.update_from_generation_config({"eos_token_id": [5, 6]}, 7)
+    request = EngineCoreRequest(3, ids, params, 2**64 - 1, 1.0, -4, "salt", ids[:2])
+    assert over_the_wire(request) == request
+
+
+def test_large_arrays_travel_beside_the_message_without_a_copy():
+    array = np.arange(INLINE_BYTES, dtype=np.float64)
+    frames = Encoder().encode(UtilityOutput(1, None, {"big": array, "small": array[:3]}))
+    assert len(frames) == 2
+    assert np.shares_memory(np.frombuffer(frames[1], dtype=np.float64), array)
+    held = [bytes(frame) for frame in frames]
+    result = Decoder(UtilityOutput).decode(held).result
+    assert np.shares_memory(result["big"], np.frombuffer(held[1], dtype=np.uint8))
+    assert (result["big"] == array).all()
+    assert (result["small"] == array[:3]).all()
+    with pytest.raises(ValueError, match="read-only"):
+        result["big"][0] = 1
+
+
+def test_strided_and_empty_arrays_keep_their_values():
+    for array in (np.arange(200).reshape(10, 20)[::2, ::-3], np.zeros((0, 4), np.float32)):
+        result = over_the_wire(UtilityOutput(1, None, array)).result
+        assert result.shape == array.shape
+        assert (result == array).all()
+
+
+def test_what_cannot_travel_is_refused_by_name():
+    for value in (
+        object(),
+        np.array([object()]),
+        np.array(["a"]),
+        test_what_cannot_travel_is_refused_by_name,
+    ):
+        with pytest.raises(TypeError, match="cannot be sent to another process"):
+            Encoder().encode(UtilityOutput(1, None, value))  # fmt: skip
+
+
+def array_frame(dtype, shape, place):
+    header = msgspec.msgpack.encode((dtype, shape, place))
+    return msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(3, header), ""))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [array_frame("|O", (1,), b"12345678")],
+        [array_frame("<f4", (3,), b"1234")],
+        [array_frame("<f4", (-1, -4), b"1234" * 4)],
+        [array_frame("<f4", (2**62, 4), b"")],
+        [array_frame("<f4", (1,) * 70, b"1234")],
+        [array_frame("<f4", (1,), 1)],
+        [array_frame("<f4", (1,), 0)],
+        [array_frame("<f4", (1,), -1), b"1234"],
+        [array_frame("<f4, <i4", (1,), b"12345678")],
+        [msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(1, pickle.dumps(print)), ""))],
+        [msgspec.msgpack.encode((1, None, msgspec.msgpack.Ext(99, b""), ""))],
+        [b"\x91" * 10**6],
+        [pickle.dumps(UtilityOutput)],
+    ],
+    ids=range(15),
+)
+def test_hostile_frames_are_refused(frames):
+    with pytest.raises(BadMessage):
+        Decoder(UtilityOutput).decode(frames)
+
+
+def test_an_array_of_another_type_than_the_message_has_is_refused():
+    good = columns(2, 3)
+    for name in ("token_ids", "values", "ranks"):
+        bad = msgspec.structs.replace(good, **{name: getattr(good, name).astype(np.float64)})
+        with pytest.raises(BadMessage, match="was expected"):
+            over_the_wire(EngineCoreOutputs(logprobs=bad))
+    frames = Encoder().encode((0, [], None, [], [], ([0], [1, 2], [0.5], [1], [1])))
+    with pytest.raises(BadMessage):
+        Decoder(EngineCoreOutputs).decode(frames)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+    | st.binary() | st.datetimes(timezones=st.just(datetime.UTC)),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(MESSAGES), st.lists(st.binary(max_size=80), max_size=3), VALUES, st.data())
+def test_no_bytes_do_more_than_be_refused(kind, frames, value, data):
+    well_formed = msgspec.msgpack.encode(value)
+    cut = data.draw(st.integers(0, len(well_formed)))
+    whole = bytes(Encoder().encode(EngineCoreOutputs(handles=[1], logprobs=columns(2, 2)))[0])
+    end = data.draw(st.integers(0, len(whole)))
+    for first in (well_formed, well_formed[:cut], pickle.dumps(value), whole[:end], *frames):
+        try:
+            message = Decoder(kind).decode([first, *frames])
+        except BadMessage:
+            continue
+        assert isinstance(message, kind)

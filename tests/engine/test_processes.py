@@ -1,0 +1,313 @@
+"""Cores in processes of their own: the same answers, clean ends, deaths that are told."""
+
+import asyncio
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from quire import LLM, EngineArgs, SamplingParams
+from quire.engine import utility
+from quire.engine.launcher import launch_async, launch_sync
+from quire.engine.protocol import EngineCoreRequest
+from quire.errors import EngineDeadError, InvalidParameter, LoadError, RequestError
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ["def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = ["]
+SMALL = {
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 200,
+    "max_model_len": 256,
+}
+
+
+def params(**more):
+    return SamplingParams(
+        **{"temperature": 0.8, "max_tokens": 12, "logprobs": 2, "seed": 7, **more}
+    )
+
+
+def texts(llm, prompts=PROMPTS):
+    outputs = llm.generate(prompts, params(), use_tqdm=False)
+    return [(o.outputs[0].text, o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+
+def request(handle, max_tokens=8, **more):
+    own = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineCoreRequest(handle, [5, 6, 7 + handle % 20], own, 1, 0.0, **more)
+
+
+def drain(client, handles):
+    tokens, open_ = {handle: [] for handle in handles}, set(handles)
+    while open_:
+        outputs = client.get_output()
+        for one in outputs:
+            tokens.setdefault(one.handle, []).extend(one.new_token_ids)
+            if one.finished:
+                open_.discard(one.handle)
+    return tokens
+
+
+def children():
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return EngineArgs(**SMALL).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def client(plan):
+    found = launch_sync(plan)
+    yield found
+    found.shutdown()
+
+
+def test_llm_gives_the_same_in_this_process_and_in_another():
+    before = set(children())
+    with LLM(**SMALL) as here:
+        expected = texts(here)
+    with LLM(enable_multiprocessing=True, **SMALL) as there:
+        assert texts(there) == expected
+        assert there.llm_engine.is_sleeping() is False
+        assert there.reset_prefix_cache() is True
+        assert there.collective_rpc("kv_cache_bytes")[0] > 0
+        with pytest.raises(InvalidParameter, match="cannot be sent to another process"):
+            there.apply_model(lambda model: model)
+        with pytest.raises(RequestError, match="a worker has the methods"):
+            there.collective_rpc("no_such_method")
+        assert texts(there) == expected
+        [pid] = set(children()) - before
+    assert set(children()) == before
+    assert not psutil.pid_exists(pid)
+
+
+def test_two_cores_give_what_one_gives_and_share_the_work():
+    with LLM(**SMALL) as one:
+        expected = texts(one, PROMPTS * 3)
+    with LLM(data_parallel_size=2, **SMALL) as two:
+        assert two.get_world_size() == 2
+        assert texts(two, PROMPTS * 3) == expected
+        client = two.llm_engine.front_end.client
+        steps = [client.core_status(index) for index in client.engine_indices]
+        assert all(status.is_running and status.is_started for status in steps)
+        assert two.llm_engine.sleep(0) is None
+        assert two.llm_engine.is_sleeping()
+        assert two.wake_up() is True
+        assert len(two.collective_rpc("kv_cache_bytes")) == 2
+
+
+def test_a_rank_pins_a_request(plan):
+    client = launch_sync(EngineArgs(data_parallel_size=2, **SMALL).create_engine_config())
+    try:
+        for handle in range(4):
+            client.add_request(request(handle, data_parallel_rank=1))
+            assert client.engine_of(handle) == 1
+        with pytest.raises(InvalidParameter, match="data_parallel_rank"):
+            client.add_request(request(9, data_parallel_rank=7))
+        assert all(map(len, drain(client, range(4)).values()))
+        os.kill(client.core_status(0).pid, signal.SIGKILL)
+        client.add_request(request(5, max_tokens=200, data_parallel_rank=1))
+        with pytest.raises(EngineDeadError) as caught:
+            while True:
+                client.get_output()
+        assert caught.value.engine_index == 0
+        assert len(drain(client, [5])[5]) > 0, "the other core goes on"
+    finally:
+        client.shutdown()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT])
+def test_a_death_is_told_and_a_restart_serves_again(plan, how):
+    client = launch_sync(plan)
+    try:
+        expected = drain_one(client, 1)
+        client.add_request(request(2, max_tokens=200))
+        client.get_output()
+        first = client.core_status(0)
+        os.kill(first.pid, how)
+        with pytest.raises(EngineDeadError, match="killed by SIG") as caught:
+            while True:
+                client.get_output()
+        assert caught.value.engine_index == 0
+        with pytest.raises(EngineDeadError):
+            client.add_request(request(3))
+        assert not client.core_status(0).is_running
+        client.restart_core(0)
+        assert drain_one(client, 1) == expected
+        again = client.core_status(0)
+        assert (again.incarnation, again.is_running) == (2, True)
+        assert again.pid != first.pid
+    finally:
+        client.shutdown()
+    assert first.pid not in children()
+
+
+def drain_one(client, handle):
+    client.add_request(request(handle))
+    return drain(client, [handle])[handle]
+
+
+def test_a_call_to_a_dying_core_fails(plan):
+    client = launch_sync(plan)
+    try:
+        os.kill(client.core_status(0).pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            client.call(utility.is_sleeping())
+    finally:
+        client.shutdown()
+
+
+def test_aborts_are_final_and_may_come_twice(client):
+    for index in range(6):
+        handle = 100 + index
+        client.add_request(request(handle, max_tokens=100))
+        for _ in range(index):
+            client.get_output()
+        client.abort_requests([handle])
+        client.abort_requests([handle, 12345])
+        assert client.engine_of(handle) is None
+    while client.get_output().handles:
+        continue  # what was on the way when the abort was sent
+    assert drain_one(client, 200) == drain_one(client, 220)
+
+
+def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
+    expected = drain_one(client, 300)
+    rng = random.Random(5)
+    links = client._links
+    identity = links.links[0].identity
+    context = zmq.Context()
+    endpoint = links.from_cores.last_endpoint.rstrip(b"\0").decode()
+    stranger, lost = context.socket(zmq.PUSH), context.socket(zmq.DEALER)
+    stranger.connect(endpoint)
+    lost.connect(links.to_cores.last_endpoint.rstrip(b"\0").decode())
+    good = links._encoder.encode(request(301))[0]
+    for place in range(200):
+        noise = rng.choice(
+            [rng.randbytes(rng.randrange(60)), good[: place % len(good)], pickle.dumps(print)]
+        )
+        kind = rng.choice([b"\x00", b"\x01", b"\x03", b"", b"\x63", noise])
+        links.to_cores.send_multipart([identity, kind, noise])
+        stranger.send_multipart([noise, kind])
+        lost.send_multipart([noise])
+    assert drain_one(client, 300) == expected
+    assert client.call(utility.is_sleeping()) is False
+    context.destroy(0)
+
+
+def test_a_core_that_cannot_load_says_why(plan, tmp_path):
+    before = children()
+    broken = msgspec.structs.replace(plan, model_folder=str(tmp_path))
+    with pytest.raises(LoadError) as caught:
+        launch_sync(broken)
+    assert str(tmp_path) in str(caught.value)
+    assert children() == before
+
+
+def test_an_event_loop_gets_the_same_and_hears_of_a_death(plan, client):
+    expected = drain_one(client, 400)
+
+    async def main():
+        found = launch_async(plan)
+        try:
+            found.add_request(request(400))
+            tokens = []
+            while len(tokens) < 8:
+                tokens += (await found.get_output()).token_ids
+            assert await found.call(utility.is_sleeping()) is False
+            found.add_request(request(401, max_tokens=200))
+            os.kill(found.core_status(0).pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                while True:
+                    await found.get_output()
+            found.restart_core(0)
+            found.add_request(request(400))
+            again = []
+            while len(again) < 8:
+                again += (await found.get_output()).token_ids
+            return tokens, again
+        finally:
+            found.shutdown()
+
+    assert asyncio.run(main()) == (expected, expected)
+
+
+def test_no_core_and_no_socket_outlives_a_killed_front_end(tmp_path):
+    code = textwrap.dedent(f"""
+        import os, sys, time
+        from quire import EngineArgs
+        from quire.engine.launcher import launch_sync
+        client = launch_sync(EngineArgs(**{SMALL!r}).create_engine_config())
+        print(client.core_status(0).pid, flush=True)
+        sys.stdin.read()
+    """)
+    done = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        text=True,
+    )
+    core = psutil.Process(int(done.stdout.readline()))
+    assert list(Path(tmp_path).glob("quire-*"))
+    assert oct(next(Path(tmp_path).glob("quire-*")).stat().st_mode & 0o777) == "0o700"
+    done.kill()
+    done.communicate()
+    psutil.wait_procs([core], timeout=20)
+    assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+    EngineArgs(**SMALL)
+    left = list(Path(tmp_path).glob("quire-*"))
+    if left:  # the system killed the core before it could clean up: the next start does
+        from quire.engine.socket_folder import make_socket_folder
+
+        os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR")
+        import tempfile
+
+        tempfile.tempdir = None
+        try:
+            made = make_socket_folder()
+        finally:
+            tempfile.tempdir = None
+            del os.environ["TMPDIR"]
+            if before is not None:
+                os.environ["TMPDIR"] = before
+        left = [folder for folder in Path(tmp_path).glob("quire-*") if folder != made]
+    assert left == []
+
+
+def test_sigterm_ends_a_core_in_order(plan):
+    client = launch_sync(plan)
+    try:
+        client.add_request(request(1, max_tokens=200))
+        client.get_output()
+        os.kill(client.core_status(0).pid, signal.SIGTERM)
+        ended = []
+        with pytest.raises(EngineDeadError, match="exited with code 0"):
+            while True:
+                ended += client.get_output().finished
+        assert [str(end.reason) for end in ended] == ["abort"]
+    finally:
+        client.shutdown()
+
+
+def test_a_closed_client_says_so_and_closes_once(plan):
+    client = launch_sync(plan)
+    client.add_request(request(1, max_tokens=200))
+    client.shutdown(timeout_s=0.0)
+    client.shutdown()
+    for call in (client.get_output, lambda: client.add_request(request(2))):
+        with pytest.raises(EngineDeadError, match="was closed"):
+            call()
