@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from quire.engine.core_control import CoreControl
@@ -33,6 +33,7 @@ from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import Ending, StepOutputs
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.step_record import handles_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class EngineCore:
         self._boundary = FaultBoundary(executor)
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
+        self.witness: Callable[[Collection[int]], None] | None = None
+        """Told before each launch which requests are in the steps that have not been read."""
         self.control = CoreControl(scheduler, executor, abort_all=self._abort_all)
         """What a front end may ask for beside requests (engine/utility.py)."""
 
@@ -125,6 +128,8 @@ class EngineCore:
             plan = self.scheduler.schedule(self._clock())
             if plan is None:
                 break
+            if self.witness is not None:
+                self.witness(handles_of(self.scheduler.in_flight))
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             return self._outputs(StepOutputs(), None)

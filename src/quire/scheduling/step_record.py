@@ -4,7 +4,7 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.scheduling.decode_lane import Cohort
@@ -56,3 +56,15 @@ class StepRecord:
         """The request lost its row while the step was being planned."""
         for part in (self.chunks, self.new_blocks, self.ending):
             part.pop(handle, None)  # type: ignore[attr-defined]
+
+
+def handles_of(steps: Sequence[StepRecord]) -> Collection[int]:
+    """The requests in these steps, one at least; in steady decode the same list every time."""
+    cohort = steps[-1].cohort
+    if cohort is not None and not any(s.chunks or s.cohort is not cohort for s in steps):
+        return cohort.handles
+    found: dict[int, None] = {}
+    for step in steps:
+        found |= dict.fromkeys(step.cohort.handles if step.cohort else ())
+        found |= dict.fromkeys(step.chunks)
+    return found.keys()
