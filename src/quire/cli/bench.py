@@ -1,4 +1,4 @@
-"""Measure this engine on this machine: scheduler, throughput or latency.
+"""Measure this engine on this machine, as a whole or in parts.
 
 `quire bench COMMAND --help` lists the flags of each.
 """
@@ -14,6 +14,8 @@ _COMMANDS = {
     "scheduler": "the cost of deciding what runs, without a model",
     "throughput": "tokens per second of many requests at once",
     "latency": "seconds for one batch from start to end",
+    "startup": "seconds from a process's start to its first token",
+    "kernels": "every operation by itself",
 }
 
 

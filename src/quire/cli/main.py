@@ -19,7 +19,7 @@ COMMANDS = {
     "chat": "talk to a model",
     "show": "print what a model is made of",
     "doctor": "print what this machine offers",
-    "bench": "measure: scheduler, throughput, latency",
+    "bench": "measure: throughput, latency, startup, kernels, scheduler",
 }
 
 

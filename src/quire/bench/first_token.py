@@ -1,0 +1,67 @@
+"""One start in a fresh process: `python -m quire.bench.first_token WISHES` prints when what was
+done, as JSON.
+
+WISHES is a JSON object of engine arguments. Moments are seconds of the monotonic clock, which
+processes share.
+"""
+
+from __future__ import annotations
+
+import time
+
+_BEGUN = time.monotonic()  # before anything else is imported
+
+import json  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
+
+STAGES = {"load_model": "weights", "KVCache": "kv_memory", "RecordedForward": "recording"}
+"""What the builder calls by this name -> the part that it is. Nobody else has to know of parts: in
+this process, which ends soon, the names are replaced by ones that look at the clock."""
+
+_PROMPT_LEN = 16
+
+
+def main(wishes: dict[str, Any]) -> dict[str, Any]:
+    """Build the engine, generate one token; the moments and the seconds of the builder's parts."""
+    from quire import LLM, EngineArgs, LLMEngine, SamplingParams
+    from quire.engine import builder
+
+    parts = dict.fromkeys(STAGES.values(), 0.0)
+    for name, part in STAGES.items():
+        setattr(builder, name, _timed(getattr(builder, name), parts, part))
+    imported = time.monotonic()
+    plan = EngineArgs(**wishes).create_engine_config()
+    planned = time.monotonic()
+    engine = LLMEngine.from_vllm_config(plan, disable_log_stats=True)
+    ready = time.monotonic()
+    with LLM.from_engine(engine) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        llm.generate({"prompt_token_ids": [1] * _PROMPT_LEN}, params, use_tqdm=False)
+        first = time.monotonic()
+    return {
+        "moments": {
+            "begun": _BEGUN,
+            "imported": imported,
+            "planned": planned,
+            "ready": ready,
+            "first_token": first,
+        },
+        "parts": parts,
+    }
+
+
+def _timed(function: Callable[..., Any], parts: dict[str, float], part: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            parts[part] += time.monotonic() - start
+
+    return call
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

@@ -1,0 +1,88 @@
+"""Seconds from the start of a process to its first token, and where they go.
+
+Every trial is a new process; one before them fills the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from quire.bench.report import add_output_flag, finish
+from quire.bench.workload import add_model_flags, wishes_from
+from quire.config.engine_args import EngineArgs
+from quire.errors import LoadError
+
+PARTS = ("interpreter", "imports", "planning", "engine", "first step")
+BUILDER_PARTS = ("weights", "kv_memory", "recording")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire bench startup`."""
+    parser.usage = "quire bench startup [flags]"
+    parser.add_argument("--num-trials", type=int, default=5, help="processes; medians count")
+    add_output_flag(parser)
+    add_model_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start again and again and print the medians."""
+    wishes = wishes_from(args)
+    wishes.create_engine_config()  # what is wrong is said here, not in a child
+    trials = [one_start(wishes) for _ in range(args.num_trials + 1)][1:]
+    medians = {name: statistics.median(t[name] for t in trials) for name in trials[0]}
+    figures = {
+        "model_id": args.random_model or wishes.model or "embedded",
+        "num_trials": args.num_trials,
+        "seconds": medians,
+        "ready_time": medians["ready"],
+        "elapsed_time": medians["first token"],
+        "trials": trials,
+    }
+    for name in PARTS:
+        print(f"{name:12} {medians[name]:7.3f} s")
+        if name == "engine":
+            for part in BUILDER_PARTS:
+                print(f"  {part:10} {medians[part]:7.3f} s")
+    print(f"ready after {medians['ready']:.3f} s, first token after {medians['first token']:.3f} s")
+    finish(figures, args.output_json)
+    return 0
+
+
+def one_start(wishes: EngineArgs) -> dict[str, float]:
+    """The seconds of one process: parts, `ready` and `first token` since its start.
+
+    Raises LoadError with the last line that the process said, if it failed.
+    """
+    given = {
+        field.name: getattr(wishes, field.name)
+        for field in dataclasses.fields(wishes)
+        if getattr(wishes, field.name) != _default(field)
+    }
+    words = [sys.executable, "-m", "quire.bench.first_token", json.dumps(given)]
+    start = time.monotonic()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["nothing was said"]
+        raise LoadError(f"A process that was to start an engine failed: {said[-1]}")
+    answer = json.loads(done.stdout.splitlines()[-1])
+    moments = [start, *answer["moments"].values()]
+    steps = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return {
+        **dict(zip(PARTS, steps, strict=True)),
+        **answer["parts"],
+        "ready": answer["moments"]["ready"] - start,
+        "first token": moments[-1] - start,
+    }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
