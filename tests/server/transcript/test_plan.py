@@ -33,23 +33,29 @@ def test_formats_of_whole_outputs_go_with_each_other_only():
 
 
 @pytest.mark.parametrize(
-    ("parser", "prompt", "inside"),
+    ("parser", "prompt", "inside", "mark"),
     [
-        ("qwen3", "<|im_start|>assistant\n", False),
-        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
-        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("qwen3", "say <think> please<|im_start|>assistant\n", False),
-        ("deepseek_r1", "<｜Assistant｜>", True),
-        ("deepseek_r1", "<｜Assistant｜></think>", False),
-        ("openai_gptoss", "<|start|>assistant", False),
-        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
-        ("openai_gptoss", "<|start|>assistant<|channel|>final<|message|>", False),
+        ("qwen3", "<|im_start|>assistant\n", False, "</think>"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True, "</think>"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False, None),
+        ("qwen3", "say <think> please<|im_start|>assistant\n", False, "</think>"),
+        ("deepseek_r1", "<｜Assistant｜>", True, "</think>"),
+        ("deepseek_r1", "<｜Assistant｜></think>", False, None),
+        ("openai_gptoss", "<|start|>assistant", False, "<|channel|>final<|message|>"),
+        (
+            "openai_gptoss",
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            True,
+            "<|channel|>final<|message|>",
+        ),
+        ("openai_gptoss", "<|start|>assistant<|channel|>final<|message|>", False, None),
     ],
 )
-def test_the_prompt_says_where_an_output_begins(parser, prompt, inside):
+def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, mark):
     plan = plan_transcripts(None, parser)
     place = plan.place(prompt)
     assert plan.begins_inside_reasoning(place) is inside
+    assert plan.answer_mark(place) == mark
     if inside:
         assert plan.read("hm", place).reasoning == "hm"
 
@@ -108,3 +114,8 @@ def test_the_worked_example_of_the_table_s_page():
         ("weather", '{"city": "Bonn", "days": 2}')
     ]
     assert said.content == " ok"
+
+
+def test_without_reasoning_the_answer_starts_at_once():
+    plan = plan_transcripts("hermes")
+    assert plan.answer_mark(plan.place("<|im_start|>assistant\n<think>\n")) is None

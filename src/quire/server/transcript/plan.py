@@ -82,10 +82,18 @@ class TranscriptPlan:
         return "again" if reasoning.is_assumed else "before"
 
     def begins_inside_reasoning(self, place: str) -> bool:
-        """Whether an output that begins at `place` begins with reasoning, for a grammar that must
-        wait and for counting tokens.
-        """
+        """Whether an output that begins at `place` begins with reasoning."""
         return place in ("again", "reasoning")
+
+    def answer_mark(self, place: str) -> str | None:
+        """The text behind which the answer of an output that begins at `place` starts, and with it
+        a grammar; None: it starts at once.
+
+        Where the model may do without reasoning and nothing in the prompt says so, it is expected.
+        """
+        if self.reasoning is None or place in (ANSWER, "content"):
+            return None
+        return (self.reasoning.answer_starts or self.reasoning.ends)[0]
 
     def open(
         self,
