@@ -10,6 +10,7 @@ from golden_transcripts import GOLDENS, TOOLS
 from quire.server.transcript import (
     REASONING_PARSERS,
     TOOL_PARSERS,
+    choose_transcripts,
     detect_reasoning_parser,
     detect_tool_parser,
     plan_transcripts,
@@ -86,6 +87,19 @@ def test_the_reasoning_is_found(template, reasoning):
 def test_a_template_without_tools_has_no_format():
     for template in (None, "", "<|im_start|>{{ messages[0].content }}<|im_end|>"):
         assert detect_tool_parser(template) is None
+
+
+def test_auto_takes_what_is_found_and_a_name_rules_over_it():
+    template = "<tool_call></think>"
+    plan = choose_transcripts("auto", "auto", template)
+    assert plan.tool_format is TOOL_PARSERS["hermes"]
+    assert plan.reasoning is REASONING_PARSERS["qwen3"]
+    plan = choose_transcripts("pythonic", "none", template)
+    assert (plan.tool_format, plan.reasoning) == (TOOL_PARSERS["pythonic"], None)
+    plan = choose_transcripts("none", None, template)
+    assert (plan.tool_format, plan.reasoning) == (None, None)
+    plan = choose_transcripts("auto", "auto", None)
+    assert (plan.tool_format, plan.reasoning) == (None, None)
 
 
 def test_what_is_found_exists_and_every_format_that_can_be_found_is_tried():

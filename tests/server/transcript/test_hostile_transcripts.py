@@ -46,7 +46,7 @@ def soups(draw: st.DrawFn) -> tuple[TranscriptPlan, str, list[str]]:
     """A plan and text made of its own marks, scraps of calls and words that occur once."""
     pair = draw(st.sampled_from(PAIRS))
     plan = PLANS[pair]
-    marks = sorted(plan.marks)
+    marks = sorted(plan.marks())
     kinds = draw(st.lists(st.integers(0, 2), max_size=14))
     words = [f"w{number}q" for number in range(len(kinds))]
     pieces = [
@@ -158,7 +158,7 @@ def test_deeply_nested_arguments_do_not_recurse():
 def test_a_name_without_end_is_let_go(parser):
     """Text that only begins like a call is held back for as long as a name can be, not longer."""
     plan = plan_transcripts(parser, "openai_gptoss" if parser == "openai" else None)
-    for mark in sorted(plan.marks):
+    for mark in sorted(plan.marks()):
         reader = plan.open(plan.place(""), tools=TOOLS)
         events = [event for _ in range(300) for event in reader.feed(mark + "abcdefgh")]
         said = whole(events)
@@ -186,6 +186,7 @@ def test_special_tokens_are_kept_where_a_format_needs_them():
     assert plan_transcripts("mistral").needs_special_tokens(special)
     assert plan_transcripts("openai", "openai_gptoss").needs_special_tokens(special)
     assert plan_transcripts("hermes").needs_special_tokens(special)
+    assert not plan_transcripts("hermes").needs_special_tokens(special, reads_calls=False)
     assert not plan_transcripts("hermes").needs_special_tokens(["<|im_end|>"])
     assert not plan_transcripts("pythonic").needs_special_tokens(special)
 

@@ -19,7 +19,9 @@ from quire.server.transcript import (
 def test_an_unknown_name_is_refused_with_the_list():
     with pytest.raises(InvalidParameter) as caught:
         plan_transcripts("hermse")
-    assert "tool_call_parser='hermse' is not allowed: the formats are " in str(caught.value)
+    assert "tool_call_parser='hermse' is not allowed: it must be auto, none or one of " in str(
+        caught.value
+    )
     assert ", hermes, " in str(caught.value)
     with pytest.raises(InvalidParameter, match="reasoning_parser='r1'.*deepseek_r1"):
         plan_transcripts("hermes", "r1")

@@ -10,7 +10,9 @@ import pytest
 from golden_transcripts import TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+from quire import embedded
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.transcript import ToolUse, decide_tool_use, plan_transcripts
 
@@ -48,7 +50,7 @@ def test_auto_leaves_the_model_free_and_needs_a_format():
 
 def test_a_named_tool_forces_its_arguments():
     use = decide_tool_use(TOOLS, NAMED, NO_PARSER)
-    assert use.forced == "weather"
+    assert (use.forced, use.is_named) == ("weather", True)
     assert use.schema == TOOLS[0]["function"]["parameters"]
     flat = {"type": "function", "name": "now"}
     assert decide_tool_use(TOOLS, flat, NO_PARSER).schema == {"type": "object", "properties": {}}
@@ -68,12 +70,60 @@ def test_a_tool_that_is_not_there_is_refused_with_those_that_are():
         decide_tool_use(TOOLS, choice, HERMES)
 
 
-def test_gpt_oss_is_not_forced():
-    plan = plan_transcripts("openai", "openai_gptoss")
-    assert decide_tool_use(TOOLS, "auto", plan).tools == tuple(TOOLS)
+def test_the_channels_of_gpt_oss_without_their_tool_format_cannot_be_forced():
+    plan = plan_transcripts(None, "openai_gptoss")
     for choice in ("required", NAMED):
-        with pytest.raises(NotBuiltYet, match='Use "auto"'):
+        with pytest.raises(NotBuiltYet, match="--tool-call-parser openai"):
             decide_tool_use(TOOLS, choice, plan)
+
+
+GPT_OSS = plan_transcripts("openai", "openai_gptoss")
+THOUGHT = "<|channel|>analysis<|message|>hm\n{}<|end|><|start|>assistant"
+TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """The embedded one with the control tokens of gpt-oss."""
+    library = Tokenizer.from_file(str(embedded.path() / "tokenizer.json"))
+    marks = ["channel", "message", "start", "end", "constrain", "call"]
+    library.add_special_tokens([f"<|{mark}|>" for mark in marks])
+    return library
+
+
+@pytest.mark.parametrize(
+    ("output", "is_allowed"),
+    [
+        (THOUGHT + TO_WEATHER + '{"city": "Bonn", "days": 2}', True),
+        (TO_WEATHER + "{}", True),
+        (TO_WEATHER + '{"days": "two"}', False),
+        (THOUGHT + THOUGHT + "<|channel|>commentary to=functions.now <|constrain|>json", True),
+        (TO_WEATHER.replace("weather", "clock"), False),
+        ("<|channel|>final<|message|>", False),
+    ],
+)
+def test_a_forced_call_of_gpt_oss_is_written_in_its_own_form(tokenizer, output, is_allowed):
+    use = decide_tool_use(TOOLS, "required", GPT_OSS)
+    assert (use.forced, use.is_named, use.schema) == (False, False, None)
+    library = llguidance.LLTokenizer(
+        tokenizer.to_str(), eos_token=tokenizer.token_to_id("<|call|>")
+    )
+    matcher = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_lark(use.grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer.encode(output, add_special_tokens=False).ids
+    assert (matcher.validate_tokens(ids) == len(ids)) is is_allowed
+    if is_allowed and output.endswith("}"):
+        [call] = GPT_OSS.read(output, tools=use.tools).tool_calls
+        assert call.name == "weather" and json.loads(call.arguments) in (
+            {"city": "Bonn", "days": 2},
+            {},
+        )
+
+
+def test_a_named_call_of_gpt_oss_is_of_that_tool():
+    use = decide_tool_use(TOOLS, NAMED, GPT_OSS)
+    assert use.is_named
+    assert "functions.weather " in use.grammar and "functions.now " not in use.grammar
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ other begins: a call may end the reasoning, a header may announce either. A form
 Layer 5, pure text: neither torch nor HTTP.
 """
 
-from quire.server.transcript.detect import AUTO, detect_reasoning_parser, detect_tool_parser
+from quire.server.transcript.detect import AUTO, NONE, detect_reasoning_parser, detect_tool_parser
 from quire.server.transcript.events import (
     ArgumentText,
     CallStarted,
@@ -20,12 +20,18 @@ from quire.server.transcript.events import (
 )
 from quire.server.transcript.plan import TranscriptPlan
 from quire.server.transcript.reader import TranscriptReader
-from quire.server.transcript.registry import REASONING_PARSERS, TOOL_PARSERS, plan_transcripts
+from quire.server.transcript.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    choose_transcripts,
+    plan_transcripts,
+)
 from quire.server.transcript.table import Head, Reads, ReasoningFormat, State, ToolFormat
 from quire.server.transcript.tool_choice import ToolUse, decide_tool_use
 
 __all__ = [
     "AUTO",
+    "NONE",
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "ArgumentText",
@@ -43,6 +49,7 @@ __all__ = [
     "Transcript",
     "TranscriptPlan",
     "TranscriptReader",
+    "choose_transcripts",
     "decide_tool_use",
     "detect_reasoning_parser",
     "detect_tool_parser",

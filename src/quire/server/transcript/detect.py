@@ -4,6 +4,8 @@ from __future__ import annotations
 
 AUTO = "auto"
 """The name that asks for what is found here."""
+NONE = "none"
+"""The name that asks for no format at all."""
 
 # The first row whose texts all occur in the template counts, so the special come before the usual.
 TOOL_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (

@@ -9,7 +9,10 @@ response format.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quire.server.transcript.table import Head, Reads, ReasoningFormat, State, ToolFormat
 
@@ -18,6 +21,8 @@ RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 FUNCTIONS = "functions."
 ANALYSIS = "analysis"
+JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": r"[ \n]"}}
+"""One blank at most between two tokens of JSON: a model must not fill its budget with blanks."""
 ENDS = {"<|end|>": "between", "<|return|>": "between", "<|call|>": "between", "<|start|>": "head"}
 
 
@@ -55,7 +60,32 @@ def _states(with_calls: bool) -> dict[str, State]:
     }  # fmt: skip
 
 
-HARMONY = ToolFormat("openai", _states(True), start="start", has_reasoning=True)
+def one_call(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The grammar, in Lark's notation, of an output that is analysis as the model likes and then
+    one call of these tools with arguments that follow their schemas.
+    """
+    calls = [f"call_{index}: {_one_call(tool)}" for index, tool in enumerate(tools)]
+    names = " | ".join(f"call_{index}" for index in range(len(tools)))
+    return "\n".join(
+        [
+            "start: thought* call",
+            'thought: <|channel|> "analysis" <|message|> TEXT <|end|> <|start|> "assistant"',
+            f'call: <|channel|> "commentary" ({names})',
+            *calls,
+            r"TEXT: /(.|\n)*/",
+        ]
+    )
+
+
+def _one_call(tool: Mapping[str, Any]) -> str:
+    recipient = json.dumps(f" to={FUNCTIONS}{tool['name']} ")
+    schema = json.dumps({**JSON_OPTIONS, **tool["parameters"]})
+    return f'{recipient} <|constrain|> "json" <|message|> %json {schema}'
+
+
+HARMONY = ToolFormat(
+    "openai", _states(True), start="start", has_reasoning=True, forced_grammar=one_call
+)
 HARMONY_REASONING = ReasoningFormat(
     "openai_gptoss",
     starts=("<|channel|>analysis<|message|>",),

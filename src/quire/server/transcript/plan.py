@@ -32,22 +32,24 @@ class TranscriptPlan:
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
 
-    @property
-    def marks(self) -> frozenset[str]:
-        """Every text that the formats look for."""
-        states = [*self._plain.states.values(), *self._with_tools.states.values()]
+    def marks(self, *, reads_calls: bool = True) -> frozenset[str]:
+        """Every text that the formats look for, with or without those of calls."""
+        states = (self._with_tools if reads_calls else self._plain).states.values()
         return frozenset(mark for state in states for mark in (*state.marks, *state.begins))
 
-    def needs_special_tokens(self, special_tokens: Collection[str]) -> bool:
+    def needs_special_tokens(
+        self, special_tokens: Collection[str], *, reads_calls: bool = True
+    ) -> bool:
         """Whether outputs must be decoded with `skip_special_tokens=False`, because a mark has one
         of the tokenizer's special tokens in it.
         """
-        return any(token in mark for mark in self.marks for token in special_tokens if token)
+        marks = self.marks(reads_calls=reads_calls)
+        return any(token in mark for mark in marks for token in special_tokens if token)
 
     @property
     def writes_forced_calls_itself(self) -> bool:
-        """Whether a required or named call is written in the model's own form: then a grammar must
-        allow that form, and `forced` may not be given to `open`.
+        """Whether a required or named call is written in the model's own form: then
+        `forced_grammar` says which, and `forced` may not be given to `open`.
         """
         return self._with_tools.format.has_reasoning
 

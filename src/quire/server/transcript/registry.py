@@ -7,6 +7,12 @@ from typing import TypeVar
 
 from quire.errors import InvalidParameter
 from quire.server.transcript import reasoning_formats, tool_formats
+from quire.server.transcript.detect import (
+    AUTO,
+    NONE,
+    detect_reasoning_parser,
+    detect_tool_parser,
+)
 from quire.server.transcript.plan import TranscriptPlan
 from quire.server.transcript.table import ReasoningFormat, ToolFormat
 
@@ -38,9 +44,23 @@ def plan_transcripts(
         raise InvalidParameter("reasoning_parser", reasoning_parser, str(error)) from error
 
 
+def choose_transcripts(
+    tool_parser: str | None, reasoning_parser: str | None, template: str | None
+) -> TranscriptPlan:
+    """The plan of a server whose operator says AUTO, NONE or a name for each, and whose model has
+    this chat template. Raises InvalidParameter as `plan_transcripts` does.
+    """
+    tools = detect_tool_parser(template) if tool_parser == AUTO else tool_parser
+    reasoning = detect_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
+    return plan_transcripts(
+        None if tools == NONE else tools, None if reasoning == NONE else reasoning
+    )
+
+
 def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | None:
     if name is None:
         return None
     if name not in formats:
-        raise InvalidParameter(parameter, name, f"the formats are {', '.join(sorted(formats))}")
+        allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"
+        raise InvalidParameter(parameter, name, allowed)
     return formats[name]

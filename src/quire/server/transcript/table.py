@@ -26,9 +26,10 @@ Where the text is not what the table expects, it is content: nothing is lost, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from quire.server.transcript.call_ids import CallId, plain_call_id
 from quire.server.transcript.marks import Marks
@@ -115,7 +116,9 @@ class ToolFormat:
     `argument_keys`: keys of an envelope whose value is the arguments. `lone_names`: an envelope
     without arguments is a call of a tool that takes none. `pads_values`: a VALUE stands on lines of
     its own. `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning
-    format of the same table only.
+    format of the same table only. `forced_grammar`: for such a table, the grammar in Lark's
+    notation of an output from `start` on that ends with one call of these functions (`{"name",
+    "parameters"}`).
     Raises ValueError for a table that cannot be read.
     """
 
@@ -127,6 +130,7 @@ class ToolFormat:
     lone_names: bool = True
     pads_values: bool = False
     has_reasoning: bool = False
+    forced_grammar: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 
     def __post_init__(self) -> None:
         check_states(self.name, self.states, self.start)

@@ -22,15 +22,18 @@ class ToolUse:
     """What was decided for one request.
 
     `tools`: what the reader of its outputs is given; None: calls are not read. `in_prompt`: what
-    the chat template is given. `forced` and `parallel`: see `TranscriptPlan.open`. `schema`: the
-    JSON schema that the answer must follow, None where the model is free.
+    the chat template is given. `forced` and `parallel`: see `TranscriptPlan.open`. `is_named`: one
+    tool was chosen by its name. `schema`: the JSON schema that the answer must follow; `grammar`:
+    the grammar in Lark's notation that the whole output must follow. None of both: it is free.
     """
 
     tools: tuple[Mapping[str, Any], ...] | None = None
     in_prompt: tuple[Mapping[str, Any], ...] | None = None
     forced: str | bool = False
     parallel: bool = True
+    is_named: bool = False
     schema: Mapping[str, Any] | None = None
+    grammar: str | None = None
 
 
 def decide_tool_use(
@@ -59,17 +62,29 @@ def decide_tool_use(
     if choice == "auto":
         _need_format(plan)
         return ToolUse(checked, checked, parallel=parallel)
+    chosen = checked if choice == "required" else (_chosen(checked, choice),)
+    return _forced(checked, chosen, choice, plan, parallel)
+
+
+def _forced(
+    tools: tuple[Mapping[str, Any], ...],
+    chosen: tuple[Mapping[str, Any], ...],
+    choice: Any,
+    plan: TranscriptPlan,
+    parallel: bool,
+) -> ToolUse:
+    is_named = choice != "required"
+    if plan.tool_format is not None and plan.tool_format.forced_grammar is not None:
+        functions = [{"name": _name(tool), "parameters": _parameters(tool)} for tool in chosen]
+        grammar = plan.tool_format.forced_grammar(functions)
+        return ToolUse(tools, tools, parallel=parallel, is_named=is_named, grammar=grammar)
     if plan.writes_forced_calls_itself:
-        hint = 'Use "auto", and ask for the call in a message.'
+        hint = "Start the server with --tool-call-parser openai."
         raise NotBuiltYet("tool_choice", choice, hint)
-    if choice == "required":
-        schema = required_schema(checked, parallel)
-        return ToolUse(checked, checked, True, parallel, schema)
-    name = _chosen_name(choice)
-    for tool in checked:
-        if tool["function"]["name"] == name:
-            return ToolUse(checked, checked, name, parallel, _parameters(tool))
-    raise InvalidParameter("tool_choice", name, f"the tools are {', '.join(_names(checked))}")
+    if is_named:
+        [tool] = chosen
+        return ToolUse(tools, tools, _name(tool), parallel, True, _parameters(tool))
+    return ToolUse(tools, tools, True, parallel, False, required_schema(chosen, parallel))
 
 
 def check_tools(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
@@ -107,8 +122,21 @@ def _check_tool(place: str, tool: Any) -> None:
         raise InvalidParameter(f"{place}.function.parameters", schema, allowed)
 
 
+def _name(tool: Mapping[str, Any]) -> str:
+    name: str = tool["function"]["name"]
+    return name
+
+
 def _names(tools: Sequence[Any]) -> list[str]:
-    return [tool["function"]["name"] for tool in tools]
+    return [_name(tool) for tool in tools]
+
+
+def _chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Any]:
+    name = _chosen_name(choice)
+    for tool in tools:
+        if _name(tool) == name:
+            return tool
+    raise InvalidParameter("tool_choice", name, f"the tools are {', '.join(_names(tools))}")
 
 
 def _need_format(plan: TranscriptPlan) -> None:
@@ -137,7 +165,7 @@ def required_schema(tools: Sequence[Mapping[str, Any]], parallel: bool) -> dict[
         {
             "type": "object",
             "properties": {
-                "name": {"const": tool["function"]["name"]},
+                "name": {"const": _name(tool)},
                 "parameters": {"$ref": f"#/$defs/{index}"},
             },
             "required": ["name", "parameters"],
