@@ -42,6 +42,7 @@ from quire.errors import (
 )
 from quire.observability.metrics import Metric
 from quire.observability.prometheus import MetricsCollector
+from quire.observability.watchdog import LoopWatch, Watchdog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -54,6 +55,10 @@ PROGRESS_S = 60.0
 """A core that has work and completes no step for so long is not ready."""
 ALIVE_S = 10.0
 """A core whose loop was silent for so long is not alive."""
+STALL_S = 10.0
+"""An event loop that does not turn for so long is reported with the stacks of all threads."""
+SLICE_ROWS = 256
+"""Consumers run at least once in so many rows of output: about a millisecond of work."""
 
 
 class AsyncLLM(AsyncControl):
@@ -102,6 +107,7 @@ class AsyncLLM(AsyncControl):
         self._handler: asyncio.Task[None] | None = None
         self._feeders: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._loop_watch = LoopWatch(Watchdog("The event loop of the front end", STALL_S))
         self._log_timer: asyncio.TimerHandle | None = None
         self._log_interval_s = read_environment().log_stats_interval_s
         self._idle: list[asyncio.Future[None]] = []
@@ -193,9 +199,12 @@ class AsyncLLM(AsyncControl):
             )
             is_finished = False
             while not is_finished:
-                output = mailbox.get_nowait() or await mailbox.get()
-                is_finished = output.finished
-                yield output
+                output = mailbox.get_nowait()
+                if output is None:
+                    await mailbox.arrival()
+                else:
+                    is_finished = output.finished
+                    yield output
         except (EngineDeadError, RequestError, CapacityError):
             raise
         except InputStreamError as error:
@@ -343,15 +352,24 @@ class AsyncLLM(AsyncControl):
         except RuntimeError:
             return  # no loop yet: the first request starts it
         self._handler = loop.create_task(self._handle_outputs(), name="output handler")
+        self._loop_watch.start()
         self._arm_log()
 
     async def _handle_outputs(self) -> None:
-        """Take steps from the core until it dies or the engine is shut down."""
+        """Take steps from the core until it dies or the engine is shut down.
+
+        While steps are there already they are taken together, up to SLICE_ROWS, and a consumer gets
+        one output of them: under load its cost is per output, not per token.
+        """
+        num_rows = 0
         try:
             while True:
                 step = await self.front_end.client.get_output()
                 self._note_ended(len(self.front_end.take_in(step).ended))
-                await asyncio.sleep(0)  # the consumers run before the next step is taken
+                num_rows += len(step.handles)
+                if num_rows >= SLICE_ROWS:
+                    num_rows = 0
+                    await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -473,6 +491,7 @@ class AsyncLLM(AsyncControl):
             self._handler.cancel()
         for task in self._feeders:
             task.cancel()
+        self._loop_watch.close()
         for timer in (self._timer, self._log_timer):
             if timer is not None:
                 timer.cancel()

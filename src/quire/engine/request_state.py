@@ -79,7 +79,11 @@ class RequestState:
 
     def partial(self) -> RequestOutput | None:
         """What the caller gets now, before the end; None when it is not time."""
-        return self._output(self._completion()) if self.is_due else None
+        return self.news() if self.is_due else None
+
+    def news(self) -> RequestOutput | None:
+        """The same whether it is time or not."""
+        return self._output(self._delta() if self._kind is _DELTA else self._whole())
 
     def final(self, end: Finished) -> RequestOutput | None:
         """The last output of this completion; None while FINAL_ONLY waits for its siblings."""
