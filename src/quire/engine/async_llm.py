@@ -29,7 +29,7 @@ from quire.engine.input_stream import InputStream, StreamingInput, check_streama
 from quire.engine.launcher import launch_async_front_end
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.parallel_sampling import RequestGroup
-from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
+from quire.engine.stat_loggers import StatLoggerFactory
 from quire.errors import (
     CapacityError,
     EngineDeadError,
@@ -97,9 +97,8 @@ class AsyncLLM(AsyncControl):
         if front_end is None:
             if not isinstance(vllm_config, EnginePlan):
                 raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
-            wish = with_stat_loggers(vllm_config, stat_loggers, aggregate_engine_logging)
-            front_end = launch_async_front_end(*wish)
-        self.vllm_config = vllm_config
+            front_end = launch_async_front_end(vllm_config, stat_loggers, aggregate_engine_logging)
+        self.vllm_config = vllm_config = vllm_config or front_end.plan
         self.front_end = front_end
         self._is_logging = front_end.log_stats if log_stats is None else log_stats
         self._log_requests = log_requests
@@ -149,13 +148,12 @@ class AsyncLLM(AsyncControl):
         """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
         cannot be, EngineDeadError for a core that does not start.
         """
-        return cls.from_vllm_config(
-            engine_args.create_engine_config(),
-            start_engine_loop=start_engine_loop,
+        is_logging = isinstance(engine_args, AsyncEngineArgs) and engine_args.enable_log_requests
+        return cls(
             usage_context=usage_context,
-            stat_loggers=stat_loggers,
-            enable_log_requests=isinstance(engine_args, AsyncEngineArgs)
-            and engine_args.enable_log_requests,
+            log_requests=is_logging,
+            start_engine_loop=start_engine_loop,
+            front_end=launch_async_front_end(engine_args, stat_loggers),
         )
 
     # requests

@@ -33,8 +33,8 @@ class FrontEnd(Generic[Client]):
     to it, feed it the core's outputs and abort through it.
 
     `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
-    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model, where there
-    is one.
+    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model and `plan`
+    is what all was built from, where there is one.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class FrontEnd(Generic[Client]):
         client_index: int = 0,
         spec: Decoder | None = None,
         stats: EngineStats | None = None,
+        plan: EnginePlan | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -60,6 +61,7 @@ class FrontEnd(Generic[Client]):
         self.chat_template = chat_template
         self.sampling_defaults = dict(sampling_defaults or {})
         self.spec = spec
+        self.plan = plan
         self.stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
@@ -240,4 +242,5 @@ def build_front_end(
         client_index=client_index,
         spec=spec,
         stats=stats,
+        plan=plan,
     )

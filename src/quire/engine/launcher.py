@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from quire.config.engine_args import EngineArgs
@@ -15,37 +15,43 @@ from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.mp_client import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.protocol import EngineZmqAddresses
 from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
-from quire.engine.stat_loggers import StatsWish, with_stat_loggers
+from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
 
 C = TypeVar("C", bound=MPClient)
 
 
 def launch_front_end(
-    wish: EngineArgs | EnginePlan, stats_wish: StatsWish | None = None
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    is_log_aggregated: bool = False,
 ) -> FrontEnd[EngineCoreClient]:
     """A front end whose cores run in processes and are ready.
 
     From `EngineArgs` it is quicker: the first core imports while the plan is made, and the
     tokenizer is read while the cores load. Raises RequestError, LoadError, EngineDeadError.
     """
-    return _launch_front_end(SyncMPClient, wish, stats_wish)
+    return _launch_front_end(SyncMPClient, wish, stat_loggers, is_log_aggregated)
 
 
 def launch_async_front_end(
-    wish: EngineArgs | EnginePlan, stats_wish: StatsWish | None = None
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    is_log_aggregated: bool = False,
 ) -> FrontEnd[AsyncEngineCoreClient]:
     """The same for an event loop."""
-    return _launch_front_end(AsyncMPClient, wish, stats_wish)
+    return _launch_front_end(AsyncMPClient, wish, stat_loggers, is_log_aggregated)
 
 
 def _launch_front_end(
-    make: Callable[..., C], wish: EngineArgs | EnginePlan, stats_wish: StatsWish | None
+    make: Callable[..., C],
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None,
+    is_log_aggregated: bool,
 ) -> FrontEnd[Any]:
     first = CoreProcess()
     try:
         plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
-        if stats_wish is None:
-            plan, stats_wish = with_stat_loggers(plan)
+        plan, stats_wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
         client = start(make, plan, first)
     except BaseException:
         first.end(0.0)

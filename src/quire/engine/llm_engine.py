@@ -16,7 +16,7 @@ from quire.engine import utility
 from quire.engine.client import EngineCoreClient
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.launcher import launch_front_end
-from quire.engine.stat_loggers import StatLoggerFactory, StatsWish, with_stat_loggers
+from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.utility import PauseMode
 from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.observability.metrics import Metric
@@ -56,8 +56,8 @@ class LLMEngine:
         if front_end is None:
             if not isinstance(vllm_config, EnginePlan):
                 raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
-            plan, wish = with_stat_loggers(vllm_config, stat_loggers, aggregate_engine_logging)
-            front_end = _built(plan, wish, multiprocess_mode)
+            make = launch_front_end if multiprocess_mode else _front_end_of_one
+            front_end = make(vllm_config, stat_loggers, aggregate_engine_logging)
         self.front_end = front_end
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
         self._ready: list[RequestOutput] = []
@@ -92,7 +92,7 @@ class LLMEngine:
         """
         front_end = None
         if enable_multiprocessing or engine_args.data_parallel_size > 1:
-            front_end = launch_front_end(engine_args)
+            front_end = launch_front_end(engine_args, stat_loggers)
         return cls(
             None if front_end else engine_args.create_engine_config(),
             usage_context=usage_context,
@@ -307,11 +307,15 @@ class LLMEngine:
         raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
 
 
-def _built(plan: EnginePlan, wish: StatsWish, in_processes: bool) -> FrontEnd[EngineCoreClient]:
-    if in_processes or plan.data_parallel_size > 1:
-        return launch_front_end(plan, wish)
+def _front_end_of_one(
+    plan: EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None, is_log_aggregated: bool
+) -> FrontEnd[EngineCoreClient]:
+    """With the core in this process, unless there are several."""
+    if plan.data_parallel_size > 1:
+        return launch_front_end(plan, stat_loggers, is_log_aggregated)
     from quire.engine.builder import build_client  # brings torch, which a given front end needs not
 
+    plan, wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
     return build_front_end(plan, build_client(plan), stats_wish=wish)
 
 
