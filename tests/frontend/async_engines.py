@@ -1,7 +1,5 @@
 """AsyncLLM without a model: a scripted core stepped inside the event loop."""
 
-import asyncio
-
 from scripted_engines import embedded_tokenizer
 
 from quire.engine.admission import QueueLimits
@@ -41,14 +39,3 @@ async def collect(engine, request_id, prompt=(4,), **params):
 
     stream = engine.generate(list(prompt), SamplingParams(**params), request_id)
     return [output async for output in stream]
-
-
-def looped(test):
-    """Run a coroutine test with an end."""
-
-    def runs(*args, **kwargs):
-        return asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
-
-    runs.__name__, runs.__doc__ = test.__name__, test.__doc__
-    runs.__wrapped__ = test
-    return runs

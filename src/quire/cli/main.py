@@ -17,6 +17,7 @@ from quire.config.command_line import QuireParser
 COMMANDS = {
     "generate": "continue a prompt",
     "chat": "talk to a model",
+    "serve": "answer over HTTP, as OpenAI's API does",
     "show": "print what a model is made of",
     "doctor": "print what this machine offers",
     "bench": "measure: throughput, latency, startup, kernels, scheduler",
@@ -44,7 +45,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
     module = importlib.import_module(f"quire.cli.{name}")
     parser = QuireParser(prog=f"quire {name}", description=module.__doc__)
     module.add_arguments(parser)
-    args = parser.parse_args(words)
+    args = parser.parse_with_config(words)
     from quire.config.environment import read_environment
     from quire.errors import RequestError
 

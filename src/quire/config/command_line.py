@@ -14,7 +14,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from quire.config.config_file import words_of
 from quire.config.option import Kind, Option, default_of, fields_of
+from quire.errors import RequestError
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SUFFIXES |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -165,6 +167,19 @@ class QuireParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Rewrite the words of the command line first, where they were given."""
         return super().parse_known_args(args if args is None else rewrite(args), namespace)
+
+    def parse_with_config(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments: what the file of `--config` says, and over it what the words say."""
+        if "--config" not in self._option_string_actions:
+            return self.parse_args(words)
+        probe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        probe.add_argument("--config")
+        path = probe.parse_known_args(rewrite(words))[0].config
+        try:
+            from_file = words_of(path, self._option_string_actions) if path else []
+        except RequestError as error:
+            self.error(str(error))
+        return self.parse_args(words, self.parse_args(from_file))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where the help is; exit code 2."""

@@ -19,7 +19,8 @@ _NO_LORA = "Merge the adapter into the checkpoint before loading it."
 _NO_OFFLOAD = "Weights stay in memory whole; use a smaller model or a machine with more memory."
 _NO_POOLING = "This release generates text only; it has no embedding, classification or scoring."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
-_SERVER = "There is no server in this release; leave it out."
+_SERVER = "It is for servers: give it to `quire serve`."
+_NO_EVENTS = "Nobody publishes events of the KV cache; leave it out."
 _NO_DRAFTS = (
     "Speculative decoding is not built; leave it out and the answers are the same, only slower."
 )
@@ -161,7 +162,7 @@ class UnbuiltArgs:
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )
     kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _ONE_DEVICE)
-    kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _SERVER)
+    kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _NO_EVENTS)
     otlp_traces_endpoint: str | None = unbuilt(None, "where traces go", "Traces are not built.")
     aggregate_engine_logging: bool = unbuilt(False, "one log for all copies", _ONE_DEVICE)
     shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)

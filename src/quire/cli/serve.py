@@ -1,0 +1,123 @@
+"""Answer over HTTP, as OpenAI's API does.
+
+SIGTERM and Ctrl-C let running requests end (--shutdown-timeout); a second one ends them at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from quire.cli.session import explain
+from quire.config.command_line import add_options
+from quire.config.engine_args import EngineArgs
+from quire.config.environment import read_environment
+from quire.config.option import options_of
+from quire.config.server_args import ServerArgs
+from quire.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from quire.config.plan import EnginePlan
+    from quire.engine.client import AsyncEngineCoreClient
+    from quire.engine.front_end import FrontEnd
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire serve`."""
+    parser.usage = "quire serve [MODEL] [flags]"
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--config", metavar="FILE", help="flags in YAML; those given here rule")
+    parser.add_argument(
+        "--explain", action="store_true", help="print the plan of the engine with reasons, and stop"
+    )
+    ServerArgs.add_cli_args(parser)
+    own = options_of(ServerArgs)
+    add_options(
+        parser, EngineArgs, only=[name for name in options_of(EngineArgs) if name not in own]
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes, or with --explain print the plan."""
+    args.model = args.model_tag or args.model
+    options = ServerArgs.from_cli_args(args)
+    options.validate()
+    given = vars(args)
+    for name in options_of(ServerArgs):
+        del given[name]
+    if args.explain:
+        return explain(args)
+    keys = (*options.keys, *read_environment().api_keys)
+    if options.enable_admin and not keys:
+        raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
+    _start_logging(options.uvicorn_log_level)
+    from quire.server.listening import bind
+
+    with ExitStack() as stack:
+        listener = stack.enter_context(bind(options.host, options.port, options.uds))
+        admin = None
+        if options.enable_admin and options.admin_port is not None:
+            admin = stack.enter_context(bind(None, options.admin_port, None))
+        _warn_if_open(options, keys)
+        plan = EngineArgs.from_cli_args(args).create_engine_config()
+        from quire.engine.front_end import build_front_end
+        from quire.engine.launcher import launch_async
+
+        front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, launch_async(plan))
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                return runner.run(_serve(plan, front_end, options, keys, listener, admin))
+        finally:
+            front_end.client.shutdown()
+
+
+async def _serve(
+    plan: EnginePlan,
+    front_end: FrontEnd[AsyncEngineCoreClient],
+    options: ServerArgs,
+    keys: tuple[str, ...],
+    listener: socket.socket,
+    admin: socket.socket | None,
+) -> int:
+    from quire.engine.async_llm import AsyncLLM
+    from quire.server.serving import serve
+
+    engine = AsyncLLM(plan, front_end=front_end, log_requests=options.enable_log_requests)
+    try:
+        return await serve(engine, plan, options, keys, listener, admin)
+    finally:
+        engine.shutdown()
+
+
+def _start_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _warn_if_open(options: ServerArgs, keys: tuple[str, ...]) -> None:
+    is_local = options.uds is not None or options.host in (None, "127.0.0.1", "::1", "localhost")
+    if not keys and not is_local:
+        logger.warning(
+            "Everybody who reaches %s can use this server: give --api-key, or --host 127.0.0.1.",
+            options.host,
+        )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # there is none for every platform
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

@@ -1,0 +1,47 @@
+"""The file of `--config`: flags by name in YAML, as the command line would give them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidParameter, InvalidType
+
+
+def words_of(path: str, flags: Container[str]) -> list[str]:
+    """The words of a command line that says what the file says: `port: 80` is `--port=80`.
+
+    A true flag is `--flag`, a false one `--no-flag` (nothing, if that is none of the `flags`), null
+    leaves it out, a list is several words, an object JSON. Raises InvalidParameter for a file that
+    cannot be read or is not such a list of names and values.
+    """
+    import yaml  # only who has a file pays for it
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidParameter("--config", path, " ".join(str(error).split())) from None
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        raise InvalidType("--config", path, "the file must hold names with values")
+    return [word for name, value in content.items() for word in _words(str(name), value, flags)]
+
+
+def _words(name: str, value: Any, flags: Container[str]) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if value is True:
+        return [flag]
+    if value is False:
+        negative = "--no-" + flag[2:]
+        return [negative] if negative in flags or flag not in flags else []
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    if isinstance(value, dict):
+        return [f"{flag}={json.dumps(value)}"]
+    return [f"{flag}={value}"]

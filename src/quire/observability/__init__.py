@@ -1,1 +1,0 @@
-"""What an engine tells about itself: metrics and their exposition."""

@@ -1,0 +1,82 @@
+"""The routes, and what stands in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from quire.server.context import Server
+from quire.server.envelope import Envelope
+from quire.server.failures import Refusal, error_response
+from quire.server.routes import Entry
+from quire.server.security import KeyGuard
+
+_CLIENT_GONE = 499
+"""For the log alone: nobody is there to read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the server, and what is told of it. `origins`: web pages that may."""
+
+    keys: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    methods: Sequence[str] = ("*",)
+    headers: Sequence[str] = ("*",)
+    allow_credentials: bool = False
+    root_path: str = ""
+    shows_request_ids: bool = True
+    logs: bool = False
+
+
+def build_app(server: Server, access: Access, entries: Sequence[Entry]) -> ASGIApp:
+    """The app that answers `entries`: its outermost part sees to failures, then come CORS and the
+    keys.
+    """
+    inner = Starlette(
+        routes=[_route(server, entry) for entry in entries],
+        exception_handlers={HTTPException: _refuse},
+    )
+    inner.router.redirect_slashes = False
+    inner.state.entries = entries
+    app: ASGIApp = KeyGuard(inner, access.keys, access.root_path)
+    if access.origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=access.origins,
+            allow_methods=access.methods,
+            allow_headers=access.headers,
+            allow_credentials=access.allow_credentials,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return Envelope(app, server.traffic, shows_ids=access.shows_request_ids, logs=access.logs)
+
+
+def _route(server: Server, entry: Entry) -> Route:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await entry.handler(server, request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as error:
+            return error_response(error)
+
+    return Route(entry.path, endpoint, methods=entry.methods.split())
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    text = {
+        404: "There is no such route here; GET /openapi.json lists them.",
+        405: f"{request.method} is not a method of this route.",
+    }.get(error.status_code, "The request was refused.")
+    return error_response(Refusal(error.status_code, text, headers=error.headers))

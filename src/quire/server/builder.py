@@ -1,0 +1,122 @@
+"""Takes an engine's plan and the server's options apart and hands their values to the parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from quire.config.plan import EnginePlan
+from quire.config.server_args import ServerArgs
+from quire.engine.async_llm import AsyncLLM
+from quire.release import __version__
+from quire.server.app import Access
+from quire.server.context import ChatSettings, ReplySettings, Server
+from quire.server.limits import Limits
+from quire.server.listening import Listening, Tls
+from quire.server.responses.store import ResponseStore
+from quire.server.transcript.registry import plan_transcripts
+from quire.text.tokenizer import Tokenizer
+
+_DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
+"""What of a plan an answer depends on."""
+
+
+def build_server(
+    engine: AsyncLLM,
+    tokenizer: Tokenizer | None,
+    plan: EnginePlan,
+    args: ServerArgs,
+    keys: Sequence[str],
+) -> Server:
+    """What the handlers are given. `keys` are all keys that the server asks for."""
+    return Server(
+        engine=engine,
+        tokenizer=tokenizer,
+        names=plan.served_model_names,
+        root=plan.model,
+        limits=Limits(
+            max_model_len=plan.max_model_len,
+            body_bytes=args.max_body_bytes,
+            body_timeout_s=args.body_timeout_s,
+            completions=args.max_completions,
+            stop_strings=args.max_stop_strings,
+            reader_timeout_s=args.reader_timeout_s,
+        ),
+        sampling_defaults=plan.sampling_defaults,
+        chat=ChatSettings(
+            template=plan.chat_template,
+            content_format=args.chat_template_content_format,
+            trusts_requests=args.trust_request_chat_template,
+            default_kwargs=args.default_chat_template_kwargs or {},
+            response_role=args.response_role,
+            hides_tools=args.exclude_tools_when_tool_choice_none,
+            transcripts=plan_transcripts(args.tool_call_parser, args.reasoning_parser),
+        ),
+        replies=ReplySettings(
+            tokens_as_ids=args.return_tokens_as_token_ids,
+            forces_usage=args.enable_force_include_usage,
+            prompt_details=args.enable_prompt_tokens_details,
+            keep_alive_s=args.sse_keep_alive_interval,
+            fingerprint=_fingerprint(plan, args),
+        ),
+        num_keys=len(keys),
+        responses=ResponseStore(args.max_stored_responses),
+        plan={
+            name: {"value": _plain(value), "reason": plan.reasons[name]}
+            for name, value in plan.decided()
+        },
+    )
+
+
+def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
+    """Who may use the server."""
+    return Access(
+        keys=keys,
+        origins=args.origins,
+        methods=_listed(args.allowed_methods),
+        headers=_listed(args.allowed_headers),
+        allow_credentials=args.allow_credentials,
+        root_path=args.root_path,
+        shows_request_ids=args.enable_request_id_headers,
+        logs=args.enable_access_log,
+    )
+
+
+def listening_of(args: ServerArgs) -> Listening:
+    """How connections are treated."""
+    tls = Tls(
+        certfile=args.ssl_certfile,
+        keyfile=args.ssl_keyfile,
+        keyfile_password=args.ssl_keyfile_password,
+        ca_certs=args.ssl_ca_certs,
+        cert_reqs=args.ssl_cert_reqs,
+        ciphers=args.ssl_ciphers,
+    )
+    return Listening(
+        tls=tls,
+        root_path=args.root_path,
+        keep_alive_s=args.keep_alive_timeout_s,
+        max_header_bytes=args.max_header_bytes,
+        header_timeout_s=args.header_timeout_s,
+    )
+
+
+def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
+    """What `system_fingerprint` says: two servers with equal ones give equal answers to a seed."""
+    if args.fingerprint_mode == "none":
+        return None
+    if args.fingerprint_mode == "custom":
+        return args.fingerprint_value
+    decided = repr([(name, value) for name, value in plan.decided() if name in _DECISIVE])
+    digest = hashlib.sha256(decided.encode()).hexdigest()[:8]
+    return digest if args.fingerprint_mode == "hash" else f"quire-{__version__}-{digest}"
+
+
+def _plain(value: object) -> object:
+    """A value of the plan as JSON has it; what JSON has not, by its text."""
+    is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)
+    return value if is_plain else str(value)
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

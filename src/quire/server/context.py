@@ -1,0 +1,213 @@
+"""What every handler needs: the engine, the names it answers to, and the limits of one request."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+
+from quire.engine.async_llm import AsyncLLM
+from quire.params import SamplingParams
+from quire.server.body import T, read_json
+from quire.server.envelope import ID_SLOT, own_request_id
+from quire.server.event_stream import EventStream
+from quire.server.failures import Refusal
+from quire.server.limits import Limits
+from quire.server.openai.fields import GenerationFields
+from quire.server.outcome import Outputs, close_all
+from quire.server.responses.store import ResponseStore
+from quire.server.security import KEY_SLOT
+from quire.server.traffic import Traffic
+from quire.server.transcript import TranscriptPlan
+from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """How conversations become prompts, and outputs answers."""
+
+    template: str | None = None
+    content_format: str = "auto"
+    trusts_requests: bool = False
+    default_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    response_role: str = "assistant"
+    hides_tools: bool = False
+    transcripts: TranscriptPlan = field(default_factory=TranscriptPlan)
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether calls of tools are found in outputs."""
+        return self.transcripts.tool_format is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplySettings:
+    """What replies carry beside the answer."""
+
+    tokens_as_ids: bool = False
+    forces_usage: bool = False
+    prompt_details: bool = False
+    keep_alive_s: float = 15.0
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request, with its parameters; `text` is None for one that came as ids."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Server:
+    """One model served over HTTP. `names`: what it answers to, the first is reported. `plan` is
+    what `/server_info` tells.
+    """
+
+    engine: AsyncLLM
+    tokenizer: Tokenizer | None
+    names: Sequence[str]
+    root: str
+    limits: Limits
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    chat: ChatSettings = field(default_factory=ChatSettings)
+    replies: ReplySettings = field(default_factory=ReplySettings)
+    num_keys: int = 0
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def read(self, request: Request, type: type[T]) -> T:
+        """The request's body. Raises Refusal."""
+        limits = self.limits
+        return await read_json(
+            request, type, max_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Raise Refusal (404) for a model that is not served here; no name means the one."""
+        if name:
+            self.check_name(name)
+
+    def check_name(self, name: str) -> None:
+        """Raise Refusal (404) unless the model answers to this very name."""
+        if name not in self.names:
+            text = (
+                f"The model `{name[:200]}` does not exist. Valid aliases: {', '.join(self.names)}"
+            )
+            raise Refusal(404, text, param="model")
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer, or Refusal (501) of an engine without one."""
+        if self.tokenizer is None:
+            raise Refusal(501, "This engine has no tokenizer; send token ids to /v1/completions.")
+        return self.tokenizer
+
+    async def start(
+        self, request: Request, body: GenerationFields, name: RequestName, prompts: Sequence[Prompt]
+    ) -> list[Outputs]:
+        """Put the prompts of one request into the engine: all of them, or none.
+
+        Raises RequestError, CapacityError, EngineDeadError before anything of a reply is sent.
+        """
+        streams: list[Outputs] = []
+        try:
+            for index, prompt in enumerate(prompts):
+                streams.append(await self._start(request, body, name, index, prompt))
+        except BaseException:
+            await close_all(streams)
+            raise
+        return streams
+
+    async def _start(
+        self,
+        request: Request,
+        body: GenerationFields,
+        name: RequestName,
+        index: int,
+        prompt: Prompt,
+    ) -> Outputs:
+        key = f"{name.key}-{index}"
+        given: dict[str, Any] = {"prompt_token_ids": prompt.ids}
+        if salt := self.salt(request, body.cache_salt):
+            given["cache_salt"] = salt
+        mailbox = await self.engine.add_request(
+            key,
+            given,
+            prompt.params,
+            priority=_priority(request, body.priority),
+            data_parallel_rank=_rank(request),
+        )
+        self.traffic.enter(key, name.shown)
+        return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
+
+    async def _leave(self, key: str, internal_id: str) -> None:
+        self.traffic.leave(key)
+        await self.engine.abort(internal_id, internal=True)
+
+    def stream(self, events: AsyncGenerator[bytes], streams: Sequence[Outputs]) -> EventStream:
+        """The response that sends `events`, made from `streams`, which it closes."""
+        return EventStream(
+            events,
+            on_end=partial(close_all, streams),
+            keep_alive_s=self.replies.keep_alive_s,
+            stall_s=self.limits.reader_timeout_s,
+        )
+
+    def salt(self, request: Request, asked: str | None) -> str | None:
+        """The cache salt of a prompt: with several keys each key has its own cached blocks."""
+        digest = request.scope.get("state", {}).get(KEY_SLOT) if self.num_keys > 1 else None
+        if digest is None:
+            return asked
+        return f"{digest.hex()}:{asked or ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """What a reply is called. `shown` may come from the client and is never used as a key."""
+
+    shown: str
+    key: str
+    created: int
+
+    @classmethod
+    def of(cls, request: Request, prefix: str, asked: str | None = None) -> RequestName:
+        """From X-Request-Id, else the body's `request_id`, else random."""
+        base = own_request_id(request) or asked or request.scope["state"][ID_SLOT]
+        return cls(f"{prefix}{base}", f"{prefix}{secrets.token_hex(12)}", int(time.time()))
+
+
+def _priority(request: Request, asked: int | None) -> int:
+    """The header of proxies rules over the body."""
+    text = request.headers.get("x-vllm-priority") or request.headers.get("x-quire-priority")
+    if text is None:
+        return asked or 0
+    try:
+        return int(text)
+    except ValueError:
+        raise Refusal(400, "The priority header must be an integer.", param="priority") from None
+
+
+def _rank(request: Request) -> int | None:
+    """The core that the sender wants; what is no number is passed over, as proxies rely on."""
+    text = request.headers.get("x-data-parallel-rank", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+_INLINE_CHARS = 4096
+
+
+async def off_loop(num_chars: int, work: Any, *args: Any) -> Any:
+    """`work(*args)`, in a thread where the text is long, so that it stalls no stream."""
+    if num_chars <= _INLINE_CHARS:
+        return work(*args)
+    return await asyncio.to_thread(work, *args)

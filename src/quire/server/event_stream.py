@@ -1,0 +1,103 @@
+"""Server-sent events: bytes go out as they come, a comment keeps a silent line open, and a client
+that has gone ends its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """One event with the one-line payload `data`."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """A response whose body is the pieces that `events` yields.
+
+    When the client goes away the generator is closed where it waits, and `on_end` is called in any
+    case. `keep_alive_s` 0 sends no comments; a client that takes nothing for `stall_s` is cut off.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        *,
+        on_end: Callable[[], Awaitable[None]],
+        keep_alive_s: float = 0.0,
+        stall_s: float = 120.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
+        )
+        del self.headers["content-length"]
+        self._events = events
+        self._on_end = on_end
+        self._keep_alive_s = keep_alive_s
+        self._stall_s = stall_s
+        self._last_sent = 0.0
+        self._is_sending = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: dict[str, Any] = {"type": "http.response.start", "status": self.status_code}
+        tasks: list[asyncio.Future[None]] = []
+        try:
+            await send({**start, "headers": self.raw_headers})
+            tasks.append(asyncio.ensure_future(self._send(send)))
+            tasks.append(asyncio.ensure_future(_until_gone(receive)))
+            tasks.append(asyncio.ensure_future(self._watch(send)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cancel(*tasks)
+            await self._events.aclose()
+            await self._on_end()
+        if not tasks[0].cancelled():
+            tasks[0].result()
+
+    async def _send(self, send: Send) -> None:
+        async for piece in self._events:
+            await self._put(send, piece)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _put(self, send: Send, piece: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._is_sending = False
+        self._last_sent = asyncio.get_running_loop().time()
+
+    async def _watch(self, send: Send) -> None:
+        """Send comments into silence; return when the client has taken nothing for too long."""
+        clock = asyncio.get_running_loop().time
+        self._last_sent = clock()
+        period = min(self._keep_alive_s or self._stall_s, self._stall_s)
+        while True:
+            await asyncio.sleep(max(self._last_sent + period - clock(), 0.05 * period))
+            silent_s = clock() - self._last_sent
+            if self._is_sending:
+                if silent_s >= self._stall_s:
+                    return
+            elif 0 < self._keep_alive_s <= silent_s:
+                await self._put(send, _KEEP_ALIVE)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,111 @@
+"""What a client is told when something goes wrong: one error object, one status, for every cause.
+
+The text of an `EngineError` is written for the person who made the call and is passed on; of any
+other exception only a sentence without its text is sent, and the log has the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.responses import Response
+
+from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
+
+logger = logging.getLogger(__name__)
+
+JSON = "application/json"
+
+
+class ErrorInfo(msgspec.Struct):
+    """OpenAI's error object; `code` is the HTTP status, as the field's servers have it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int = 400
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of every reply that is an error, and of an error event in a stream."""
+
+    error: ErrorInfo
+
+
+class Refusal(Exception):
+    """A request ends here with this status; raised by handlers, sent by `error_response`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.info = ErrorInfo(message, kind or _KINDS.get(status, _phrase(status)), param, status)
+        self.headers = dict(headers or {})
+
+
+_KINDS = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
+    413: "PayloadTooLargeError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
+def as_refusal(error: BaseException) -> Refusal:
+    """How a client is told of `error`."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, RequestError):
+        return Refusal(error.http_status, str(error), param=error.parameter)
+    if isinstance(error, CapacityError):
+        return Refusal(error.http_status, str(error), headers=_retry(error.retry_after_s))
+    if isinstance(error, EngineDeadError):
+        return Refusal(error.http_status, str(error), headers=_retry(None))
+    if isinstance(error, EngineError):
+        return Refusal(500, str(error))
+    logger.error("a request failed", exc_info=error)
+    return Refusal(500, "The server failed to answer this request; its log says why.")
+
+
+def error_response(error: BaseException) -> Response:
+    """`error` as a whole response."""
+    refusal = as_refusal(error)
+    return Response(
+        error_json(refusal),
+        status_code=refusal.info.code,
+        media_type=JSON,
+        headers=refusal.headers,
+    )
+
+
+def error_json(error: BaseException) -> bytes:
+    """`error` as the JSON of an error object."""
+    return msgspec.json.encode(ErrorBody(as_refusal(error).info))
+
+
+def _retry(after_s: float | None) -> dict[str, str]:
+    """When to come back; a second when nobody can say."""
+    return {"Retry-After": str(max(1, math.ceil(after_s or 1)))}
+
+
+def _phrase(status: int) -> str:
+    return HTTPStatus(status).phrase

@@ -1,0 +1,45 @@
+"""Whether the server lives, gets on, and how much it has to do."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.release import __version__
+from quire.server.context import Server
+from quire.server.failures import JSON, Refusal, error_response
+
+
+async def health(server: Server, request: Request) -> Response:
+    """200 while the engine lives."""
+    if server.engine.is_alive():
+        return Response()
+    return error_response(Refusal(503, "The engine is dead or does not answer."))
+
+
+async def ready(server: Server, request: Request) -> Response:
+    """200 while requests are taken and get on; a balancer sends none otherwise."""
+    if server.traffic.is_draining:
+        refusal = Refusal(503, "The server is about to stop.", headers={"Retry-After": "1"})
+        return error_response(refusal)
+    if server.engine.is_ready():
+        return Response()
+    return error_response(Refusal(503, "The engine does not get on with its work."))
+
+
+async def version(server: Server, request: Request) -> Response:
+    """Which release this is."""
+    return Response(msgspec.json.encode({"version": __version__}), media_type=JSON)
+
+
+async def load(server: Server, request: Request) -> Response:
+    """How many requests are being answered."""
+    count = {"server_load": server.traffic.num_requests}
+    return Response(msgspec.json.encode(count), media_type=JSON)
+
+
+async def server_info(server: Server, request: Request) -> Response:
+    """What was decided at the start, each value with its reason."""
+    info = {"version": __version__, "plan": server.plan}
+    return Response(msgspec.json.encode(info), media_type=JSON)

@@ -1,0 +1,202 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.params import SamplingParams
+from quire.server.context import Prompt, RequestName, Server
+from quire.server.openai.delivery import deliver
+from quire.server.openai.logprobs import completion_logprobs, prompt_logprobs
+from quire.server.openai.prompts import output_budget, prompt_ids
+from quire.server.openai.replies import (
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionReply,
+)
+from quire.server.openai.requests import CompletionRequest
+from quire.server.openai.usage import UsageCounter
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(server: Server, request: Request) -> Response:
+    """Continue one prompt or several."""
+    body = await server.read(request, CompletionRequest)
+    server.check_model(body.model)
+    prompts = await completion_prompts(server, body)
+    name = RequestName.of(request, "cmpl-", body.request_id)
+    reply = _Reply(server, body, name, prompts)
+    return await deliver(server, request, body, name, prompts, reply)
+
+
+async def completion_prompts(server: Server, body: CompletionRequest) -> list[Prompt]:
+    """The prompts of a request, with their parameters. Raises RequestError or Refusal."""
+    body.check()
+    given = body.prompts(server.limits.completions)
+    body.check_amounts(server.limits, len(given))
+    special = body.add_special_tokens is not False
+    prompts = []
+    for prompt in given:
+        ids = await prompt_ids(server, prompt, body, add_special_tokens=special)
+        text = prompt if isinstance(prompt, str) else None
+        prompts.append(Prompt(text, ids, _params(server, body, len(ids))))
+    return prompts
+
+
+def _params(server: Server, body: CompletionRequest, prompt_len: int) -> SamplingParams:
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    asked = 1 if _is_only_echo(body) else asked
+    budget = output_budget(asked, "max_tokens", {}, prompt_len, server.limits.max_model_len)
+    params = body.sampling_params(
+        server.sampling_defaults, max_tokens=budget, logprobs=body.logprobs
+    )
+    if body.echo and params.prompt_logprobs is None:
+        params.prompt_logprobs = body.logprobs
+    return params
+
+
+def _is_only_echo(body: CompletionRequest) -> bool:
+    return bool(body.echo) and body.max_tokens == 0
+
+
+class _Reply:
+    """Makes the reply of one request, whole or chunk by chunk."""
+
+    def __init__(
+        self, server: Server, body: CompletionRequest, name: RequestName, prompts: list[Prompt]
+    ) -> None:
+        self._server, self._body, self._prompts = server, body, prompts
+        self._head: dict[str, Any] = {
+            "id": name.shown,
+            "created": name.created,
+            "model": server.names[0],
+        }
+        self._usage = UsageCounter(
+            [len(prompt.ids) for prompt in prompts], shows_cached=server.replies.prompt_details
+        )
+        own = body.return_tokens_as_token_ids
+        self._as_ids = server.replies.tokens_as_ids if own is None else own
+        self._offsets: dict[int, int] = {}
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
+        choices = []
+        for index, output in enumerate(outputs):
+            self._usage.take(index, output)
+            choices += [self._choice(index, output, c) for c in output.outputs]
+        fingerprint = self._server.replies.fingerprint
+        return CompletionReply(
+            **self._head,
+            choices=choices,
+            usage=self._usage.whole(),
+            system_fingerprint=fingerprint,
+        )
+
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterable[CompletionChunk]:
+        self._usage.take(prompt, output)
+        for completion in output.outputs:
+            yield self._chunk(prompt, output, completion)
+
+    def last(self) -> CompletionChunk | None:
+        if not self._shows_usage():
+            return None
+        last = CompletionChunk(**self._head, choices=[], usage=self._usage.streamed())
+        last.system_fingerprint = self._server.replies.fingerprint or UNSET
+        return last
+
+    def _choice(
+        self, prompt: int, output: RequestOutput, completion: CompletionOutput
+    ) -> CompletionChoice:
+        wants_ids = bool(self._body.return_token_ids)
+        return CompletionChoice(
+            index=self._number(prompt, completion),
+            text=self._echoed(prompt) + self._text(completion),
+            logprobs=self._logprobs(prompt, output, completion, is_first=True),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            token_ids=self._ids(completion) if wants_ids else None,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_token_ids=self._prompts[prompt].ids if wants_ids else None,
+        )
+
+    def _chunk(
+        self, prompt: int, output: RequestOutput, completion: CompletionOutput
+    ) -> CompletionChunk:
+        number = self._number(prompt, completion)
+        is_first = number not in self._offsets
+        wants_ids = bool(self._body.return_token_ids)
+        shows_prompt = is_first and (wants_ids or bool(self._body.echo))
+        choice = CompletionChunkChoice(
+            index=number,
+            text=(self._echoed(prompt) if is_first else "") + self._text(completion),
+            logprobs=self._logprobs(prompt, output, completion, is_first=is_first),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            prompt_token_ids=self._prompts[prompt].ids if shows_prompt else None,
+            token_ids=self._ids(completion) if wants_ids else None,
+        )
+        self._offsets.setdefault(number, 0)
+        chunk = CompletionChunk(**self._head, choices=[choice], usage=UNSET)
+        options = self._body.stream_options
+        if self._shows_usage() and options and options.continuous_usage_stats:
+            chunk.usage = self._usage.of_choice(prompt, completion.index)
+        if completion.finish_reason and not self._shows_usage():
+            chunk.system_fingerprint = self._server.replies.fingerprint or UNSET
+        return chunk
+
+    def _number(self, prompt: int, completion: CompletionOutput) -> int:
+        return prompt * (self._body.n or 1) + completion.index
+
+    def _text(self, completion: CompletionOutput) -> str:
+        return "" if _is_only_echo(self._body) else completion.text
+
+    def _ids(self, completion: CompletionOutput) -> list[int]:
+        return [] if _is_only_echo(self._body) else completion.token_ids
+
+    def _echoed(self, prompt: int) -> str:
+        """The prompt's text in front of the completion, if asked for."""
+        if not self._body.echo:
+            return ""
+        given = self._prompts[prompt]
+        return self._server.need_tokenizer().decode(given.ids) if given.text is None else given.text
+
+    def _logprobs(
+        self, prompt: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None and self._body.logprob_token_ids is None:
+            return None
+        positions: list[Any] = list(completion.logprobs or [])
+        token_ids = list(completion.token_ids)
+        if _is_only_echo(self._body):
+            positions, token_ids = [], []
+        if self._body.echo and is_first:
+            positions = list(output.prompt_logprobs or []) + positions
+            token_ids = self._prompts[prompt].ids + token_ids
+        number = self._number(prompt, completion)
+        found = completion_logprobs(
+            positions,
+            token_ids,
+            [self._token_text(p, i) for p, i in zip(positions, token_ids, strict=True)],
+            offset=self._offsets.get(number, 0),
+            as_ids=self._as_ids,
+        )
+        self._offsets[number] = self._offsets.get(number, 0) + sum(map(len, found.tokens))
+        return found
+
+    def _token_text(self, position: Any, token_id: int) -> str:
+        entry = None if position is None else position[token_id]
+        if entry is not None and entry.decoded_token is not None:
+            return str(entry.decoded_token)
+        return "" if self._server.tokenizer is None else self._server.tokenizer.token_text(token_id)
+
+    def _shows_usage(self) -> bool:
+        options = self._body.stream_options
+        return self._server.replies.forces_usage or bool(options and options.include_usage)

@@ -1,0 +1,101 @@
+"""Texts, ids and conversations to the prompts that the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from quire.errors import InvalidParameter, PromptTooLong
+from quire.server.context import Server, off_loop
+from quire.server.failures import Refusal
+from quire.server.openai.fields import GenerationFields
+from quire.server.openai.requests import ChatRequest
+from quire.text.chat import render_chat
+from quire.text.tokenizer import Tokenizer
+
+
+async def prompt_ids(
+    server: Server, prompt: str | list[int], body: GenerationFields, *, add_special_tokens: bool
+) -> list[int]:
+    """The prompt's ids, cut as `truncate_prompt_tokens` asks. Raises RequestError or Refusal."""
+    if isinstance(prompt, str):
+        tokenizer = server.need_tokenizer()
+        encode = partial(_encode, tokenizer, prompt, add_special_tokens, server)
+        ids: list[int] = await off_loop(len(prompt), encode)
+    else:
+        ids = prompt
+    return _truncated(ids, body, server.limits.max_model_len)
+
+
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, server: Server) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> list[int]:
+    asked = body.truncate_prompt_tokens
+    if asked is None:
+        return ids
+    if asked < -1 or asked > max_model_len:
+        allowed = f"it must be -1 or lie between 0 and {max_model_len}"
+        raise InvalidParameter("truncate_prompt_tokens", asked, allowed)
+    room = max_model_len - 1 if asked == -1 else asked
+    return ids[:room] if body.truncation_side == "right" else ids[max(0, len(ids) - room) :]
+
+
+async def render(server: Server, body: ChatRequest) -> str:
+    """The text that the chat template makes of a conversation. Raises RequestError or Refusal."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    template = kwargs.pop("chat_template", None) or body.chat_template
+    if template is not None and not server.chat.trusts_requests:
+        text = "This server takes no chat template from a request (--trust-request-chat-template)."
+        raise Refusal(400, text, param="chat_template")
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+    if body.documents is not None:
+        kwargs["documents"] = body.documents
+    work = partial(
+        render_chat,
+        server.need_tokenizer(),
+        body.messages,
+        chat_template=template or server.chat.template,
+        content_format=server.chat.content_format,
+        add_generation_prompt=body.opens_answer,
+        continue_final_message=bool(body.continue_final_message),
+        tools=_told_tools(server, body),
+        chat_template_kwargs={**server.chat.default_kwargs, **kwargs},
+    )
+    text = await off_loop(_size(body.messages), work)
+    assert isinstance(text, str)
+    return text
+
+
+def _told_tools(server: Server, body: ChatRequest) -> list[dict[str, Any]] | None:
+    """The tools that the model is told of."""
+    return None if server.chat.hides_tools and body.tool_choice == "none" else body.tools
+
+
+def output_budget(
+    asked: int | None, name: str, defaults: Mapping[str, Any], prompt_len: int, max_model_len: int
+) -> int:
+    """How many tokens may be generated: what was asked for, else the model's default, else all that
+    fits, and never more than fits.
+
+    Raises InvalidParameter, PromptTooLong.
+    """
+    room = max_model_len - prompt_len
+    if room <= 0:
+        raise PromptTooLong(prompt_len, max_model_len)
+    if asked is not None and asked > max_model_len:
+        allowed = f"the model holds {max_model_len} tokens of prompt and output together"
+        raise InvalidParameter(name, asked, allowed)
+    wanted = asked if asked is not None else defaults.get("max_tokens")
+    if wanted is not None and wanted < 1:
+        raise InvalidParameter(name, wanted, "max_tokens must be at least 1")
+    return room if wanted is None else min(wanted, room)
+
+
+def _size(messages: list[dict[str, Any]]) -> int:
+    """Characters of a conversation, roughly: enough to tell a long one."""
+    return sum(len(str(message.get("content") or "")) for message in messages)

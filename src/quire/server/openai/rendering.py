@@ -1,0 +1,79 @@
+"""`/v1/completions/render` and `/v1/chat/completions/render`: what a request becomes before it is
+run, exactly, as text, token ids and parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.params import SamplingParams
+from quire.server.context import Prompt, RequestName, Server
+from quire.server.failures import JSON
+from quire.server.openai.chat import chat_prompt
+from quire.server.openai.completions import completion_prompts
+from quire.server.openai.fields import GenerationFields
+from quire.server.openai.requests import ChatRequest, CompletionRequest
+
+
+class Rendered(msgspec.Struct, kw_only=True):
+    """One prompt as the engine would get it."""
+
+    request_id: str
+    prompt: str | None
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+async def render_completions(server: Server, request: Request) -> Response:
+    """The prompts of a completion request, as a list."""
+    body = await server.read(request, CompletionRequest)
+    server.check_model(body.model)
+    prompts = await completion_prompts(server, body)
+    name = RequestName.of(request, "cmpl-", body.request_id)
+    return _reply([_rendered(server, body, name, prompt) for prompt in prompts])
+
+
+async def render_chat_completions(server: Server, request: Request) -> Response:
+    """The prompt of a conversation."""
+    body = await server.read(request, ChatRequest)
+    server.check_model(body.model)
+    prompt = await chat_prompt(server, body)
+    name = RequestName.of(request, "chatcmpl-", body.request_id)
+    return _reply(_rendered(server, body, name, prompt))
+
+
+def _rendered(
+    server: Server, body: GenerationFields, name: RequestName, prompt: Prompt
+) -> Rendered:
+    return Rendered(
+        request_id=name.shown,
+        prompt=prompt.text,
+        token_ids=prompt.ids,
+        sampling_params=_shown(prompt.params),
+        model=server.names[0],
+        stream=bool(body.stream),
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+    )
+
+
+def _shown(params: SamplingParams) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(params)
+    hidden = ("output_kind",)
+    return {
+        name: value
+        for name, value in fields.items()
+        if not name.startswith("_") and name not in hidden
+    }
+
+
+def _reply(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type=JSON)

@@ -1,0 +1,126 @@
+"""The forms in which requests ask for an output of a certain shape, all to the engine's one:
+`response_format`, `structured_outputs`, and the older `guided_*` fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidParameter
+from quire.params.structured import StructuredOutputsParams
+
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+}
+"""Older field -> the engine's kind."""
+_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_KINDS = (*_GUIDED.values(), "structural_tag")
+
+
+class StructuredFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`structured_outputs` as a request has it."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The schema of a response format."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """`response_format`; `structural_tag` has further fields, which are the tag itself."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class GuidedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that ask for a shape, for every request that generates text."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredFields | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+
+    def shape(self) -> StructuredOutputsParams | None:
+        """What the engine is asked for; None: any text.
+
+        Raises InvalidParameter when two fields ask, or one asks for what does not exist.
+        """
+        asked = [
+            ("response_format", _of_format(self.response_format)),
+            ("structured_outputs", _of_fields(self.structured_outputs)),
+            ("guided_*", self._guided()),
+        ]
+        given = [(name, fields) for name, fields in asked if fields]
+        if not given:
+            return None
+        if len(given) > 1:
+            names = " and ".join(name for name, _ in given)
+            raise InvalidParameter("structured_outputs", names, "one field may ask for a shape")
+        return StructuredOutputsParams(**given[0][1])
+
+    def _guided(self) -> dict[str, Any]:
+        fields = {kind: getattr(self, name) for name, kind in _GUIDED.items()}
+        fields = {kind: value for kind, value in fields.items() if value}
+        if fields and self.guided_whitespace_pattern is not None:
+            fields["whitespace_pattern"] = self.guided_whitespace_pattern
+        return fields
+
+
+def _of_fields(given: StructuredFields | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    fields = {name: getattr(given, name) for name in (*_KINDS, *_OPTIONS)}
+    if isinstance(given.structural_tag, dict):
+        fields["structural_tag"] = _text(given.structural_tag)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _of_format(given: dict[str, Any] | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    try:
+        known = msgspec.convert(given, ResponseFormat)
+    except msgspec.ValidationError as error:
+        raise InvalidParameter("response_format", given, str(error)) from None
+    if known.type == "text":
+        return {}
+    if known.type == "json_object":
+        return {"json_object": True}
+    if known.type == "json_schema":
+        if known.json_schema is None or known.json_schema.schema is None:
+            allowed = "json_schema needs json_schema.schema"
+            raise InvalidParameter("response_format", given, allowed)
+        return {"json": known.json_schema.schema}
+    if known.type == "structural_tag":
+        return {"structural_tag": _text(given)}
+    allowed = "its type is text, json_object, json_schema or structural_tag"
+    raise InvalidParameter("response_format", known.type, allowed)
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,150 @@
+"""The outputs of one or several engine requests: one after the other, merged while they stream, or
+awaited as a whole, with a client that goes away ending them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Protocol, Self, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from quire.errors import EngineGenerateError
+from quire.outputs import RequestOutput
+
+T = TypeVar("T")
+
+
+class Mailbox(Protocol):
+    """Where the engine puts the outputs of one request (`RequestOutputCollector`)."""
+
+    def get_nowait(self) -> RequestOutput | None:
+        """All that is new, or None."""
+        ...
+
+    async def get(self) -> RequestOutput:
+        """All that is new, when there is something."""
+        ...
+
+
+class Outputs:
+    """The outputs of one request that is in the engine, to the last.
+
+    Unlike an async generator it ends its request when it is closed before its first output.
+    """
+
+    def __init__(self, mailbox: Mailbox, abort: Callable[[], Awaitable[None]]) -> None:
+        self._mailbox = mailbox
+        self._abort = abort
+        self._is_finished = False
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_finished:
+            raise StopAsyncIteration
+        output = self._mailbox.get_nowait() or await self._mailbox.get()
+        self._is_finished = output.finished
+        return output
+
+    async def aclose(self) -> None:
+        """Nobody wants the outputs any more. May be called again."""
+        if not self._is_closed:
+            self._is_closed = self._is_finished = True
+            await self._abort()
+
+
+async def close_all(streams: Sequence[Outputs]) -> None:
+    """Close every stream."""
+    for stream in streams:
+        await stream.aclose()
+
+
+async def merged(streams: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """The outputs of all streams as they come, with the number of their stream.
+
+    The first exception ends all. The caller closes the streams.
+    """
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(
+        len(streams)
+    )
+    tasks = [asyncio.ensure_future(_feed(queue, *item)) for item in enumerate(streams)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            index, item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _feed(
+    queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]],
+    index: int,
+    stream: Outputs,
+) -> None:
+    try:
+        async for output in stream:
+            await queue.put((index, output))
+        await queue.put((index, None))
+    except Exception as error:
+        await queue.put((index, error))
+
+
+async def last_outputs(request: Request, streams: Sequence[Outputs]) -> list[RequestOutput]:
+    """The last output of each stream.
+
+    Raises EngineGenerateError when a completion ended with an error, ClientDisconnect when the
+    client has gone, after which nothing of the request is left in the engine.
+    """
+    outputs = await while_connected(request, asyncio.gather(*map(_last, streams)))
+    for output in outputs:
+        raise_error(output)
+    return outputs
+
+
+async def _last(stream: Outputs) -> RequestOutput:
+    async with aclosing(stream):
+        outputs = [output async for output in stream]
+    return outputs[-1]
+
+
+def raise_error(output: RequestOutput) -> None:
+    """Raise EngineGenerateError for a completion that ended with an error."""
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise EngineGenerateError(completion.error or "The generation failed.")
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`; cancelled, and ClientDisconnect raised, when the client goes away."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait([task, gone])
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

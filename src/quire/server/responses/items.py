@@ -1,0 +1,71 @@
+"""The items of inputs and outputs, and the messages that they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import InvalidParameter, NotBuiltYet
+
+Message = dict[str, Any]
+
+
+def conversation(given: str | list[dict[str, Any]]) -> list[Message]:
+    """The messages that items mean: calls and reasoning belong to the assistant's message.
+
+    Raises InvalidParameter for an item that is malformed or of a kind that is not served.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Message] = []
+    for number, item in enumerate(given):
+        _add(messages, item, f"input[{number}]")
+    return messages
+
+
+def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
+    match item.get("type", "message"):
+        case "message":
+            _add_message(messages, item, name)
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+            _assistant(messages)["reasoning"] = "".join(texts)
+        case "function_call":
+            function = {key: _text(item, key, name) for key in ("name", "arguments")}
+            call = {"id": _text(item, "call_id", name), "type": "function", "function": function}
+            _assistant(messages).setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            output = item.get("output")
+            content = output if isinstance(output, str | list) else None
+            if content is None:
+                raise InvalidParameter(f"{name}.output", output, "a string or parts are expected")
+            call_id = _text(item, "call_id", name)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case other:
+            raise NotBuiltYet(f"{name}.type", other, "Send messages, calls and their outputs.")
+
+
+def _add_message(messages: list[Message], item: dict[str, Any], name: str) -> None:
+    role, content = _text(item, "role", name), item.get("content")
+    if role != "assistant":
+        messages.append({"role": role, "content": content})
+        return
+    message = _assistant(messages)
+    if message.get("content") is not None or "tool_calls" in message:
+        message = {"role": "assistant"}
+        messages.append(message)
+    message["content"] = content
+
+
+def _assistant(messages: list[Message]) -> Message:
+    """The assistant's message that items go on with."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _text(item: dict[str, Any], key: str, name: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise InvalidParameter(f"{name}.{key}", value, "a string is expected")
+    return value

@@ -1,0 +1,111 @@
+"""What a response is made of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from quire.server.openai.replies import TokenLogprobs
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class ReasoningText(msgspec.Struct, tag="reasoning_text", tag_field="type"):
+    """A piece of reasoning."""
+
+    text: str = ""
+
+
+class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):
+    """A piece of the answer."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprobs] = []
+
+
+class ReasoningItem(msgspec.Struct, tag="reasoning", tag_field="type"):
+    """What the model thought before it answered."""
+
+    id: str
+    content: list[ReasoningText] = []
+    summary: list[Any] = []
+    encrypted_content: str | None = None
+    status: Status = "in_progress"
+
+
+class MessageItem(msgspec.Struct, tag="message", tag_field="type"):
+    """The answer."""
+
+    id: str
+    content: list[OutputText] = []
+    role: Literal["assistant"] = "assistant"
+    status: Status = "in_progress"
+
+
+class CallItem(msgspec.Struct, tag="function_call", tag_field="type"):
+    """A call of a tool."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: Status = "in_progress"
+
+
+Item: TypeAlias = ReasoningItem | MessageItem | CallItem
+
+
+class InputDetails(msgspec.Struct):
+    """Where input tokens came from."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """What output tokens were spent on."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Tokens of a response."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens_details: OutputDetails
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """A response as it is now."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status = "in_progress"
+    background: bool = False
+    error: Any = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    model: str
+    output: list[Item] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Any = None
+    store: bool = True
+    temperature: float = 1.0
+    text: Any = None
+    tool_choice: Any = "auto"
+    tools: list[Any] = []
+    top_p: float = 1.0
+    top_logprobs: int = 0
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] = {}

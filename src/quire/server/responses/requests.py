@@ -1,0 +1,175 @@
+"""The body of `POST /v1/responses`, and the chat request that it means."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.openai.fields import RequestId, Salt
+from quire.server.openai.requests import ChatRequest, Effort
+from quire.server.responses.items import conversation
+
+_SAME = (
+    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "bad_words"),
+    *("allowed_token_ids", "logit_bias", "chat_template_kwargs", "priority", "cache_salt"),
+    *("request_id", "timeout_s", "parallel_tool_calls", "vllm_xargs"),
+)
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
+_REFUSED = {
+    "conversation": "Send previous_response_id, or the whole input.",
+    "prompt": "Send the text itself: there are no stored prompts here.",
+    "max_tool_calls": "Leave it out: tools are the caller's to run.",
+}
+
+
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """How much the model may think; a `summary` is never made."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The shape of the answer."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Accepted: nothing is padded here in either case."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/responses`."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    background: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: Salt | None = None
+    request_id: RequestId | None = None
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    conversation: Any = None
+    prompt: Any = None
+    max_tool_calls: int | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def check(self) -> None:
+        """Raise InvalidParameter for what this server does not do."""
+        for name, hint in _REFUSED.items():
+            if getattr(self, name) is not None:
+                raise NotBuiltYet(name, getattr(self, name), hint)
+        if self.truncation == "auto":
+            hint = "Shorten the input: nothing is left out silently here."
+            raise NotBuiltYet("truncation", "auto", hint)
+        for name in self.include or ():
+            if name not in _INCLUDES:
+                raise InvalidParameter("include", name, f"one of {', '.join(_INCLUDES)}")
+        if self.text and self.text.verbosity not in (None, "medium"):
+            raise NotBuiltYet("text.verbosity", self.text.verbosity, "Ask for it in words.")
+        if self.background and self.store is False:
+            raise InvalidParameter("background", True, "it needs store=true")
+        if self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary):
+            hint = "Leave it out: the reasoning itself is in the output."
+            raise NotBuiltYet("reasoning.summary", self.reasoning.summary, hint)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the output's tokens are listed with their probabilities."""
+        return self.top_logprobs is not None or _LOGPROBS in (self.include or ())
+
+    def as_chat(self, before: list[dict[str, Any]]) -> ChatRequest:
+        """The same as a chat request, `before` being the messages of earlier responses.
+
+        Raises InvalidParameter for an item that cannot be said so.
+        """
+        fields = {name: getattr(self, name) for name in _SAME}
+        messages = [*before, *conversation(self.input)]
+        if self.instructions is not None:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        if not messages:
+            raise InvalidParameter("input", self.input, "it must not be empty")
+        return ChatRequest(
+            **fields,
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=self.wants_logprobs or None,
+            top_logprobs=self.top_logprobs,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            response_format=_format(self.text),
+            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
+            tool_choice=_choice(self.tool_choice) if self.tools else None,
+        )
+
+
+def _format(text: TextOptions | None) -> dict[str, Any] | None:
+    """The response format of chat: the schema one level deeper."""
+    if text is None or text.format is None:
+        return None
+    if text.format.get("type") != "json_schema":
+        return text.format
+    schema = {name: value for name, value in text.format.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        hint = "Only function tools exist: run the others yourself."
+        raise NotBuiltYet("tools.type", tool.get("type"), hint)
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice

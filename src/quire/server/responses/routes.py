@@ -1,0 +1,228 @@
+"""`/v1/responses`: create, stream, ask again, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidParameter
+from quire.server.context import Prompt, RequestName, Server
+from quire.server.event_stream import event
+from quire.server.failures import JSON, Refusal, as_refusal
+from quire.server.openai.chat import chat_prompt
+from quire.server.openai.chat_deltas import open_answers
+from quire.server.openai.requests import ChatRequest
+from quire.server.outcome import Outputs, close_all, raise_error, while_connected
+from quire.server.responses.items import conversation
+from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem, ResponseObject
+from quire.server.responses.requests import ResponsesRequest
+from quire.server.responses.store import StoredResponse
+from quire.server.responses.writer import ResponseWriter, Tale, empty_usage
+from quire.server.security import KEY_SLOT
+
+
+class Deleted(msgspec.Struct):
+    """What became of a response that was deleted."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+async def create(server: Server, request: Request) -> Response:
+    """Make a response to an input."""
+    body = await server.read(request, ResponsesRequest)
+    server.check_model(body.model)
+    body.check()
+    before = _before(server, request, body)
+    chat = body.as_chat(before)
+    chat.stream = True  # the engine is to tell of every delta
+    prompt = await chat_prompt(server, chat)
+    number = secrets.token_hex(16)
+    name = RequestName(f"resp_{number}", f"resp_{number}", int(time.time()))
+    writer = _writer(server, body, chat, prompt, name)
+    stored = StoredResponse(writer.response, [*before, *conversation(body.input)], _owner(request))
+    if writer.response.store:
+        server.responses.add(stored)
+    try:
+        streams = await server.start(request, chat, name, [prompt])
+    except BaseException:
+        server.responses.remove(name.shown)
+        raise
+    return await _deliver(server, request, body, _Run(server, writer, stored, streams))
+
+
+async def _deliver(server: Server, request: Request, body: ResponsesRequest, run: _Run) -> Response:
+    if body.background:
+        run.stored.task = asyncio.create_task(run.to_end())
+        if body.stream:
+            return server.stream(run.stored.follow(0), [])
+        return _whole(run.stored.response)
+    if body.stream:
+        return server.stream(run.events(), run.streams)
+    try:
+        await while_connected(request, run.to_end())
+    finally:
+        await close_all(run.streams)
+    if run.error is not None:
+        raise run.error
+    return _whole(run.stored.response)
+
+
+async def retrieve(server: Server, request: Request) -> Response:
+    """A response that was kept, whole or as the stream that it was."""
+    stored = _kept(server, request, request.path_params["id"])
+    if request.query_params.get("stream") not in ("true", "1"):
+        return _whole(stored.response)
+    if stored.is_cut:
+        raise Refusal(400, "This response was too long for its events to be kept.", param="stream")
+    after = request.query_params.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal() or len(after) > 9:
+        raise InvalidParameter("starting_after", after, "it must be the number of an event")
+    return server.stream(stored.follow(max(0, int(after) + 1)), [])
+
+
+async def cancel(server: Server, request: Request) -> Response:
+    """End a response that is made in the background."""
+    stored = _kept(server, request, request.path_params["id"])
+    if stored.task is None:
+        raise Refusal(400, "Only a response with background=true can be cancelled.")
+    await server.engine.abort(server.traffic.keys([stored.response.id]))
+    await asyncio.shield(stored.task)
+    return _whole(stored.response)
+
+
+async def delete(server: Server, request: Request) -> Response:
+    """Forget a response; one that is being made is ended first."""
+    stored = _kept(server, request, request.path_params["id"])
+    if stored.task is not None and not stored.is_over:
+        await server.engine.abort(server.traffic.keys([stored.response.id]))
+    server.responses.remove(stored.response.id)
+    return Response(msgspec.json.encode(Deleted(stored.response.id)), media_type=JSON)
+
+
+class _Run:
+    """One response on its way: outputs of the engine in, events out."""
+
+    def __init__(
+        self,
+        server: Server,
+        writer: ResponseWriter,
+        stored: StoredResponse,
+        streams: Sequence[Outputs],
+    ) -> None:
+        self.stored = stored
+        self.streams = streams
+        self.error: Exception | None = None
+        self._server = server
+        self._writer = writer
+        self._encoder = msgspec.json.Encoder()
+
+    async def to_end(self) -> None:
+        """Make the response; nobody listens."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                continue
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Make the response and tell of it. A failure is an event too."""
+        [stream] = self.streams
+        try:
+            for tale in self._writer.begin():
+                yield self._told(tale)
+            async for output in stream:
+                raise_error(output)
+                for tale in self._writer.take(output):
+                    yield self._told(tale)
+            self.stored.messages += _said(self.stored.response)
+        except Exception as error:
+            self.error = error
+            info = as_refusal(error).info
+            for tale in self._writer.fail({"code": "server_error", "message": info.message}):
+                yield self._told(tale)
+        finally:
+            await stream.aclose()
+            if self.stored.response.status == "in_progress":  # the client has gone
+                self.stored.response.status = "cancelled"
+            self.stored.end()
+
+    def _told(self, tale: Tale) -> bytes:
+        data = event(self._encoder.encode(tale), tale["type"])
+        if self.stored.response.store:
+            self.stored.record(data)
+        return data
+
+
+def _writer(
+    server: Server, body: ResponsesRequest, chat: ChatRequest, prompt: Prompt, name: RequestName
+) -> ResponseWriter:
+    [answer] = open_answers(server, chat, prompt.text or "", "assistant")
+    params = prompt.params
+    response = ResponseObject(
+        id=name.shown,
+        created_at=name.created,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        model=server.names[0],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        reasoning=body.reasoning,
+        store=server.responses.is_open and body.store is not False,
+        temperature=params.temperature,
+        text={"format": (body.text and body.text.format) or {"type": "text"}},
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_p=params.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        usage=empty_usage(len(prompt.ids)),
+        user=body.user,
+        metadata=body.metadata or {},
+    )
+    return ResponseWriter(response, chat, answer, server.need_tokenizer())
+
+
+def _before(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The messages of the response that the request goes on from."""
+    if body.background and not server.responses.is_open:
+        raise Refusal(400, "This server keeps no responses.", param="background")
+    if body.previous_response_id is None:
+        return []
+    stored = _kept(server, request, body.previous_response_id)
+    if not stored.is_over:
+        raise Refusal(409, "The previous response is still being made.")
+    return list(stored.messages)
+
+
+def _said(response: ResponseObject) -> list[dict[str, Any]]:
+    """The output as messages of a later request."""
+    items = [item for item in response.output if _is_meaningful(item)]
+    return conversation(msgspec.to_builtins(items))
+
+
+def _is_meaningful(item: ReasoningItem | MessageItem | CallItem) -> bool:
+    return isinstance(item, CallItem) or bool(item.content[0].text)
+
+
+def _kept(server: Server, request: Request, id: str) -> StoredResponse:
+    stored = server.responses.get(id, _owner(request))
+    if stored is None:
+        raise Refusal(404, f"There is no response `{id[:100]}` here.", param="response_id")
+    return stored
+
+
+def _owner(request: Request) -> bytes | None:
+    owner: bytes | None = request.scope["state"].get(KEY_SLOT)
+    return owner
+
+
+def _whole(response: ResponseObject) -> Response:
+    return Response(msgspec.json.encode(response), media_type=JSON)

@@ -1,0 +1,69 @@
+"""One server from its first connection to its last: put together, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+
+from quire.config.plan import EnginePlan
+from quire.config.server_args import ServerArgs
+from quire.engine.async_llm import AsyncLLM
+from quire.server.app import build_app
+from quire.server.builder import access_of, build_server, listening_of
+from quire.server.listening import Ending, address_of, listen, make_listener
+from quire.server.routes import ADMIN_ROUTES, HEALTH_ROUTES, ROUTES
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""How often the engine's life is looked at."""
+
+
+async def serve(
+    engine: AsyncLLM,
+    plan: EnginePlan,
+    args: ServerArgs,
+    keys: Sequence[str],
+    listener: socket.socket,
+    admin_listener: socket.socket | None = None,
+) -> int:
+    """Answer requests at `listener` until a signal comes or the engine dies; the exit code.
+
+    The routes that control the engine are at `admin_listener`, or beside the others. The engine
+    stays the caller's. Raises InvalidParameter for TLS files that cannot be used.
+    """
+    server = build_server(engine, engine.tokenizer, plan, args, keys)
+    how, access = listening_of(args), access_of(args, keys)
+    beside = ADMIN_ROUTES if args.enable_admin and admin_listener is None else ()
+    served = [(make_listener(build_app(server, access, (*ROUTES, *beside)), how), listener)]
+    if admin_listener is not None:
+        app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
+        served.append((make_listener(app, how), admin_listener))
+        logger.info("Administration at %s", address_of(admin_listener, how.tls))
+    ending = Ending()
+
+    async def drain() -> None:
+        server.traffic.is_draining = True
+        await server.traffic.wait_until_idle()
+
+    async def abort() -> None:
+        await engine.abort(server.traffic.keys())
+
+    watch = asyncio.create_task(_watch(engine, ending))
+    logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
+    try:
+        await listen(served, ending, drain=drain, abort=abort, drain_s=args.shutdown_timeout)
+    finally:
+        watch.cancel()
+    logger.info("Stopped.")
+    return ending.exit_code
+
+
+async def _watch(engine: AsyncLLM, ending: Ending) -> None:
+    """Stop the server when its engine has died for good, so that somebody restarts it."""
+    while not engine.errored:
+        await asyncio.sleep(_LOOK_S)
+    logger.error("The engine is dead: %s", engine.dead_error)
+    ending.fail()

@@ -1,0 +1,26 @@
+"""Real servers for the tests of this folder: one plain, one with keys, each started once."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from serve_process import serving
+
+KEYS = ("first-key", "second-key")
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A server of the embedded model without keys."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded():
+    """A server that asks for one of KEYS."""
+    with serving("--enable-admin", "--enable-prompt-tokens-details", "--api-key", *KEYS) as running:
+        yield running

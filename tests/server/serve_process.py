@@ -1,0 +1,109 @@
+"""`quire serve` as a process of its own, as an operator starts it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+SOURCE = Path(__file__).parents[2] / "src"
+SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M", "--dtype", "float32")
+START_S = 120
+
+
+class Served:
+    """A running server: where it is, and its process."""
+
+    def __init__(self, process):
+        self.process = process
+        self.lines = []
+        self._news = threading.Condition()
+        self._is_over = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self.line_with(r"Serving .* at (\S+)").group(1)
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    def line_with(self, pattern):
+        """Wait until the log has a line like this."""
+
+        def found():
+            return re.search(pattern, self.log) or self._is_over
+
+        with self._news:
+            self._news.wait_for(found, START_S)
+            match = re.search(pattern, self.log)
+        assert match, self.log
+        return match
+
+    @property
+    def log(self):
+        return "".join(self.lines)
+
+    def client(self, **options):
+        """A plain HTTP client."""
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def post(self, path, body, **options):
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def get(self, path, **options):
+        with self.client() as client:
+            return client.get(path, **options)
+
+    def openai(self, api_key="none"):
+        from openai import OpenAI
+
+        return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+
+    def stop(self, number=signal.SIGTERM):
+        """Send a signal and give the exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self):
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
+
+
+def start(*flags, environ=None):
+    """Start a server and wait until it answers."""
+    command = [sys.executable, "-m", "quire.cli.main", "serve", "--port", "0", *SMALL, *flags]
+    variables = {**os.environ, "PYTHONPATH": str(SOURCE), **(environ or {})}
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=variables
+    )
+    try:
+        return Served(process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+@contextmanager
+def serving(*flags, environ=None):
+    """A server for a block; it must end well."""
+    running = start(*flags, environ=environ)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            code = running.stop()
+            assert code == 0, running.log
+        running.process.stderr.close()

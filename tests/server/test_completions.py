@@ -1,0 +1,183 @@
+"""`/v1/completions` through the official client, against what `LLM` says."""
+
+import asyncio
+
+import openai
+import pytest
+
+from quire import LLM, SamplingParams
+
+PROMPT = "def add(a, b):"
+BEGIN = "<|begin|>"  # a token like others, where tokens are listed
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(dtype="float32", max_num_seqs=16, kv_cache_memory_bytes=2**26) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.openai() as made:
+        yield made
+
+
+def create(client, **fields):
+    given = {"model": "", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **fields}
+    return client.completions.create(**given)
+
+
+def test_the_text_is_the_one_of_llm(client, llm):
+    [right] = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    reply = create(client)
+    assert reply.choices[0].text == right.outputs[0].text
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens == 12
+    assert reply.usage.prompt_tokens == len(right.prompt_token_ids)
+    assert reply.model == "quire-embedded"
+    assert reply.id.startswith("cmpl-")
+
+
+def test_a_stream_adds_up_to_the_whole(client):
+    whole = create(client, n=2, temperature=1, seed=7, stop=["\n\n"], max_tokens=30)
+    texts, reasons = {}, {}
+    events = create(
+        client, n=2, temperature=1, seed=7, stop=["\n\n"], max_tokens=30, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    usage = None
+    for event in events:
+        usage = event.usage or usage
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_usage_grows_along_the_stream(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [event.usage.completion_tokens for event in create(
+        client, stream=True, stream_options=options)]  # fmt: skip
+    assert counts == sorted(counts) and counts[-1] == 12
+
+
+def test_batches_of_prompts_and_ids(client, server):
+    ids = server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
+    both = create(client, prompt=[PROMPT, "import os"], n=2, temperature=1, top_p=1e-9)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.choices[0].text == both.choices[1].text
+    assert create(client, prompt=ids).choices[0].text == both.choices[0].text
+    assert create(client, prompt=[ids, ids]).choices[1].text == both.choices[0].text
+
+
+def test_logprobs_are_llm_s(client, llm):
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=3, prompt_logprobs=0)
+    [right] = llm.generate(PROMPT, params, use_tqdm=False)
+    reply = create(client, max_tokens=5, logprobs=3, echo=True)
+    found = reply.choices[0].logprobs
+    generated = [p[i].logprob for p, i in zip(
+        right.outputs[0].logprobs, right.outputs[0].token_ids, strict=True)]  # fmt: skip
+    assert found.token_logprobs[-5:] == pytest.approx(generated, abs=1e-5)
+    assert found.token_logprobs[0] is None
+    assert reply.choices[0].text == PROMPT + right.outputs[0].text
+    assert "".join(found.tokens) == BEGIN + reply.choices[0].text
+    assert found.text_offset[-1] == len("".join(found.tokens[:-1]))
+    assert len(found.top_logprobs[-1]) in (3, 4)
+
+
+def test_echo_of_the_prompt_alone(client):
+    reply = create(client, max_tokens=0, echo=True, logprobs=1)
+    assert reply.choices[0].text == PROMPT
+    assert "".join(reply.choices[0].logprobs.tokens) == BEGIN + PROMPT
+
+
+def test_streamed_logprobs_have_running_offsets(client):
+    events = list(create(client, stream=True, logprobs=1, echo=True))
+    offsets = [o for e in events for o in e.choices[0].logprobs.text_offset]
+    tokens = [t for e in events for t in e.choices[0].logprobs.tokens]
+    starts = [len("".join(tokens[:place])) for place in range(len(tokens))]
+    assert offsets == starts
+
+
+def test_extra_fields_take_effect(client, server):
+    extra = {"return_token_ids": True, "top_k": 1, "ignore_eos": True, "min_tokens": 3,
+             "request_id": "mine", "cache_salt": "s"}  # fmt: skip
+    reply = create(client, temperature=1, extra_body=extra)
+    ids = reply.choices[0].model_extra["token_ids"]
+    joined = server.post("/detokenize", {"tokens": ids}).json()
+    assert joined["prompt"] == reply.choices[0].text
+    assert reply.choices[0].text == create(client).choices[0].text
+    assert reply.id == "cmpl-mine"
+    shown = create(client, logprobs=0, extra_body={"return_tokens_as_token_ids": True})
+    assert shown.choices[0].logprobs.tokens == [f"token_id:{i}" for i in ids]
+
+
+def test_equal_ids_of_two_requests_do_not_mix(server):
+    """T26: X-Request-Id is shown and never used as a key."""
+    prompts = ["def add(a, b):", "import os\n\n"]
+
+    async def both():
+        from openai import AsyncOpenAI
+
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+            return await asyncio.gather(*(
+                client.completions.create(
+                    model="", prompt=prompt, max_tokens=20, temperature=0,
+                    extra_headers={"X-Request-Id": "same"},
+                ) for prompt in prompts))  # fmt: skip
+
+    with server.openai() as client:
+        right = [create(client, prompt=p, max_tokens=20).choices[0].text for p in prompts]
+    found = asyncio.run(both())
+    assert [reply.choices[0].text for reply in found] == right
+    assert {reply.id for reply in found} == {"cmpl-same"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
+        ({"prompt": ["x"] * 200}, "prompt"),
+        ({"prompt": [10**6]}, "prompt_token_ids"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"stop": ["a"] * 100}, "stop"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"extra_body": {"kv_transfer_params": {"tp_size": 2**40}}}, "kv_transfer_params"),
+        ({"extra_body": {"cache_salt": "a@b"}}, "body.cache_salt"),
+        ({"extra_body": {"no_such_field": 1}}, "body.no_such_field"),
+        ({"extra_body": {"stop_token_ids": [10**7]}}, "stop_token_ids"),
+        ({"logprobs": 10**6}, "logprobs"),
+        ({"extra_body": {"prompt_logprobs": 10**6}}, "prompt_logprobs"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param, stream):
+    """Before anything of a stream is sent, too."""
+    with pytest.raises(openai.BadRequestError) as refusal:
+        create(client, stream=stream, **fields)
+    assert refusal.value.body["param"] == param
+    assert refusal.value.body["code"] == 400
+
+
+def test_options_of_a_stream_go_with_one(client):
+    with pytest.raises(openai.BadRequestError, match="stream_options"):
+        create(client, stream_options={"include_usage": True})
+    with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):
+        create(client, stream=True, extra_body={"prompt_logprobs": 1})
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(openai.NotFoundError, match="quire-embedded"):
+        create(client, model="other")

@@ -1,0 +1,109 @@
+"""Start, flags, stop: the process as an operator sees it."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+from serve_process import SMALL, serving
+
+LONG = {"prompt": "def", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+
+
+def lines_of(server, body):
+    """The events of a stream as they come."""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
+        assert reply.status_code == 200
+        yield from (line for line in reply.iter_lines() if line)
+
+
+def last_choice(lines):
+    assert lines[-1] == "data: [DONE]"
+    return json.loads(lines[-2].removeprefix("data: "))["choices"][0]
+
+
+def test_sigterm_lets_running_requests_end():
+    with serving() as server:
+        lines = lines_of(server, {**LONG, "max_tokens": 400})
+        first = next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [first, *lines]
+        assert last_choice(rest)["finish_reason"] == "length"
+        assert len(rest) > 100
+        assert server.wait() == 0, server.log
+        with pytest.raises(httpx.ConnectError):
+            server.get("/health")
+
+
+def test_a_second_signal_aborts_and_ends_well():
+    with serving() as server:
+        lines = lines_of(server, LONG)
+        first = next(lines)
+        rest = [first]
+        reader = threading.Thread(target=lambda: rest.extend(lines))
+        server.process.send_signal(signal.SIGTERM)
+        reader.start()
+        server.line_with("Stopping")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0, server.log
+        reader.join(30)
+        assert last_choice(rest)["finish_reason"] == "abort"
+
+
+def test_the_drain_has_a_bound():
+    with serving("--shutdown-timeout", "0") as server:
+        lines = lines_of(server, LONG)
+        first = next(lines)
+        server.process.send_signal(signal.SIGINT)
+        assert last_choice([first, *lines])["finish_reason"] == "abort"
+        assert server.wait() == 0, server.log
+
+
+def test_a_config_file_gives_flags_and_the_command_line_rules(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "served-model-name: [from-file, alias]\nmax_model_len: 256\nenable-access-log: true\n"
+        "disable-log-stats: false\nallowed-origins:\n  - https://page.example\n"
+    )
+    with serving("--config", str(file), "--max-model-len", "512") as server:
+        cards = server.get("/v1/models").json()["data"]
+        assert [card["id"] for card in cards] == ["from-file", "alias"]
+        assert cards[0]["max_model_len"] == 512
+        headers = {"Origin": "https://page.example"}
+        allowed = server.get("/v1/models", headers=headers).headers
+        assert allowed["access-control-allow-origin"] == "https://page.example"
+        other = server.get("/v1/models", headers={"Origin": "https://evil.example"}).headers
+        assert "access-control-allow-origin" not in other
+    assert '"GET /v1/models" 200' in server.log
+
+
+def run_serve(*flags):
+    command = [sys.executable, "-m", "quire.cli.main", "serve", *SMALL, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_explain_prints_the_plan():
+    done = run_serve("--explain")
+    assert done.returncode == 0, done.stderr
+    assert "max_model_len" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--port", "99999"], "port"),
+        (["--config", "/no/such/file.yaml"], "--config"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--headless"], "headless"),
+        (["--ssl-certfile", "/no/such/file.pem"], "--ssl-certfile"),
+        (["--host", "203.0.113.1", "--port", "0"], "--port"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(flags, named):
+    done = run_serve(*flags)
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,95 @@
+"""Models, tokens, health, ids, errors: raw requests to a real server."""
+
+import pytest
+
+from quire import __version__
+
+
+def test_models(server):
+    with server.openai() as client:
+        [card] = client.models.list()
+        assert card.id == "quire-embedded"
+        assert client.models.retrieve(card.id).id == card.id
+    assert server.get("/v1/models").json()["data"][0]["max_model_len"] == 4096
+    assert server.get("/v1/models/other").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
+def test_a_living_server_says_so(server, path):
+    reply = server.get(path)
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
+def test_version_and_load(server):
+    assert server.get("/version").json() == {"version": __version__}
+    assert server.get("/load").json() == {"server_load": 0}
+
+
+def test_tokens_there_and_back(server):
+    text = "def f(x):\n    return 'ä→🙂'"
+    asked = {"prompt": text, "return_token_strs": True, "add_special_tokens": False}
+    found = server.post("/tokenize", asked).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
+    assert server.post("/detokenize", {"tokens": [10**6]}).status_code == 400
+    assert server.post("/detokenize", {"tokens": [-1]}).status_code == 400
+
+
+def test_a_request_id_comes_back(server):
+    given = server.get("/version", headers={"X-Request-Id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    made = {server.get("/version").headers["x-request-id"] for _ in range(3)}
+    assert len(made) == 3
+    odd = server.get("/version", headers={"X-Request-Id": "a" * 1000})
+    assert len(odd.headers["x-request-id"]) == 16
+
+
+def shape(reply):
+    """Every error has this one shape, whoever made it."""
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == reply.status_code
+    assert isinstance(error["message"], str) and isinstance(error["type"], str)
+    return reply.status_code, error["type"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "kind", "right"),
+    [
+        ("GET", "/nope", None, None, (404, "NotFoundError")),
+        ("GET", "/v1/models/", None, None, (404, "NotFoundError")),
+        ("GET", "/V1/models", None, None, (404, "NotFoundError")),
+        ("GET", "//v1/models", None, None, (404, "NotFoundError")),
+        ("GET", "/v1/completions", None, None, (405, "Method Not Allowed")),
+        ("DELETE", "/health", None, None, (405, "Method Not Allowed")),
+        ("POST", "/v1/completions", b"{}", "text/plain", (400, "BadRequestError")),
+        ("POST", "/v1/completions", b"{}", "application/json", (400, "Bad Request")),
+        ("POST", "/v1/completions", b"{", "application/json", (400, "Bad Request")),
+        ("POST", "/v1/completions", b"\xff\xfe", "application/json", (400, "Bad Request")),
+        ("POST", "/v1/completions", b'{"prompt": 7}', "application/json", (400, "Bad Request")),
+        ("POST", "/v1/completions", b"[" * 100_000, "application/json", (400, "Bad Request")),
+        ("POST", "/tokenize", b'{"prompt": "\\ud800"}', "application/json", (400, "Bad Request")),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_one_shape(server, method, path, content, kind, right):
+    headers = {} if kind is None else {"content-type": kind}
+    with server.client() as client:
+        reply = client.request(method, path, content=content, headers=headers)
+    assert shape(reply) == right
+    if reply.status_code == 405:
+        assert reply.headers["allow"]
+
+
+def test_a_charset_is_fine(server):
+    headers = {"content-type": "application/json; charset=utf-8"}
+    with server.client() as client:
+        reply = client.post("/tokenize", content=b'{"prompt": "a"}', headers=headers)
+    assert reply.status_code == 200
+
+
+def test_harmless_fields_are_accepted(server):
+    harmless = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+                "safety_identifier": "s", "prompt_cache_key": "k"}  # fmt: skip
+    reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **harmless})
+    assert reply.status_code == 200
+    assert server.post("/v1/completions", {"prompt": "a", "store": True}).status_code == 400
