@@ -204,6 +204,16 @@ class EngineArgs(UnbuiltArgs):
         maximum=1024,
         flags=("-dp",),
     )
+    max_core_restarts: int = option(
+        3,
+        "A core process that dies is started anew and its requests go on; the engine is given up "
+        "when so many lives in a row brought nothing. 0: it dies with its first core.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        unit="restarts",
+        minimum=0,
+        maximum=1000,
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "Most tokens computed in one step; None: 4096.",

@@ -40,6 +40,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     num_threads: int
     data_parallel_size: int
+    max_core_restarts: int
     use_graphs: bool
     # KV memory
     block_size: int

@@ -78,6 +78,7 @@ def _decide_machine(d: Decisions) -> None:
     machine = d.machine
     d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
     d.wished("data_parallel_size")
+    d.wished("max_core_restarts")
     _decide_threads(d)
     reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
     d.decide("use_graphs", not d.args.enforce_eager, reason)

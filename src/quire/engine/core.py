@@ -122,6 +122,11 @@ class EngineCore:
         """Would `step` bring anything forward?"""
         return bool(self._steps or self._refused or self.scheduler.has_work)
 
+    @property
+    def max_handles_in_flight(self) -> int:
+        """So many requests can be in steps that have not been read."""
+        return self._depth * self.scheduler.config.max_num_seqs
+
     def step(self) -> EngineCoreOutputs:
         """Launch what can be launched, read the oldest step in flight, report what it brought."""
         while len(self._steps) < self._depth:

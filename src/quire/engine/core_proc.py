@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ from quire.engine.protocol import (
 )
 from quire.engine.split_outputs import split_outputs
 from quire.engine.start_message import StartMessage
+from quire.engine.step_board import StepBoard, board_path
 from quire.engine.utility import perform
 from quire.engine.vitals import Vitals
 from quire.release import __version__
@@ -307,4 +309,9 @@ def make_core_proc(
     message: StartMessage, pipe: socket.socket, build: Callable[[EnginePlan], EngineCore]
 ) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
-    return EngineCoreProc(build(message.plan), message, pipe)
+    core = build(message.plan)
+    if message.socket_folder is not None:
+        index, incarnation = message.engine_index, message.incarnation
+        path = board_path(Path(message.socket_folder), index, incarnation)
+        core.witness = StepBoard(path, core.max_handles_in_flight).write
+    return EngineCoreProc(core, message, pipe)

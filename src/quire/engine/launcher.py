@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from quire.config.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine.client import EngineCoreClient
+from quire.engine.client import AsyncEngineCoreClient, EngineCoreClient
 from quire.engine.core_host import HEARTBEAT_S, CoreHost
 from quire.engine.core_links import CoreLinks
 from quire.engine.core_process import CoreProcess
@@ -15,6 +15,7 @@ from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.mp_client import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.protocol import EngineZmqAddresses
 from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
+from quire.engine.supervisor import AsyncSupervisor, SyncSupervisor
 
 C = TypeVar("C", bound=MPClient)
 
@@ -33,12 +34,26 @@ def launch_front_end(wish: EngineArgs | EnginePlan) -> FrontEnd[EngineCoreClient
         first.end(0.0)
         raise
     try:
-        front_end: FrontEnd[EngineCoreClient] = build_front_end(plan, client)
+        front_end: FrontEnd[EngineCoreClient] = build_front_end(plan, supervised(plan, client))
         client.wait_until_ready()
     except BaseException:
         client.shutdown()
         raise
     return front_end
+
+
+def supervised(plan: EnginePlan, client: SyncMPClient) -> EngineCoreClient:
+    """The client whose cores come back as the plan says."""
+    if plan.max_core_restarts == 0:
+        return client
+    return SyncSupervisor(client, max_restarts=plan.max_core_restarts)
+
+
+def supervised_async(plan: EnginePlan, client: AsyncMPClient) -> AsyncEngineCoreClient:
+    """The same for an event loop."""
+    if plan.max_core_restarts == 0:
+        return client
+    return AsyncSupervisor(client, max_restarts=plan.max_core_restarts)
 
 
 def launch_sync(plan: EnginePlan) -> SyncMPClient:

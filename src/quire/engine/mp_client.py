@@ -7,10 +7,12 @@ gets a request (load_balancer.py).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +25,11 @@ from quire.engine.core_process import GRACE_S
 from quire.engine.load_balancer import LoadBalancer
 from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
 from quire.engine.socket_folder import remove_socket_folder
+from quire.engine.step_board import board_path, read_step_board
 from quire.engine.utility import Utility
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _Kind = EngineCoreRequestType
@@ -54,6 +59,7 @@ class MPClient:
         self._links = links
         self._host = host
         self._balancer = balancer or LoadBalancer()
+        self._folder = folder
         self._silent_s = silent_s
         self._owners: dict[int, int] = {}
         self._killed: dict[int, str] = {}
@@ -69,11 +75,16 @@ class MPClient:
         Raises EngineDeadError when no core is left, InvalidParameter for a `data_parallel_rank`
         that is none.
         """
+        self._links.send(self.assign(request), _Kind.ADD, request)
+
+    def assign(self, request: EngineCoreRequest) -> int:
+        """The core that has the request's handle or, from now on, the one that the balancer
+        chooses. Raises what `add_request` does.
+        """
         engine_index = self._owners.get(request.handle)
         if engine_index is None:
-            engine_index = self._choose(request)
-            self._owners[request.handle] = engine_index
-        self._links.send(engine_index, _Kind.ADD, request)
+            engine_index = self._owners[request.handle] = self._choose(request)
+        return engine_index
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """Tell the cores that have these requests to drop them."""
@@ -124,8 +135,20 @@ class MPClient:
         pid = 0 if process is None else process.pid
         return self._links.status(engine_index, is_running=is_running, pid=pid)
 
-    def restart_core(self, engine_index: int) -> None:
-        """Start a dead core anew; what is sent to it meanwhile waits until it is ready."""
+    def dying_step(self, engine_index: int) -> Collection[int] | None:
+        """The requests of the steps that a dead core was running; None when it cannot be known."""
+        if self._folder is None:
+            return None
+        incarnation = self._links.links[engine_index].incarnation
+        path = board_path(self._folder, engine_index, incarnation)
+        handles = read_step_board(path)
+        path.unlink(missing_ok=True)
+        return handles
+
+    def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
+        """Start a dead core anew; what is sent to it meanwhile waits until it is ready, `first`
+        before all else.
+        """
         self._require_open()
         if self._host is None:
             text = f"Engine core {engine_index} is not ours to restart."
@@ -134,6 +157,9 @@ class MPClient:
             self._forget(handle)
         self._balancer.forget(engine_index)
         self.start_cores([engine_index])
+        for utility in first:
+            _, future = self._links.begin_call(utility, [engine_index])
+            future.add_done_callback(partial(_note_failure, utility.method))
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the cores; requests may finish for `timeout_s`. Idempotent, and leaves no process
@@ -333,8 +359,8 @@ class AsyncMPClient(MPClient):
         finally:
             self._links.calls.forget(call_id)
 
-    def restart_core(self, engine_index: int) -> None:
-        super().restart_core(engine_index)
+    def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
+        super().restart_core(engine_index, first)
         if self._loop is not None:
             self._watch_again()
 
@@ -400,6 +426,11 @@ class AsyncMPClient(MPClient):
         self._on_arrival()
         self._check_vitals()
         self._timer = self._loop.call_later(TICK_S, self._tick)
+
+
+def _note_failure(method: str, future: Future[Any]) -> None:
+    if future.exception() is not None:
+        logger.error("A new life of a core could not %s: %s", method, future.exception())
 
 
 def _let_go(links: CoreLinks, host: CoreHost | None, folder: Path | None) -> None:

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+LONG_LIFE_S = 30.0
+"""A life as long as this was worth its start, whatever it brought."""
 
 POISONOUS = "the engine core died of this request, alone too, so it is not run again"
 CANNOT_RESUME = "the engine core died, and a request whose input is still open cannot be resumed"
@@ -81,6 +83,7 @@ class Supervision(Generic[C]):
         self._journals: dict[int, CoreJournal] = {}
         self._control = ControlState()
         self._pauses: dict[int, float] = {}
+        self._began: dict[int, float] = {}
         self._error: EngineDeadError | None = None
         self._is_closed = False
         self.num_restarts = 0
@@ -130,6 +133,7 @@ class Supervision(Generic[C]):
     def _journal(self, engine_index: int) -> CoreJournal:
         if engine_index not in self._journals:
             self._journals[engine_index] = CoreJournal(engine_index)
+            self._began[engine_index] = self._clock()
         return self._journals[engine_index]
 
     # cores
@@ -180,6 +184,8 @@ class Supervision(Generic[C]):
         if engine_index is None or self._is_closed:
             raise error
         journal = self._journal(engine_index)
+        if self._clock() - self._began[engine_index] > LONG_LIFE_S:
+            journal.num_fruitless = 0
         death = journal.died(self.client.dying_step(engine_index))
         logger.error("%s %d requests run again.", error, len(journal))
         ends = [Finished(h, FinishReason.ERROR, message=POISONOUS) for h in death.convicted]
@@ -217,6 +223,7 @@ class Supervision(Generic[C]):
             self._plan_restart(journal, error)
             return
         del self._pauses[journal.engine_index]
+        self._began[journal.engine_index] = self._clock()
         journal.restarted()
         self._send_due()
 
