@@ -15,10 +15,10 @@ from quire.config.engine_args import EngineArgs
 from quire.engine.beam_runner import BeamRunner
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
-from quire.engine.stats import Counter, Gauge
 from quire.engine.utility import PauseMode
 from quire.errors import InvalidType, NotBuiltYet
 from quire.models.show import describe
+from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import BeamSearchParams, SamplingParams
 from quire.prompts import as_prompts
@@ -239,7 +239,7 @@ class LLM:
         """Call `func` with the model of every worker."""
         return self.llm_engine.apply_model(func)
 
-    def get_metrics(self) -> list[Counter | Gauge]:
+    def get_metrics(self) -> list[Metric]:
         """What the engine has done; needs `disable_log_stats=False`."""
         return self.llm_engine.get_metrics()
 

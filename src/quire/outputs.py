@@ -181,6 +181,7 @@ class RequestStateStats(msgspec.Struct, gc=False):
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0
+    num_preemptions: int = 0
 
 
 class RequestOutput(msgspec.Struct, gc=False):

@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.config.engine_args import EngineArgs
+from quire.config.engine_args import AsyncEngineArgs, EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.builder import build_client
 from quire.engine.front_end import build_front_end
 from quire.engine.input_stream import StreamingInput
+from quire.engine.stat_loggers import StatLoggerBase
+from quire.errors import RequestError
 from quire.params import RequestOutputKind
 from quire.testing.loop_client import LoopClient
 
@@ -120,3 +122,41 @@ def test_a_streamed_prompt_is_answered_part_by_part(plan):
     streamed, expected = serve(plan, use)
     assert len(expected) == 15
     assert streamed == expected
+
+
+def test_an_engine_in_processes_serves_counts_and_ends(right):
+    class Recorder(StatLoggerBase):
+        heard = []
+
+        def __init__(self, vllm_config, engine_index=0):
+            assert vllm_config.log_stats
+
+        def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0):
+            self.heard.append(iteration_stats.num_generation_tokens)
+
+        def log_engine_initialized(self):
+            self.heard.append("initialized")
+
+    async def runs():
+        args = AsyncEngineArgs(**WISHES, disable_log_stats=True)
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
+        try:
+            tasks = [last(engine, p, SCRIPT[0], f"{i}") for i, p in enumerate(PROMPTS)]
+            found = texts(await asyncio.gather(*tasks))
+            assert engine.is_alive() and engine.is_ready()
+            queued = [m for m in engine.get_metrics() if m.name.endswith("queue_time_seconds")]
+            assert [metric.count for metric in queued] == [len(PROMPTS)]
+            with pytest.raises(RequestError, match="timeout_s=-1 is not allowed"):
+                await anext(engine.generate(PROMPTS[0], SCRIPT[0], "late", timeout_s=-1))
+            long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+            stream = engine.generate(PROMPTS[0], long, "late", timeout_s=1e-3)
+            ended = [output async for output in stream][-1].outputs[0]
+            assert (ended.finish_reason, ended.stop_reason) == ("abort", "timeout")
+            await engine.wait_for_requests_to_drain(60)
+            return found
+        finally:
+            engine.shutdown()
+
+    assert asyncio.run(asyncio.wait_for(runs(), 120)) == right[0]
+    assert Recorder.heard[0] == "initialized"
+    assert sum(Recorder.heard[1:]) >= sum(len(text[0][1]) for text in right[0])

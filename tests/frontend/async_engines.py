@@ -1,5 +1,7 @@
 """AsyncLLM without a model: a scripted core stepped inside the event loop."""
 
+import asyncio
+
 from scripted_engines import embedded_tokenizer
 
 from quire.engine.admission import QueueLimits
@@ -39,3 +41,14 @@ async def collect(engine, request_id, prompt=(4,), **params):
 
     stream = engine.generate(list(prompt), SamplingParams(**params), request_id)
     return [output async for output in stream]
+
+
+def looped(test):
+    """Run a coroutine test with an end."""
+
+    def runs(*args, **kwargs):
+        return asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    runs.__name__, runs.__doc__ = test.__name__, test.__doc__
+    runs.__wrapped__ = test
+    return runs

@@ -6,8 +6,8 @@ import pytest
 from scripted_engines import make_engine, run
 
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.stats import Counter, Gauge
 from quire.errors import CapacityError, EngineError, InvalidType, NotBuiltYet
+from quire.observability.metrics import Counter, Gauge, Histogram
 from quire.params import SamplingParams
 
 
@@ -160,19 +160,20 @@ def test_metrics_count(caplog):
     found = {
         (metric.name, metric.labels.get("finished_reason")): metric.value
         for metric in engine.get_metrics()
+        if not isinstance(metric, Histogram)
     }
-    assert found["vllm:prompt_tokens", None] == 4
+    assert found["vllm:prompt_tokens", None] == 7, "once for each completion"
     assert found["vllm:generation_tokens", None] == 6
     assert found["vllm:num_requests_running", None] == 3
     assert found["vllm:request_success", "length"] == 2
     assert found["vllm:request_success", "abort"] == 1
     assert found["vllm:request_success", "error"] == 0
-    assert {type(metric) for metric in engine.get_metrics()} == {Counter, Gauge}
+    assert {type(metric) for metric in engine.get_metrics()} == {Counter, Gauge, Histogram}
     with caplog.at_level(logging.INFO):
         engine.do_log_stats()
         engine.do_log_stats_with_interval()
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].endswith("running 3, waiting 0, KV 0.0 %")
+    assert caplog.messages[0].endswith("running 3, waiting 0, KV 0.0 %, prefix hits 0.0 %")
 
 
 def test_closing_ends_everything():

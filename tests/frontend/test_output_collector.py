@@ -19,7 +19,7 @@ class Completion:
         self.is_ended = False
         self.token_ids = list(token_ids)
 
-    def partial(self):
+    def news(self):
         ids, self.token_ids = self.token_ids, []
         return output(self.handle, ids)
 

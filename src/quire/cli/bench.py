@@ -16,6 +16,7 @@ _COMMANDS = {
     "latency": "seconds for one batch from start to end",
     "startup": "seconds from a process's start to its first token",
     "kernels": "every operation by itself",
+    "overhead": "what the engine costs around a tiny model",
 }
 
 

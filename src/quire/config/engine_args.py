@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.config.command_line import add_options
-from quire.config.option import Kind, option, unbuilt
+from quire.config.option import Kind, option
 from quire.config.unbuilt_args import UnbuiltArgs
 from quire.errors import UnknownParameter
 
@@ -356,8 +356,8 @@ class EngineArgs(UnbuiltArgs):
 class AsyncEngineArgs(EngineArgs):
     """`EngineArgs` for an engine that serves several callers at once."""
 
-    enable_log_requests: bool = unbuilt(
-        False, "log every request on arrival", "It is for servers: give it to `quire serve`."
+    enable_log_requests: bool = option(
+        False, "Log the id of every request on arrival.", Kind.FLAG, _OUTPUT
     )
 
 

@@ -5,6 +5,7 @@ They are for debugging and for places; what changes answers or speed is an argum
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,11 @@ VARIABLES = (
         "The native kernels to run, one of those that `quire doctor` lists; default the best.",
     ),
     Variable(
+        "QUIRE_LOG_STATS_INTERVAL",
+        "seconds",
+        "Between two lines of statistics in the log; default 10.",
+    ),
+    Variable(
         "QUIRE_API_KEY",
         "keys with commas between",
         "Keys that `quire serve` asks for, beside those of --api-key.",
@@ -52,6 +58,7 @@ class Environment(msgspec.Struct, frozen=True):
     cache_dir: Path
     thread_limit: int | None
     cpu_isa: str | None
+    log_stats_interval_s: float
     api_keys: tuple[str, ...]
     unknown: tuple[str, ...]
     """Names that begin like ours and mean nothing."""
@@ -68,6 +75,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         cache_dir=Path(given.get("QUIRE_CACHE_DIR") or Path.home() / ".cache" / "quire"),
         thread_limit=_count(given, "OMP_NUM_THREADS"),
         cpu_isa=given.get("QUIRE_CPU_ISA") or None,
+        log_stats_interval_s=_seconds(given, "QUIRE_LOG_STATS_INTERVAL", 10.0),
         api_keys=tuple(key for key in given.get("QUIRE_API_KEY", "").split(",") if key),
         unknown=tuple(sorted(n for n in given if n.startswith(_PREFIX) and n not in known)),
     )
@@ -89,3 +97,16 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InvalidParameter(name, text, "an integer >= 1")
     return int(text)
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidParameter(name, text, "a number of seconds above 0")
+    return seconds

@@ -19,6 +19,9 @@ class AsyncControl(ABC):
     @abstractmethod
     async def _call(self, call: utility.Utility[T]) -> T: ...
 
+    @abstractmethod
+    def _note_sleep(self, level: int | None) -> None: ...
+
     async def pause_generation(
         self,
         mode: PauseMode | bool = "abort",
@@ -49,10 +52,14 @@ class AsyncControl(ABC):
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Stop scheduling, and give memory back: the KV cache (1), the weights too (2)."""
         await self._call(utility.sleep(level, mode))
+        self._note_sleep(level)
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take back "weights", "kv_cache" and "scheduling" (None: all); whether all is back."""
-        return await self._call(utility.wake_up(tags))
+        is_awake = await self._call(utility.wake_up(tags))
+        if is_awake:
+            self._note_sleep(None)
+        return is_awake
 
     async def is_sleeping(self) -> bool:
         """Whether `sleep` is in force, at any level."""

@@ -10,29 +10,39 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
+import msgspec
+
+from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine import utility
 from quire.engine.admission import Admission, QueueLimits
 from quire.engine.async_control import AsyncControl
 from quire.engine.client import AsyncEngineCoreClient
+from quire.engine.engine_stats import PREFIX
 from quire.engine.front_end import FrontEnd
 from quire.engine.input_stream import InputStream, StreamingInput, check_streamable, feed
+from quire.engine.launcher import launch_async_front_end
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.parallel_sampling import RequestGroup
-from quire.engine.stats import Counter, Gauge
+from quire.engine.stat_loggers import StatLoggerFactory
 from quire.errors import (
     CapacityError,
     EngineDeadError,
     EngineError,
     EngineGenerateError,
     InputStreamError,
+    InvalidType,
     NotBuiltYet,
     RequestError,
 )
+from quire.observability.metrics import Metric
+from quire.observability.prometheus import MetricsCollector
+from quire.observability.watchdog import LoopWatch, Watchdog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -45,13 +55,20 @@ PROGRESS_S = 60.0
 """A core that has work and completes no step for so long is not ready."""
 ALIVE_S = 10.0
 """A core whose loop was silent for so long is not alive."""
+STALL_S = 10.0
+"""An event loop that does not turn for so long is reported with the stacks of all threads."""
+SLICE_ROWS = 256
+"""Consumers run at least once in so many rows of output: about a millisecond of work."""
 
 
 class AsyncLLM(AsyncControl):
     """Serves requests concurrently; every method belongs to one event loop.
 
-    `front_end` replaces what would be built from `vllm_config`; `limits` bound what may wait (None:
-    the plan's). Invariant: every request ends with one last output or one exception.
+    The steps are made in processes of their own. `stat_loggers` hear of each of them
+    (engine/stat_loggers.py). `front_end` replaces what would be started from `vllm_config`;
+    `limits` bound what may wait (None: the plan's).
+
+    Invariant: every request ends with one last output or one exception.
     """
 
     def __init__(
@@ -64,22 +81,24 @@ class AsyncLLM(AsyncControl):
         use_cached_outputs: bool = False,
         log_requests: bool = True,
         start_engine_loop: bool = True,
-        stat_loggers: Any = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
         aggregate_engine_logging: bool = False,
         *,
-        front_end: FrontEnd[AsyncEngineCoreClient],
+        front_end: FrontEnd[AsyncEngineCoreClient] | None = None,
         limits: QueueLimits | None = None,
     ) -> None:
         for name, value in (
             ("executor_class", executor_class),
             ("mm_registry", mm_registry),
             ("use_cached_outputs", use_cached_outputs),
-            ("stat_loggers", stat_loggers),
-            ("aggregate_engine_logging", aggregate_engine_logging),
         ):
             if value:
                 raise NotBuiltYet(name, value, "Leave it out.")
-        self.vllm_config = vllm_config
+        if front_end is None:
+            if not isinstance(vllm_config, EnginePlan):
+                raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
+            front_end = launch_async_front_end(vllm_config, stat_loggers, aggregate_engine_logging)
+        self.vllm_config = vllm_config = vllm_config or front_end.plan
         self.front_end = front_end
         self._is_logging = front_end.log_stats if log_stats is None else log_stats
         self._log_requests = log_requests
@@ -87,10 +106,55 @@ class AsyncLLM(AsyncControl):
         self._handler: asyncio.Task[None] | None = None
         self._feeders: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._loop_watch = LoopWatch(Watchdog("The event loop of the front end", STALL_S))
+        self._log_timer: asyncio.TimerHandle | None = None
+        self._log_interval_s = read_environment().log_stats_interval_s
         self._idle: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
         if start_engine_loop:
             self._start_handler()
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: EnginePlan,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        enable_log_requests: bool = False,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool = False,
+    ) -> Self:
+        """Start the cores of a plan, and give the engine when they are ready."""
+        if disable_log_stats:
+            vllm_config = msgspec.structs.replace(vllm_config, log_stats=False)
+        return cls(
+            vllm_config,
+            usage_context=usage_context,
+            log_requests=enable_log_requests,
+            start_engine_loop=start_engine_loop,
+            stat_loggers=stat_loggers,
+            aggregate_engine_logging=aggregate_engine_logging,
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    ) -> Self:
+        """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
+        cannot be, EngineDeadError for a core that does not start.
+        """
+        is_logging = isinstance(engine_args, AsyncEngineArgs) and engine_args.enable_log_requests
+        return cls(
+            usage_context=usage_context,
+            log_requests=is_logging,
+            start_engine_loop=start_engine_loop,
+            front_end=launch_async_front_end(engine_args, stat_loggers),
+        )
 
     # requests
 
@@ -106,12 +170,16 @@ class AsyncLLM(AsyncControl):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt and give the outputs of its kind (cumulative, delta, final) as they
         come. Leaving the generator, or cancelling its task, aborts the request.
 
-        `prompt` may be an async generator of `StreamingInput`. Raises subclasses of RequestError,
-        CapacityError when too much waits, EngineDeadError, else EngineGenerateError.
+        `prompt` may be an async generator of `StreamingInput`. After `timeout_s` seconds (None:
+        `extra_args["timeout_s"]`, else never) the request ends with what it has.
+
+        Raises subclasses of RequestError, CapacityError when too much waits, EngineDeadError, else
+        EngineGenerateError.
         """
         mailbox = None
         try:
@@ -125,12 +193,16 @@ class AsyncLLM(AsyncControl):
                 priority=priority,
                 data_parallel_rank=data_parallel_rank,
                 prompt_text=prompt_text,
+                timeout_s=timeout_s,
             )
             is_finished = False
             while not is_finished:
-                output = mailbox.get_nowait() or await mailbox.get()
-                is_finished = output.finished
-                yield output
+                output = mailbox.get_nowait()
+                if output is None:
+                    await mailbox.arrival()
+                else:
+                    is_finished = output.finished
+                    yield output
         except (EngineDeadError, RequestError, CapacityError):
             raise
         except InputStreamError as error:
@@ -154,6 +226,7 @@ class AsyncLLM(AsyncControl):
         priority: int = 0,
         data_parallel_rank: int | None = None,
         prompt_text: str | None = None,
+        timeout_s: float | None = None,
     ) -> RequestOutputCollector:
         """Queue a request and give the mailbox of its outputs; close nothing but call `abort` when
         they are not wanted any more. Raises what `generate` raises.
@@ -166,6 +239,7 @@ class AsyncLLM(AsyncControl):
             arrival_time=arrival_time,
             prompt_text=prompt_text,
             data_parallel_rank=data_parallel_rank,
+            timeout_s=timeout_s,
             has_mailbox=True,
         )
         inputs = {
@@ -186,10 +260,13 @@ class AsyncLLM(AsyncControl):
         assert group.mailbox is not None
         return group.mailbox
 
-    async def encode(self, prompt: Any, *args: Any, **options: Any) -> NoReturn:
-        """Refused: this engine generates text."""
+    async def encode(
+        self, prompt: Any, *args: Any, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Refused when it is iterated: this engine generates text."""
         hint = "Use generate(): pooling models are not served yet."
         raise NotBuiltYet("method", "encode", hint)
+        yield  # makes it a generator, which is what callers iterate
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests by the callers' ids (all that have one) or by ours; unknown ids are passed
@@ -273,14 +350,24 @@ class AsyncLLM(AsyncControl):
         except RuntimeError:
             return  # no loop yet: the first request starts it
         self._handler = loop.create_task(self._handle_outputs(), name="output handler")
+        self._loop_watch.start()
+        self._arm_log()
 
     async def _handle_outputs(self) -> None:
-        """Take steps from the core until it dies or the engine is shut down."""
+        """Take steps from the core until it dies or the engine is shut down.
+
+        While steps are there already they are taken together, up to SLICE_ROWS, and a consumer gets
+        one output of them: under load its cost is per output, not per token.
+        """
+        num_rows = 0
         try:
             while True:
                 step = await self.front_end.client.get_output()
                 self._note_ended(len(self.front_end.take_in(step).ended))
-                await asyncio.sleep(0)  # the consumers run before the next step is taken
+                num_rows += len(step.handles)
+                if num_rows >= SLICE_ROWS:
+                    num_rows = 0
+                    await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -360,7 +447,7 @@ class AsyncLLM(AsyncControl):
             self._idle.append(idle)
             await asyncio.wait_for(idle, drain_timeout)
 
-    def get_metrics(self) -> list[Counter | Gauge]:
+    def get_metrics(self) -> list[Metric]:
         """Totals since the start and the state of the queues. Raises EngineError when statistics
         are off.
         """
@@ -368,10 +455,31 @@ class AsyncLLM(AsyncControl):
             raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
         return self.front_end.stats.metrics()
 
+    def metrics_collector(self, prefix: str = PREFIX) -> MetricsCollector:
+        """The same for a registry of `prometheus_client`: what a server's `/metrics` shows. Without
+        statistics the totals stand still.
+        """
+        return self.front_end.stats.collector(prefix)
+
+    def _note_sleep(self, level: int | None) -> None:
+        self.front_end.stats.note_sleep(level)
+
+    def _log_again(self) -> None:
+        """Log now and every `interval`; nothing runs in between."""
+        self._log_timer = None
+        if self._error is None:
+            self.front_end.stats.log()
+            self._arm_log()
+
+    def _arm_log(self) -> None:
+        if self._is_logging and self._log_timer is None and self._error is None:
+            loop = asyncio.get_running_loop()
+            self._log_timer = loop.call_later(self._log_interval_s, self._log_again)
+
     async def do_log_stats(self) -> None:
         """Log one line of throughput and load, if statistics are on."""
         if self._is_logging:
-            self.front_end.stats.log(time.monotonic())
+            self.front_end.stats.log()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine: requests may finish for `timeout` seconds in the core, then all streams
@@ -381,8 +489,10 @@ class AsyncLLM(AsyncControl):
             self._handler.cancel()
         for task in self._feeders:
             task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._loop_watch.close()
+        for timer in (self._timer, self._log_timer):
+            if timer is not None:
+                timer.cancel()
         if self._error is None:
             self._die(EngineDeadError("The engine was shut down; make a new one."))
         self.front_end.client.shutdown(timeout)

@@ -62,6 +62,7 @@ class EngineCore:
         self._boundary = FaultBoundary(executor)
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
+        self._counted = (0, 0, 0, 0)
         self.witness: Callable[[Collection[int]], None] | None = None
         """Told before each launch which requests are in the steps that have not been read."""
         self.control = CoreControl(scheduler, executor, abort_all=self._abort_all)
@@ -182,19 +183,24 @@ class EngineCore:
 
     def _stats(self) -> SchedulerStats:
         scheduler = self.scheduler
+        counted = (
+            scheduler.prefix_queries,
+            scheduler.prefix_hits,
+            scheduler.num_preemptions,
+            scheduler.prefix_requests,
+        )
+        since = [now - then for now, then in zip(counted, self._counted, strict=True)]
+        self._counted = counted
         return SchedulerStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            kv_cache_usage=scheduler.memory.pool.usage,
-            prefix_cache_queries=scheduler.prefix_queries,
-            prefix_cache_hits=scheduler.prefix_hits,
-            num_preemptions=scheduler.num_preemptions,
+            len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage, *since
         )
 
 
 def _finished(ending: Ending) -> Finished:
     reason = FinishReason(ending.reason)
-    return Finished(ending.handle, reason, ending.stop_reason, ending.message)
+    return Finished(
+        ending.handle, reason, ending.stop_reason, ending.message, ending.num_preemptions
+    )
 
 
 def _columns(brought: StepOutput, kept: list[int] | None) -> LogprobColumns | None:

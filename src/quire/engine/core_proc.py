@@ -44,12 +44,18 @@ from quire.engine.start_message import StartMessage
 from quire.engine.step_board import StepBoard, board_path
 from quire.engine.utility import perform
 from quire.engine.vitals import Vitals
+from quire.observability.watchdog import Watchdog
 from quire.release import __version__
 
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 4000
 """How long the last outputs may take to leave a process that ends."""
+
+STALL_S = 8.0
+"""A turn of the loop that takes so long is reported with the stacks of all threads. Less than a
+front end waits for a sign of life, so that a core that it kills has said why.
+"""
 
 _Kind = EngineCoreRequestType
 
@@ -82,6 +88,7 @@ class EngineCoreProc:
             _Kind.SHUTDOWN.value: self._decoding(float, self.request_shutdown),
         }
         self._vitals = Vitals(pipe, message.heartbeat_s, self._beat, message.socket_folder)
+        self._watchdog = Watchdog("The core's loop", STALL_S, guards_process=True)
         self._num_steps = 0
         self._turn_began = 0.0
         self._deadline: float | None = None
@@ -99,6 +106,7 @@ class EngineCoreProc:
             return 1
         finally:
             self._vitals.close()
+            self._watchdog.close()
             self.core.shutdown()
             self._context.destroy(LINGER_MS)
         return 0
@@ -264,6 +272,7 @@ class EngineCoreProc:
         """Runs in the thread of the vitals, on sockets of its own."""
         began = self._turn_began
         age = time.monotonic() - began if began else 0.0
+        self._watchdog.look(age)
         message = self._message
         outputs = EngineCoreOutputs(
             engine_index=message.engine_index,

@@ -10,12 +10,14 @@ from typing import Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
 from quire.engine.client import CoreConnection
+from quire.engine.engine_stats import EngineStats
 from quire.engine.input_processor import InputProcessor, ModelLimits
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.output_processor import OutputProcessor, Processed
 from quire.engine.parallel_sampling import RequestGroup, fan_out
 from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
-from quire.engine.stats import EngineStats
+from quire.engine.stat_loggers import StatsWish
+from quire.engine.stats import IterationStats
 from quire.errors import InvalidParameter, InvalidType
 from quire.models import read_spec
 from quire.models.spec import Decoder
@@ -31,8 +33,8 @@ class FrontEnd(Generic[Client]):
     to it, feed it the core's outputs and abort through it.
 
     `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
-    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model, where there
-    is one.
+    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model and `plan`
+    is what all was built from, where there is one.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class FrontEnd(Generic[Client]):
         sampling_defaults: Mapping[str, Any] | None = None,
         client_index: int = 0,
         spec: Decoder | None = None,
+        stats: EngineStats | None = None,
+        plan: EnginePlan | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -57,7 +61,8 @@ class FrontEnd(Generic[Client]):
         self.chat_template = chat_template
         self.sampling_defaults = dict(sampling_defaults or {})
         self.spec = spec
-        self.stats = EngineStats(model_name, time.monotonic())
+        self.plan = plan
+        self.stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
 
@@ -73,10 +78,12 @@ class FrontEnd(Generic[Client]):
         data_parallel_rank: int | None = None,
         resumable: bool = False,
         has_mailbox: bool = False,
+        timeout_s: float | None = None,
         **inputs: Any,
     ) -> RequestGroup:
         """Check a request, expect its outputs and send it; `inputs` are for the input processor.
 
+        It ends `timeout_s` seconds from now; None: as its `extra_args` say, if they do.
         Raises subclasses of RequestError; then everything is as before.
         """
         if not isinstance(request_id, str):
@@ -89,7 +96,7 @@ class FrontEnd(Generic[Client]):
             priority=priority,
             **inputs,
         )
-        timeout_s = _timeout_s(request.sampling_params)
+        timeout_s = _timeout_s(timeout_s, request.sampling_params)
         request.data_parallel_rank = data_parallel_rank
         request.resumable = resumable
         requests = fan_out(request)
@@ -108,7 +115,6 @@ class FrontEnd(Generic[Client]):
         self._submit(group, requests)
         if timeout_s is not None:
             heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, group.internal_id))
-        self.stats.note_prompts([len(request.prompt_token_ids)])
         return group
 
     def extend(
@@ -132,7 +138,9 @@ class FrontEnd(Generic[Client]):
         request.resumable = request.continues = True
         if self.outputs.is_unfinished(group):
             self.client.add_request(request)
-            self.stats.note_prompts([len(request.prompt_token_ids)])
+            if self.log_stats:
+                more = IterationStats(time.time(), num_prompt_tokens=len(request.prompt_token_ids))
+                self.stats.record(None, more, self.client.engine_of(request.handle) or 0)
 
     def end_input(self, group: RequestGroup, params: SamplingParams) -> None:
         """No more input comes for a resumable request: it ends where it stops next."""
@@ -145,8 +153,7 @@ class FrontEnd(Generic[Client]):
     def take_in(self, step: EngineCoreOutputs) -> Processed:
         """Turn a step of the core into outputs, and tell the core what they end."""
         processed = self.outputs.process(step)
-        self.stats.note_step(step)
-        self._settle(processed)
+        self._settle(processed, step)
         return processed
 
     def abort(
@@ -181,25 +188,31 @@ class FrontEnd(Generic[Client]):
             )
             raise
 
-    def _settle(self, processed: Processed) -> None:
+    def _settle(self, processed: Processed, step: EngineCoreOutputs | None = None) -> None:
         if processed.stopped:
             self.client.abort_requests(processed.stopped)
-        if processed.ended:
-            self.stats.note_ended(processed.ended)
+        for engine_index, stats in processed.stats.items():
+            self.stats.record(None if step is None else step.stats, stats, engine_index)
 
 
-def _timeout_s(params: SamplingParams) -> float | None:
-    """The seconds that a request may take, from its `extra_args`; None: as long as it takes."""
-    given = (params.extra_args or {}).get("timeout_s")
+def _timeout_s(given: object, params: SamplingParams) -> float | None:
+    """The seconds that a request may take, by argument or from its `extra_args`; None: no limit."""
+    name = "timeout_s"
+    if given is None:
+        name, given = "extra_args['timeout_s']", (params.extra_args or {}).get("timeout_s")
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        allowed = "it must be a number of seconds above 0"
-        raise InvalidParameter("extra_args['timeout_s']", given, allowed)
+        raise InvalidParameter(name, given, "it must be a number of seconds above 0")
     return float(given)
 
 
-def build_front_end(plan: EnginePlan, client: Client, client_index: int = 0) -> FrontEnd[Client]:
+def build_front_end(
+    plan: EnginePlan,
+    client: Client,
+    client_index: int = 0,
+    stats_wish: StatsWish | None = None,
+) -> FrontEnd[Client]:
     """Load the plan's tokenizer and put it in front of `client`, which runs the plan's core.
 
     Raises LoadError for tokenizer files that cannot be used.
@@ -214,6 +227,7 @@ def build_front_end(plan: EnginePlan, client: Client, client_index: int = 0) -> 
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
     )
+    stats = EngineStats.of_plan(plan, client.engine_indices, stats_wish)
     return FrontEnd(
         client=client,
         tokenizer=tokenizer,
@@ -227,4 +241,6 @@ def build_front_end(plan: EnginePlan, client: Client, client_index: int = 0) -> 
         sampling_defaults=plan.sampling_defaults,
         client_index=client_index,
         spec=spec,
+        stats=stats,
+        plan=plan,
     )

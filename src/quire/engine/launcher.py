@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from quire.config.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
@@ -15,26 +15,51 @@ from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.mp_client import AsyncMPClient, MPClient, SyncMPClient
 from quire.engine.protocol import EngineZmqAddresses
 from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
+from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.supervisor import AsyncSupervisor, SyncSupervisor
 
 C = TypeVar("C", bound=MPClient)
 
 
-def launch_front_end(wish: EngineArgs | EnginePlan) -> FrontEnd[EngineCoreClient]:
+def launch_front_end(
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    is_log_aggregated: bool = False,
+) -> FrontEnd[EngineCoreClient]:
     """A front end whose cores run in processes and are ready.
 
     From `EngineArgs` it is quicker: the first core imports while the plan is made, and the
     tokenizer is read while the cores load. Raises RequestError, LoadError, EngineDeadError.
     """
+    return _launch_front_end(SyncMPClient, supervised, wish, stat_loggers, is_log_aggregated)
+
+
+def launch_async_front_end(
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    is_log_aggregated: bool = False,
+) -> FrontEnd[AsyncEngineCoreClient]:
+    """The same for an event loop."""
+    return _launch_front_end(AsyncMPClient, supervised_async, wish, stat_loggers, is_log_aggregated)
+
+
+def _launch_front_end(
+    make: Callable[..., C],
+    supervise: Callable[[EnginePlan, C], Any],
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None,
+    is_log_aggregated: bool,
+) -> FrontEnd[Any]:
     first = CoreProcess()
     try:
         plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
-        client = start(SyncMPClient, plan, first)
+        plan, stats_wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
+        client = start(make, plan, first)
     except BaseException:
         first.end(0.0)
         raise
     try:
-        front_end: FrontEnd[EngineCoreClient] = build_front_end(plan, supervised(plan, client))
+        front_end = build_front_end(plan, supervise(plan, client), stats_wish=stats_wish)
         client.wait_until_ready()
     except BaseException:
         client.shutdown()

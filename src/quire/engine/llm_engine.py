@@ -16,9 +16,10 @@ from quire.engine import utility
 from quire.engine.client import EngineCoreClient
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.launcher import launch_front_end
-from quire.engine.stats import Counter, Gauge
+from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.utility import PauseMode
 from quire.errors import EngineError, InvalidType, NotBuiltYet
+from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -31,9 +32,9 @@ class LLMEngine:
     `multiprocess_mode`, and always where the plan has several cores, the steps are made in
     processes of their own.
 
-    `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `front_end` replaces what
-    would be built from it. The other parameters have one allowed value each, which is their
-    default.
+    `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `stat_loggers` hear of every
+    step (engine/stat_loggers.py). `front_end` replaces what would be built from all that.
+    `executor_class` and `mm_registry` have one allowed value each, which is their default.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class LLMEngine:
         log_stats: bool | None = None,
         aggregate_engine_logging: bool = False,
         usage_context: Any = None,
-        stat_loggers: Any = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
         mm_registry: Any = None,
         multiprocess_mode: bool = False,
         *,
@@ -51,10 +52,13 @@ class LLMEngine:
     ) -> None:
         hint = "Leave it out."
         _refuse("executor_class", executor_class, hint)
-        _refuse("aggregate_engine_logging", aggregate_engine_logging, hint)
-        _refuse("stat_loggers", stat_loggers, "Leave it out and call get_metrics().")
         _refuse("mm_registry", mm_registry, hint)
-        self.front_end = front_end or _built(vllm_config, multiprocess_mode)
+        if front_end is None:
+            if not isinstance(vllm_config, EnginePlan):
+                raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
+            make = launch_front_end if multiprocess_mode else _front_end_of_one
+            front_end = make(vllm_config, stat_loggers, aggregate_engine_logging)
+        self.front_end = front_end
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
         self._ready: list[RequestOutput] = []
         self._logged_at = time.monotonic()
@@ -64,7 +68,7 @@ class LLMEngine:
         cls,
         vllm_config: EnginePlan,
         usage_context: Any = None,
-        stat_loggers: Any = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
         disable_log_stats: bool = False,
     ) -> Self:
         """Make an engine from a plan."""
@@ -80,7 +84,7 @@ class LLMEngine:
         cls,
         engine_args: EngineArgs,
         usage_context: Any = None,
-        stat_loggers: Any = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
         enable_multiprocessing: bool = False,
     ) -> Self:
         """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
@@ -88,7 +92,7 @@ class LLMEngine:
         """
         front_end = None
         if enable_multiprocessing or engine_args.data_parallel_size > 1:
-            front_end = launch_front_end(engine_args)
+            front_end = launch_front_end(engine_args, stat_loggers)
         return cls(
             None if front_end else engine_args.create_engine_config(),
             usage_context=usage_context,
@@ -214,12 +218,16 @@ class LLMEngine:
         "wait" finishes those that run first, "keep" leaves them to go on after `wake_up`.
         """
         self.front_end.client.call(utility.sleep(level, mode))
+        self.front_end.stats.note_sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take back "weights", "kv_cache" and "scheduling" (None: all); whether the engine is now
         fully awake. Weights are loaded again as they were at the start.
         """
-        return self.front_end.client.call(utility.wake_up(tags))
+        is_awake = self.front_end.client.call(utility.wake_up(tags))
+        if is_awake:
+            self.front_end.stats.note_sleep(None)
+        return is_awake
 
     def is_sleeping(self) -> bool:
         """Whether `sleep` is in force, at any level."""
@@ -256,7 +264,7 @@ class LLMEngine:
         """Call `func` with the model of every worker."""
         return self.collective_rpc("apply_model", args=(func,))
 
-    def get_metrics(self) -> list[Counter | Gauge]:
+    def get_metrics(self) -> list[Metric]:
         """Totals since the start and the state of the queues. Raises EngineError when statistics
         are off.
         """
@@ -268,7 +276,7 @@ class LLMEngine:
         """Log one line of throughput and load, if statistics are on."""
         if self._is_logging:
             self._logged_at = time.monotonic()
-            self.front_end.stats.log(self._logged_at)
+            self.front_end.stats.log()
 
     def do_log_stats_with_interval(self) -> None:
         """The same, but at most every ten seconds."""
@@ -299,14 +307,16 @@ class LLMEngine:
         raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
 
 
-def _built(plan: EnginePlan | None, in_processes: bool) -> FrontEnd[EngineCoreClient]:
-    if not isinstance(plan, EnginePlan):
-        raise InvalidType("vllm_config", plan, "it must be an EnginePlan")
-    if in_processes or plan.data_parallel_size > 1:
-        return launch_front_end(plan)
+def _front_end_of_one(
+    plan: EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None, is_log_aggregated: bool
+) -> FrontEnd[EngineCoreClient]:
+    """With the core in this process, unless there are several."""
+    if plan.data_parallel_size > 1:
+        return launch_front_end(plan, stat_loggers, is_log_aggregated)
     from quire.engine.builder import build_client  # brings torch, which a given front end needs not
 
-    return build_front_end(plan, build_client(plan))
+    plan, wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
+    return build_front_end(plan, build_client(plan), stats_wish=wish)
 
 
 def _refuse(name: str, value: object, hint: str) -> None:

@@ -69,8 +69,8 @@ class LoadBalancer:
         stats = self._stats.get(engine_index)
         if stats is None:
             return own
-        said = stats.num_waiting + stats.num_running
-        crowd = stats.num_waiting * 6 * max(0.0, stats.kv_cache_usage - 0.5)
+        said = stats.num_waiting_reqs + stats.num_running_reqs
+        crowd = stats.num_waiting_reqs * 6 * max(0.0, stats.kv_cache_usage - 0.5)
         return max(own, said if self._num_clients > 1 else 0) + crowd
 
     def _shares(self, keys: list[int]) -> dict[int, float]:

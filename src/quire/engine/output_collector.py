@@ -15,7 +15,7 @@ class Unfetched(Protocol):
     handle: int
     is_ended: bool
 
-    def partial(self) -> RequestOutput | None:
+    def news(self) -> RequestOutput | None:
         """What is new since the last call."""
         ...
 
@@ -42,7 +42,8 @@ class RequestOutputCollector:
         """A completion has new tokens."""
         if not self._is_closed:
             self._news[completion.handle] = completion
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     def put(self, output: RequestOutput | BaseException) -> None:
         """Add an output to what is here, or an error in place of it."""
@@ -60,11 +61,13 @@ class RequestOutputCollector:
         """All that is new as one output; None if nothing is. Raises the error that was put."""
         if self._error is not None:
             raise self._error
-        output, self._output = self._output, None
+        output = self._output
+        if output is not None:
+            self._output = None
         if self._news:
             news, self._news = self._news, {}
             for completion in news.values():
-                part = None if completion.is_ended else completion.partial()
+                part = None if completion.is_ended else completion.news()
                 if output is None:
                     output = part
                 elif part is not None:
@@ -74,12 +77,13 @@ class RequestOutputCollector:
     async def get(self) -> RequestOutput:
         """The same, waiting until there is something."""
         while (output := self.get_nowait()) is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self.arrival()
         return output
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Done with the next thing that comes; for one consumer, when nothing is here."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def close(self) -> None:
         """The consumer is gone: nothing is kept any more."""
@@ -88,6 +92,6 @@ class RequestOutputCollector:
         self._output = None
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

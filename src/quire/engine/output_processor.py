@@ -8,6 +8,7 @@ the caller in llm_engine.py.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from quire.engine.output_text import OutputText
 from quire.engine.parallel_sampling import RequestGroup
 from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.engine.request_state import RequestState
+from quire.engine.stats import IterationStats, finished_stats, note_tokens
 from quire.outputs import RequestOutput, RequestStateStats
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
@@ -24,13 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class Processed(NamedTuple):
-    """What one step means to the callers, the handles that the core must abort, and why
-    completions ended. Outputs of requests with a mailbox are there.
+    """What one step means to the callers, the handles that the core must abort, why
+    completions ended, and the figures by core. Outputs of requests with a mailbox are there.
     """
 
     outputs: list[RequestOutput]
     stopped: list[int]
     ended: list[FinishReason]
+    stats: dict[int, IterationStats]
 
 
 class OutputProcessor:
@@ -72,8 +75,9 @@ class OutputProcessor:
         """Take in one step of the core. Costs a few microseconds per token; FINAL_ONLY waits with
         the text.
         """
-        processed = Processed([], [], [])
-        self._note_starts(outputs)
+        processed = Processed([], [], [], {})
+        stats = self._new_stats(outputs, processed)
+        self._note_starts(outputs, stats)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
@@ -81,13 +85,14 @@ class OutputProcessor:
             state = self._states.get(handle)
             if state is not None and ids:
                 end = ended.pop(handle, None) if ended else None
+                if stats is not None and state.times is not None:
+                    note_tokens(stats, state.times, len(ids), outputs.timestamp)
                 self._advance(state, ids, end, frame, position, processed)
-                if state.stats is not None:
-                    _note_tokens(state.stats, len(ids), outputs.timestamp)
             position += len(ids)
         for end in ended.values():
             state = self._states.get(end.handle)
             if state is not None:
+                state.engine_index = outputs.engine_index
                 self._advance(state, (), end, None, 0, processed)
         return processed
 
@@ -99,7 +104,7 @@ class OutputProcessor:
         Unknown ids are passed over: a request may have finished meanwhile. Gives the final outputs,
         which carry what was generated and `stop_reason`, and the handles that the core must abort.
         """
-        processed = Processed([], [], [])
+        processed = Processed([], [], [], {})
         for request_id in ids:
             for handle in self._handles(request_id, internal):
                 state = self._states.get(handle)
@@ -153,9 +158,10 @@ class OutputProcessor:
             prompt_logprobs=None
             if params.prompt_logprobs is None
             else PromptLogprobsBuilder(params, prompt, tokenizer),
-            stats=RequestStateStats(arrival_time=request.arrival_time, queued_ts=now)
+            times=RequestStateStats(arrival_time=request.arrival_time, queued_ts=now)
             if self._log_stats
             else None,
+            max_tokens=params.max_tokens,
         )
 
     def _detokenizer(
@@ -171,15 +177,25 @@ class OutputProcessor:
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
 
-    def _note_starts(self, outputs: EngineCoreOutputs) -> None:
+    def _new_stats(self, outputs: EngineCoreOutputs, processed: Processed) -> IterationStats | None:
+        if not self._log_stats:
+            return None
+        stats = IterationStats(time.time(), len(outputs.token_ids))
+        processed.stats[outputs.engine_index] = stats
+        return stats
+
+    def _note_starts(self, outputs: EngineCoreOutputs, stats: IterationStats | None) -> None:
         for started in outputs.started:
             state = self._states.get(started.handle)
             if state is not None:
                 if state.group.num_cached_tokens is None:
                     state.group.num_cached_tokens = started.num_cached_tokens
                 self._dequeue(state.group)
-                if state.stats is not None:
-                    state.stats.scheduled_ts = started.scheduled_time
+                state.engine_index = outputs.engine_index
+                if stats is not None and state.times is not None:
+                    state.times.scheduled_ts = started.scheduled_time
+                    stats.num_prompt_tokens += len(state.group.prompt_token_ids)
+                    stats.num_cached_tokens += started.num_cached_tokens
         for message in outputs.prompt_logprobs:
             state = self._states.get(message.handle)
             if state is not None and state.prompt_logprobs is not None:
@@ -214,17 +230,16 @@ class OutputProcessor:
             end = Finished(state.handle, FinishReason.ERROR)
             processed.stopped.append(state.handle)
         if end is not None:
-            processed.ended.append(end.reason)
-            self._forget(state)
+            self._forget(state, end, processed)
         _deliver(state.group, output, processed)
 
     def _abort(self, state: RequestState, stop_reason: str | None, processed: Processed) -> None:
+        end = Finished(state.handle, FinishReason.ABORT, stop_reason)
         try:
-            output = state.final(Finished(state.handle, FinishReason.ABORT, stop_reason))
+            output = state.final(end)
         except Exception as error:
             output = self._failed(state, error)
-        self._forget(state)
-        processed.ended.append(FinishReason.ABORT)
+        self._forget(state, end, processed)
         processed.stopped.append(state.handle)
         _deliver(state.group, output, processed)
 
@@ -239,9 +254,15 @@ class OutputProcessor:
         logger.error("Request %s failed in the front end.", request_id, exc_info=error)
         return state.failed("the output could not be put together; the engine's log says why")
 
-    def _forget(self, state: RequestState) -> None:
+    def _forget(self, state: RequestState, end: Finished, processed: Processed) -> None:
         del self._states[state.handle]
+        processed.ended.append(end.reason)
         group = state.group
+        if state.times is not None:
+            index = state.engine_index
+            if index not in processed.stats:
+                processed.stats[index] = IterationStats(time.time())
+            _note_end(processed.stats[index], state, end)
         if group.is_finished:
             self._dequeue(group)
             del self._groups[group.internal_id]
@@ -282,9 +303,19 @@ def _ragged_rows(
         start += count
 
 
-def _note_tokens(stats: RequestStateStats, num_tokens: int, now: float) -> None:
-    if not stats.num_generation_tokens:
-        stats.first_token_ts = now
-        stats.first_token_latency = now - stats.queued_ts
-    stats.num_generation_tokens += num_tokens
-    stats.last_token_ts = now
+def _note_end(stats: IterationStats, state: RequestState, end: Finished) -> None:
+    group = state.group
+    assert state.times is not None
+    ended = finished_stats(
+        state.times,
+        end,
+        stats.iteration_timestamp,
+        num_prompt_tokens=len(group.prompt_token_ids),
+        num_cached_tokens=group.num_cached_tokens or 0,
+        max_tokens=state.max_tokens,
+    )
+    stats.finished_requests.append(ended)
+    group.num_longest = max(group.num_longest, ended.num_generation_tokens)
+    if group.is_finished:
+        stats.n_params_iter.append(len(group.handles))
+        stats.max_num_generation_tokens_iter.append(group.num_longest)

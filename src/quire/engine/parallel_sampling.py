@@ -66,6 +66,8 @@ class RequestGroup:
     num_cached_tokens: int | None = None
     is_queued: bool = True
     """No output has come yet."""
+    num_longest: int = 0
+    """Tokens of the longest completion that has ended."""
     prompt_logprobs: object = None
     mailbox: RequestOutputCollector | None = None
     """Where the outputs go; None: to whoever steps the engine."""

@@ -118,6 +118,7 @@ class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     reason: FinishReason
     stop_reason: int | str | None = None
     message: str | None = None
+    num_preemptions: int = 0
 
 
 class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -131,14 +132,33 @@ class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Counts after a step, for metrics."""
+    """A core after a step, for metrics: how it stands, and what was counted since the last ones."""
 
-    num_running: int = 0
-    num_waiting: int = 0
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    prefix_cache_requests: int = 0
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """What admission asked of the prefix cache since the last stats."""
+        return PrefixCacheStats(
+            requests=self.prefix_cache_requests,
+            queries=self.prefix_cache_queries,
+            hits=self.prefix_cache_hits,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class PrefixCacheStats:
+    """So many requests looked for so many tokens and found `hits` of them."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, gc=False):

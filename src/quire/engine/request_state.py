@@ -20,11 +20,12 @@ class RequestState:
     """Takes in a completion's tokens and gives `RequestOutput`s of the kind that was asked for.
 
     `interval`: a DELTA output comes with the first token, then with every so many, then at the end.
+    `engine_index` is the core that has begun it; `times` is kept where there are statistics.
     """
 
     __slots__ = (
-        *("_interval", "_kind", "_num_given", "group", "handle", "index", "is_ended"),
-        *("logprobs", "prompt_logprobs", "stats", "text"),
+        *("_interval", "_kind", "_num_given", "engine_index", "group", "handle", "index"),
+        *("is_ended", "logprobs", "max_tokens", "prompt_logprobs", "text", "times"),
     )
 
     def __init__(
@@ -36,7 +37,8 @@ class RequestState:
         interval: int,
         logprobs: OutputLogprobs | None = None,
         prompt_logprobs: PromptLogprobsBuilder | None = None,
-        stats: RequestStateStats | None = None,
+        times: RequestStateStats | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         self.handle = handle
         self.index = handle - group.handles.start
@@ -45,7 +47,9 @@ class RequestState:
         self.text = text
         self.logprobs = logprobs
         self.prompt_logprobs = prompt_logprobs
-        self.stats = stats
+        self.times = times
+        self.max_tokens = max_tokens
+        self.engine_index = 0
         self._kind = group.output_kind
         self._interval = interval
         self._num_given = 0
@@ -75,7 +79,11 @@ class RequestState:
 
     def partial(self) -> RequestOutput | None:
         """What the caller gets now, before the end; None when it is not time."""
-        return self._output(self._completion()) if self.is_due else None
+        return self.news() if self.is_due else None
+
+    def news(self) -> RequestOutput | None:
+        """The same whether it is time or not."""
+        return self._output(self._delta() if self._kind is _DELTA else self._whole())
 
     def final(self, end: Finished) -> RequestOutput | None:
         """The last output of this completion; None while FINAL_ONLY waits for its siblings."""
@@ -100,7 +108,7 @@ class RequestState:
             self.group.prompt_logprobs = self.prompt_logprobs.positions
             if self._kind is _DELTA:
                 self.prompt_logprobs = None
-        return self.group.output(completion, self.stats)
+        return self.group.output(completion, self.times)
 
     def _completion(self) -> CompletionOutput:
         return self._delta() if self._kind is _DELTA else self._whole()

@@ -1,107 +1,106 @@
-"""Counts what an engine has done, for `get_metrics()` and the log line."""
+"""What one step of a core meant to its callers, in figures: the input of every stat logger."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-import msgspec
-
-from quire.engine.protocol import EngineCoreOutputs, FinishReason, SchedulerStats
-
-logger = logging.getLogger(__name__)
+from quire.engine.protocol import Finished, FinishReason
+from quire.outputs import RequestStateStats
 
 
-class Counter(msgspec.Struct, frozen=True):
-    """A number that only grows."""
+@dataclass(slots=True)
+class FinishedRequestStats:
+    """One completion that has ended; times in seconds.
 
-    name: str
-    labels: dict[str, str]
-    value: int
+    `queued_time` passed before it was scheduled, `prefill_time` until its first token,
+    `decode_time` from there to its last; `inference_time` is both of these. A completion that
+    never got so far has 0 there.
+    """
+
+    finish_reason: FinishReason
+    e2e_latency: float = 0.0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    max_tokens_param: int | None = None
+    queued_time: float = 0.0
+    prefill_time: float = 0.0
+    inference_time: float = 0.0
+    decode_time: float = 0.0
+    mean_time_per_output_token: float = 0.0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
-class Gauge(msgspec.Struct, frozen=True):
-    """A number as it is now."""
+@dataclass(slots=True)
+class IterationStats:
+    """One step's figures, by the names that stat loggers of this field read.
 
-    name: str
-    labels: dict[str, str]
-    value: float
+    `iteration_timestamp` is by the wall clock. `num_prompt_tokens` are those of requests whose
+    first token came in this step, `num_cached_tokens` of these from the prefix cache.
+    `num_by_gap` counts outputs by the seconds since the same completion's last one. `n_params_iter`
+    and `max_num_generation_tokens_iter` have an entry for each request whose last completion ended.
+    """
+
+    iteration_timestamp: float
+    num_generation_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preempted_reqs: int = 0
+    finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+    time_to_first_tokens_iter: list[float] = field(default_factory=list)
+    num_by_gap: dict[float, int] = field(default_factory=dict)
+    n_params_iter: list[int] = field(default_factory=list)
+    max_num_generation_tokens_iter: list[int] = field(default_factory=list)
+
+    @property
+    def inter_token_latencies_iter(self) -> list[float]:
+        """The gaps, one entry for each."""
+        return [gap for gap, count in self.num_by_gap.items() for _ in range(count)]
 
 
-class EngineStats:
-    """The running totals of one engine; names are those that dashboards of this field know."""
+def note_tokens(
+    stats: IterationStats, times: RequestStateStats, num_tokens: int, now: float
+) -> None:
+    """A completion got tokens in the step that ended at `now` (monotonic)."""
+    last = times.last_token_ts
+    if times.num_generation_tokens:
+        gap = now - last
+        stats.num_by_gap[gap] = stats.num_by_gap.get(gap, 0) + 1
+    else:
+        times.first_token_ts = now
+        times.first_token_latency = max(0.0, stats.iteration_timestamp - times.arrival_time)
+        stats.time_to_first_tokens_iter.append(times.first_token_latency)
+    times.num_generation_tokens += num_tokens
+    times.last_token_ts = now
 
-    def __init__(self, model_name: str, now: float) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self._scheduler = SchedulerStats()
-        self._num_prompt_tokens = 0
-        self._num_generation_tokens = 0
-        self._num_ended = {str(reason): 0 for reason in FinishReason}
-        self._num_rejected: dict[str, int] = {}
-        self._logged = (now, 0, 0)
 
-    def note_prompts(self, lengths: Iterable[int]) -> None:
-        """Requests with prompts of these lengths were added."""
-        self._num_prompt_tokens += sum(lengths)
-
-    def note_step(self, step: EngineCoreOutputs) -> None:
-        """The core has made a step."""
-        self._num_generation_tokens += len(step.token_ids)
-        if step.stats is not None:
-            self._scheduler = step.stats
-
-    def note_ended(self, reasons: Iterable[FinishReason]) -> None:
-        """Completions ended for these reasons."""
-        for reason in reasons:
-            self._num_ended[str(reason)] += 1
-
-    def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
-        """So many requests in all were refused because of each limit."""
-        self._num_rejected = dict(num_by_limit)
-
-    def metrics(self) -> list[Counter | Gauge]:
-        """Every metric, in a fixed order; `num_` gauges and cache counters are those of the last
-        step.
-        """
-        latest = self._scheduler
-        gauges = {
-            "num_requests_running": latest.num_running,
-            "num_requests_waiting": latest.num_waiting,
-            "kv_cache_usage_perc": latest.kv_cache_usage,
-        }
-        counters = {
-            "prefix_cache_queries": latest.prefix_cache_queries,
-            "prefix_cache_hits": latest.prefix_cache_hits,
-            "num_preemptions": latest.num_preemptions,
-            "prompt_tokens": self._num_prompt_tokens,
-            "generation_tokens": self._num_generation_tokens,
-        }
-        labels = self._labels
-        return [
-            *(Gauge(f"vllm:{name}", labels, value) for name, value in gauges.items()),
-            *(Counter(f"vllm:{name}", labels, value) for name, value in counters.items()),
-            *(
-                Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
-                for reason, count in self._num_ended.items()
-            ),
-            *(
-                Counter("vllm:admission_rejections", {**labels, "reason": limit}, count)
-                for limit, count in self._num_rejected.items()
-            ),
-        ]
-
-    def log(self, now: float) -> None:
-        """Log throughput since the last call and the state of the queues; `now` is monotonic, in
-        seconds.
-        """
-        then, num_prompt, num_generation = self._logged
-        self._logged = (now, self._num_prompt_tokens, self._num_generation_tokens)
-        seconds = max(now - then, 1e-9)
-        logger.info(
-            "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV %.1f %%",
-            (self._num_prompt_tokens - num_prompt) / seconds,
-            (self._num_generation_tokens - num_generation) / seconds,
-            self._scheduler.num_running,
-            self._scheduler.num_waiting,
-            100 * self._scheduler.kv_cache_usage,
-        )
+def finished_stats(
+    times: RequestStateStats,
+    end: Finished,
+    now: float,
+    *,
+    num_prompt_tokens: int,
+    num_cached_tokens: int,
+    max_tokens: int | None,
+) -> FinishedRequestStats:
+    """The figures of a completion that ends at `now` (wall clock); `times` gets the
+    preemptions.
+    """
+    times.num_preemptions = end.num_preemptions
+    scheduled, first, last = times.scheduled_ts, times.first_token_ts, times.last_token_ts
+    num_tokens = times.num_generation_tokens
+    decode = max(0.0, last - first)
+    return FinishedRequestStats(
+        finish_reason=end.reason,
+        e2e_latency=max(0.0, now - times.arrival_time),
+        num_prompt_tokens=num_prompt_tokens,
+        num_generation_tokens=num_tokens,
+        max_tokens_param=max_tokens,
+        queued_time=max(0.0, scheduled - times.queued_ts) if scheduled else 0.0,
+        prefill_time=max(0.0, first - scheduled) if first else 0.0,
+        inference_time=max(0.0, last - scheduled) if last else 0.0,
+        decode_time=decode,
+        mean_time_per_output_token=decode / (num_tokens - 1) if num_tokens > 1 else 0.0,
+        num_cached_tokens=num_cached_tokens,
+        num_preemptions=end.num_preemptions,
+    )

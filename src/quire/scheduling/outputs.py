@@ -24,6 +24,7 @@ class Ending:
     stop_reason: int | str | None = None
     message: str | None = None
     fault: Exception | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(slots=True)

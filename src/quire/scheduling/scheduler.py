@@ -57,6 +57,7 @@ class Scheduler:
         self.in_flight: deque[StepRecord] = deque()
         self.pause = Pause.NONE
         self.num_preemptions = 0
+        self.prefix_requests = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._free_rows = list(range(config.max_num_seqs))
@@ -282,6 +283,7 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = hit
             request.scheduled_time = now
+            self.prefix_requests += 1
             self.prefix_queries += request.num_tokens
             self.prefix_hits += hit
 
@@ -358,7 +360,7 @@ class Scheduler:
 
     def _stop(self, request: Request, stop: Stop) -> Ending:
         self._end(request)
-        return Ending(request.handle, *stop)
+        return Ending(request.handle, *stop, num_preemptions=request.num_preemptions)
 
     def _rest(self, request: Request, stop: Stop) -> Ending | None:
         """A resumable request stopped: it keeps row and blocks, and goes on at once if its next
@@ -420,7 +422,9 @@ class Scheduler:
         """End a request with an error; of its blocks nothing more becomes findable."""
         request.num_confirmed_tokens, request.is_decoding = 0, False
         self._end(request)
-        out.endings.append(Ending(request.handle, Reason.ERROR, None, text, fault))
+        out.endings.append(
+            Ending(request.handle, Reason.ERROR, None, text, fault, request.num_preemptions)
+        )
 
     def _preempt(self, request: Request) -> None:
         """Take row and blocks; the request starts over behind whatever of it stays cached, its

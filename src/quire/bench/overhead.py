@@ -1,0 +1,169 @@
+"""What the engine itself costs: `AsyncLLM` with a model so small that it hardly computes.
+
+64 streams at once and one alone, with the processor time of the front end and of the core per
+token; then the front end by itself, fed with the columns of a core that costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import psutil
+
+from quire.bench.report import add_output_flag, finish, percentile
+from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wishes_from
+from quire.config.plan import EnginePlan
+from quire.engine.admission import QueueLimits
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.front_end import build_front_end
+from quire.params import RequestOutputKind, SamplingParams
+from quire.testing.loop_client import LoopClient
+from quire.testing.steady_core import SteadyCore
+
+
+class Figures(msgspec.Struct):
+    """One run: times in seconds, processor time of both sides included."""
+
+    num_tokens: int
+    elapsed_s: float
+    front_end_cpu_s: float
+    core_cpu_s: float
+    first_token_s: list[float]
+    per_token_s: list[float]
+
+    def per_token(self, seconds: float) -> float:
+        """Microseconds of that for each token."""
+        return 1e6 * seconds / self.num_tokens
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `quire bench overhead`."""
+    parser.usage = "quire bench overhead [flags]"
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--num-rounds", type=int, default=4, help="requests of each stream")
+    parser.add_argument("--idle-seconds", type=float, default=5.0, help="how long to watch it rest")
+    add_output_flag(parser)
+    add_model_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    plan = wishes_from(args).create_engine_config()
+    figures = {
+        "model_id": args.random_model or plan.model,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "concurrency": args.concurrency,
+        **asyncio.run(_measure(plan, args)),
+    }
+    finish(figures, args.output_json)
+    return 0
+
+
+async def _measure(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]:
+    engine = AsyncLLM.from_vllm_config(plan)
+    try:
+        await stream(engine, plan, args, args.concurrency, 1)
+        many = await stream(engine, plan, args, args.concurrency, args.num_rounds)
+        one = await stream(engine, plan, args, 1, 2 * args.num_rounds)
+        idle_share = await rest(engine, args.idle_seconds)
+    finally:
+        engine.shutdown()
+    alone = await stream(front_end_alone(plan), plan, args, args.concurrency, args.num_rounds)
+    rate = many.num_tokens / many.elapsed_s
+    print(
+        f"{args.concurrency} streams: {rate:.0f} tokens/s, "
+        f"{1e3 * percentile(many.per_token_s, 50):.3f} ms per output token, "
+        f"first token after {1e3 * percentile(many.first_token_s, 50):.1f} ms"
+    )
+    print(
+        f"  processor time per token: front end {many.per_token(many.front_end_cpu_s):.1f} us, "
+        f"core {many.per_token(many.core_cpu_s):.1f} us (model included)"
+    )
+    print(f"1 stream: {1e3 * percentile(one.per_token_s, 50):.3f} ms per output token")
+    print(f"Front end alone: {alone.per_token(alone.front_end_cpu_s):.2f} us per token")
+    print(f"At rest: {idle_share:.2%} of a processor")
+    return {
+        "output_tokens_per_second": rate,
+        "ms_per_output_token": 1e3 * percentile(many.per_token_s, 50),
+        "ms_to_first_token": 1e3 * percentile(many.first_token_s, 50),
+        "front_end_us_per_token": many.per_token(many.front_end_cpu_s),
+        "core_us_per_token": many.per_token(many.core_cpu_s),
+        "ms_per_output_token_alone": 1e3 * percentile(one.per_token_s, 50),
+        "front_end_alone_us_per_token": alone.per_token(alone.front_end_cpu_s),
+        "idle_share": idle_share,
+    }
+
+
+def front_end_alone(plan: EnginePlan) -> AsyncLLM:
+    """An engine whose core gives every request its next token for nothing."""
+    core = SteadyCore(vocab_size(plan))
+    client = LoopClient(core, lambda: core.has_work)
+    limits = QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
+    return AsyncLLM(front_end=build_front_end(plan, client), limits=limits, log_requests=False)
+
+
+async def stream(
+    engine: AsyncLLM,
+    plan: EnginePlan,
+    args: argparse.Namespace,
+    concurrency: int,
+    num_rounds: int,
+) -> Figures:
+    """Keep so many streams busy, each with one request after the other."""
+    prompts = random_prompts(concurrency, args.input_len, vocab_size(plan), plan.seed)
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=args.output_len,
+        ignore_eos=True,
+        detokenize=not args.disable_detokenize,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    found = Figures(0, 0.0, 0.0, 0.0, [], [])
+
+    async def one_stream(index: int) -> None:
+        for round_ in range(num_rounds):
+            prompt = {"prompt_token_ids": prompts[index]}
+            await _consume(engine, prompt, params, f"{index}-{round_}", found)
+
+    start, cpu, core_cpu = time.perf_counter(), time.process_time(), _core_cpu_s(engine)
+    await asyncio.gather(*(one_stream(index) for index in range(concurrency)))
+    found.elapsed_s = time.perf_counter() - start
+    found.front_end_cpu_s = time.process_time() - cpu
+    found.core_cpu_s = _core_cpu_s(engine) - core_cpu
+    return found
+
+
+async def rest(engine: AsyncLLM, seconds: float) -> float:
+    """The processor time that an engine without requests takes, front end and cores together."""
+    cpu, core_cpu = time.process_time(), _core_cpu_s(engine)
+    await asyncio.sleep(seconds)
+    return (time.process_time() - cpu + _core_cpu_s(engine) - core_cpu) / seconds
+
+
+async def _consume(
+    engine: AsyncLLM, prompt: Any, params: SamplingParams, request_id: str, found: Figures
+) -> None:
+    start = time.perf_counter()
+    first, count = 0.0, 0
+    async for output in engine.generate(prompt, params, request_id):
+        if not count:
+            first = time.perf_counter()
+        count += len(output.outputs[0].token_ids)
+    found.num_tokens += count
+    found.first_token_s.append(first - start)
+    found.per_token_s.append((time.perf_counter() - first) / max(1, count - 1))
+
+
+def _core_cpu_s(engine: AsyncLLM) -> float:
+    """Of the cores' processes; 0 where the core is in this one."""
+    client = engine.front_end.client
+    pids = {client.core_status(index).pid for index in client.engine_indices}
+    times = [psutil.Process(pid).cpu_times() for pid in pids if pid != psutil.Process().pid]
+    return float(sum(spent.user + spent.system for spent in times))

@@ -1,0 +1,1 @@
+"""What an engine tells about itself: metrics and their exposition."""

@@ -1,0 +1,94 @@
+"""Looks after a loop: when one turn takes too long, the log says where every thread is."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import sys
+import threading
+import time
+import traceback
+
+logger = logging.getLogger(__name__)
+
+
+def thread_stacks() -> str:
+    """Where every thread of this process is, the innermost call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        stack = "".join(traceback.format_stack(frame))
+        parts.append(f"Thread {names.get(ident, 'unknown')} ({ident}):\n{stack}")
+    return "\n".join(parts)
+
+
+class Watchdog:
+    """Is shown the age of a loop's turn again and again, by a thread that is not the loop.
+
+    It barks when the age passes `limit_s`, and again whenever it has doubled. Where native code
+    keeps even that thread from running, the interpreter's own watchdog writes the stacks to
+    standard error; `guards_process` asks for it (a process has only one).
+    """
+
+    def __init__(self, what: str, limit_s: float, *, guards_process: bool = False) -> None:
+        self._what = what
+        self._limit_s = limit_s
+        self._next_s = limit_s
+        self._guards_process = guards_process
+
+    def look(self, age_s: float) -> bool:
+        """The present turn is so old (0: there is none); whether that was said in the log."""
+        if self._guards_process and sys.__stderr__ is not None:
+            faulthandler.dump_traceback_later(self._limit_s, file=sys.__stderr__)
+        if age_s < self._limit_s:
+            self._next_s = self._limit_s
+        if age_s < self._next_s:
+            return False
+        self._next_s = 2 * age_s
+        logger.error("%s is stuck for %.1f s:\n%s", self._what, age_s, thread_stacks())
+        return True
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+        if self._guards_process:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class LoopWatch:
+    """A thread that looks after an event loop from `start` to `close`.
+
+    The loop leaves a sign every `period_s`; a loop that is not running leaves none and is not
+    missed.
+    """
+
+    def __init__(self, watchdog: Watchdog, period_s: float = 1.0) -> None:
+        self._watchdog = watchdog
+        self._period_s = period_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sign = 0.0
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        """Look after the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._leave_sign()
+        threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop; the thread ends by itself."""
+        self._is_over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _leave_sign(self) -> None:
+        assert self._loop is not None
+        self._sign = time.monotonic()
+        self._timer = self._loop.call_later(self._period_s, self._leave_sign)
+
+    def _watch(self) -> None:
+        assert self._loop is not None
+        while not self._is_over.wait(self._period_s) and not self._loop.is_closed():
+            late_s = time.monotonic() - self._sign - self._period_s
+            self._watchdog.look(max(0.0, late_s) if self._loop.is_running() else 0.0)

@@ -1,0 +1,99 @@
+"""A core that costs next to nothing, for looking at what stands before it."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+from quire.engine.client import CoreStatus
+from quire.engine.protocol import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    SchedulerStats,
+    Started,
+)
+from quire.engine.utility import Utility
+from quire.errors import EngineDeadError
+
+T = TypeVar("T")
+
+
+class SteadyCore:
+    """Gives every request (at most 2,048) one random id a step until its max_tokens."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        draw = random.Random(seed)
+        self._ids = [draw.randrange(vocab_size) for _ in range(4096)]
+        self._ends: dict[int, list[int]] = {}
+        self._handles: list[int] = []
+        self._new: list[int] = []
+        self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Are there requests?"""
+        return bool(self._handles)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Take a request."""
+        max_tokens = request.sampling_params.max_tokens
+        assert max_tokens is not None, "the input processor resolves max_tokens"
+        self._handles.append(request.handle)
+        self._new.append(request.handle)
+        self._ends.setdefault(self._num_steps + max_tokens, []).append(request.handle)
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """Forget requests."""
+        gone = set(handles)
+        self._handles = [handle for handle in self._handles if handle not in gone]
+        self._new = [handle for handle in self._new if handle not in gone]
+
+    def get_output(self) -> EngineCoreOutputs:
+        """One step."""
+        handles, new = self._handles, self._new
+        self._num_steps += 1
+        start = self._num_steps * 31 % 2048
+        ended = self._ends.pop(self._num_steps, [])
+        now = time.monotonic()
+        outputs = EngineCoreOutputs(
+            handles=handles,
+            token_ids=self._ids[start : start + len(handles)],
+            finished=[Finished(h, FinishReason.LENGTH) for h in ended if h in handles],
+            started=[Started(handle, 0, now) for handle in new],
+            stats=SchedulerStats(len(handles)),
+            timestamp=now,
+        )
+        self._new = []
+        if ended:
+            self.abort_requests(ended)
+        return outputs
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        """There is one."""
+        return (0,)
+
+    def engine_of(self, handle: int) -> int | None:
+        """It has all requests that have not ended."""
+        return 0 if handle in self._handles else None
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """It lives as long as this process."""
+        return CoreStatus(engine_index, 0, os.getpid(), True, True, self.has_work)
+
+    def restart_core(self, engine_index: int) -> None:
+        """It cannot die."""
+        raise EngineDeadError("A core in this process is not restarted.")
+
+    def call(self, utility: Utility[T]) -> T:
+        """It has no state to ask for."""
+        return cast(T, None)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Forget all requests."""
+        self.abort_requests(list(self._handles))
