@@ -32,7 +32,13 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire serve`."""
+    from quire.server.transcript import REASONING_PARSERS, TOOL_PARSERS
+
     parser.usage = "quire serve [MODEL] [flags]"
+    parser.epilog = (
+        f"--tool-call-parser knows {', '.join(sorted(TOOL_PARSERS))}; "
+        f"--reasoning-parser {', '.join(sorted(REASONING_PARSERS))}."
+    )
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--config", metavar="FILE", help="flags in YAML; those given here rule")
     parser.add_argument(
@@ -53,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     for name in options_of(ServerArgs):
         del given[name]
+    from quire.server.transcript import choose_transcripts
+
+    choose_transcripts(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     if args.explain:
         return explain(args)
     keys = (*options.keys, *read_environment().api_keys)

@@ -159,9 +159,9 @@ class ServerArgs:
     )
     response_role: str = option("assistant", "Role of the answering side.", Kind.TEXT, _CHAT)
     tool_call_parser: str | None = option(
-        None,
-        "How calls of tools are written in outputs: hermes, llama3_json, mistral, pythonic, ...; "
-        "None: no calls are read.",
+        "auto",
+        "How calls of tools are written in outputs: auto looks at the chat template, none reads "
+        "no calls.",
         Kind.TEXT,
         _CHAT,
     )
@@ -169,9 +169,9 @@ class ServerArgs:
         True, "let the model choose to call", "--tool-call-parser is enough.", False
     )
     reasoning_parser: str | None = option(
-        None,
-        "How reasoning is marked in outputs: deepseek_r1, qwen3, openai_gptoss, ...; None: it is "
-        "not told from the answer.",
+        "auto",
+        "How reasoning is marked in outputs: auto looks at the chat template, none does not tell "
+        "it from the answer.",
         Kind.TEXT,
         _CHAT,
     )

@@ -14,7 +14,7 @@ from quire.server.context import ChatSettings, ReplySettings, Server
 from quire.server.limits import Limits
 from quire.server.listening import Listening, Tls
 from quire.server.responses.store import ResponseStore
-from quire.server.transcript.registry import plan_transcripts
+from quire.server.transcript import TranscriptPlan, choose_transcripts
 from quire.text.tokenizer import Tokenizer
 
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
@@ -50,7 +50,7 @@ def build_server(
             default_kwargs=args.default_chat_template_kwargs or {},
             response_role=args.response_role,
             hides_tools=args.exclude_tools_when_tool_choice_none,
-            transcripts=plan_transcripts(args.tool_call_parser, args.reasoning_parser),
+            transcripts=_transcripts(tokenizer, plan, args),
         ),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
@@ -66,6 +66,14 @@ def build_server(
             for name, value in plan.decided()
         },
     )
+
+
+def _transcripts(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> TranscriptPlan:
+    """How outputs are taken apart. Raises InvalidParameter for a format that does not exist."""
+    template = None
+    if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
+        template = tokenizer.get_chat_template(plan.chat_template, tools=())
+    return choose_transcripts(args.tool_call_parser, args.reasoning_parser, template)
 
 
 def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:

@@ -40,11 +40,6 @@ class ChatSettings:
     hides_tools: bool = False
     transcripts: TranscriptPlan = field(default_factory=TranscriptPlan)
 
-    @property
-    def reads_tools(self) -> bool:
-        """Whether calls of tools are found in outputs."""
-        return self.transcripts.tool_format is not None
-
 
 @dataclass(frozen=True, slots=True)
 class ReplySettings:

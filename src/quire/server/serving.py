@@ -52,6 +52,7 @@ async def serve(
         await engine.abort(server.traffic.keys())
 
     watch = asyncio.create_task(_watch(engine, ending))
+    logger.info("Outputs are taken apart as %s", server.chat.transcripts.described)
     logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
     try:
         await listen(served, ending, drain=drain, abort=abort, drain_s=args.shutdown_timeout)

@@ -14,14 +14,18 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.errors import InvalidParameter
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
-from quire.server.context import Prompt, RequestName, Server
+from quire.server.context import RequestName, Server
 from quire.server.openai.chat_deltas import (
-    check_tools,
+    ChatPrompt,
+    answer_form,
+    begin_at,
     is_empty,
     needs_special_tokens,
     open_answers,
+    tool_use,
 )
 from quire.server.openai.delivery import deliver
 from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -36,6 +40,7 @@ from quire.server.openai.replies import (
 )
 from quire.server.openai.requests import ChatRequest
 from quire.server.openai.usage import UsageCounter
+from quire.server.transcript import ToolUse
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
@@ -48,17 +53,20 @@ async def chat_completions(server: Server, request: Request) -> Response:
     return await deliver(server, request, body, name, [prompt], reply)
 
 
-async def chat_prompt(server: Server, body: ChatRequest) -> Prompt:
+async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """The prompt that a conversation becomes. Raises RequestError or Refusal."""
     body.check()
-    check_tools(server, body)
     body.check_amounts(server.limits)
-    text = await render(server, body)
+    tools = tool_use(server, body)
+    text = await render(server, body, tools.in_prompt)
     ids = await prompt_ids(server, text, body, add_special_tokens=bool(body.add_special_tokens))
-    return Prompt(text, ids, _params(server, body, len(ids)))
+    place = begin_at(server, body, text)
+    return ChatPrompt(text, ids, _params(server, body, len(ids), tools, place), tools, place)
 
 
-def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParams:
+def _params(
+    server: Server, body: ChatRequest, prompt_len: int, tools: ToolUse, place: str
+) -> SamplingParams:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     budget = output_budget(
         getattr(body, name), name, server.sampling_defaults, prompt_len, server.limits.max_model_len
@@ -66,8 +74,13 @@ def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParam
     params = body.sampling_params(
         server.sampling_defaults, max_tokens=budget, logprobs=body.num_logprobs
     )
-    if needs_special_tokens(server):
+    if needs_special_tokens(server, tools):
         params.skip_special_tokens = False
+    if (form := answer_form(server, tools, place)) is not None:
+        if params.structured_outputs is not None:
+            allowed = "a forced call has a form of its own"
+            raise InvalidParameter("response_format", body.response_format, allowed)
+        params.structured_outputs = form
     if body.echo and params.prompt_logprobs is None and body.top_logprobs:
         params.prompt_logprobs = body.top_logprobs
     return params
@@ -77,7 +90,7 @@ class ChatWriter:
     """Makes the reply of one conversation, whole or chunk by chunk."""
 
     def __init__(
-        self, server: Server, body: ChatRequest, name: RequestName, prompt: Prompt
+        self, server: Server, body: ChatRequest, name: RequestName, prompt: ChatPrompt
     ) -> None:
         self._server, self._body, self._prompt = server, body, prompt
         self._head: dict[str, Any] = {
@@ -94,7 +107,12 @@ class ChatWriter:
             role = last["role"]
         self._role = role
         self._echoed = _text_of(last) if body.echo and last.get("role") == role else ""
-        self._answers = open_answers(server, body, prompt.text or "", role)
+        self._answers = open_answers(server, body, prompt, role)
+        # Tokens would tell the reasoning that is to be left out.
+        self._hides_tokens = (
+            body.include_reasoning is False and server.chat.transcripts.reasoning is not None
+        )
+        self._shows_ids = bool(body.return_token_ids) and not self._hides_tokens
         self._has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatReply:
@@ -139,7 +157,7 @@ class ChatWriter:
             logprobs=self._logprobs(completion),
             finish_reason=answer.finish_reason(completion.finish_reason),
             stop_reason=completion.stop_reason,
-            token_ids=list(completion.token_ids) if self._body.return_token_ids else None,
+            token_ids=list(completion.token_ids) if self._shows_ids else None,
         )
 
     def _openings(self) -> Iterable[ChatChunk]:
@@ -160,13 +178,13 @@ class ChatWriter:
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
         if is_empty(delta):
-            if not (is_last or logprobs or self._body.return_token_ids or self._sends_blanks):
+            if not (is_last or logprobs or self._shows_ids or self._sends_blanks):
                 return
             delta.content = ""
         chunk = self._chunk(completion.index, delta)
         [choice] = chunk.choices
         choice.logprobs = logprobs
-        if self._body.return_token_ids:
+        if self._shows_ids:
             choice.token_ids = list(completion.token_ids)
         if is_last:
             choice.finish_reason = answer.finish_reason(completion.finish_reason)
@@ -183,7 +201,7 @@ class ChatWriter:
         return chunk
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
-        if not self._body.logprobs or completion.logprobs is None:
+        if self._hides_tokens or not self._body.logprobs or completion.logprobs is None:
             return None
         return chat_logprobs(
             completion.logprobs,

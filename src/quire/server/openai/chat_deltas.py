@@ -4,12 +4,14 @@ transcripts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from quire.errors import InvalidParameter, NotBuiltYet
-from quire.server.context import Server
+from quire.errors import InvalidParameter
+from quire.params.structured import StructuredOutputsParams
+from quire.server.context import Prompt, Server
 from quire.server.openai.replies import (
     ChatDelta,
     ChatMessage,
@@ -25,41 +27,70 @@ from quire.server.transcript import (
     ContentText,
     Event,
     ReasoningText,
+    ToolUse,
     TranscriptReader,
+    decide_tool_use,
     whole,
 )
 
 
-def check_tools(server: Server, body: ChatRequest) -> None:
-    """Raise InvalidParameter where the request's tools cannot be honoured by this server."""
-    if not body.tools or body.tool_choice == "none":
-        return
-    if body.tool_choice not in (None, "auto"):
-        hint = "Use 'auto' or 'none'."
-        raise NotBuiltYet("tool_choice", body.tool_choice, hint)
-    if not server.chat.reads_tools:
-        allowed = "this server was started without --tool-call-parser"
-        hint = "Start it with the parser of the model's family, or send tool_choice='none'."
-        raise InvalidParameter("tool_choice", body.tool_choice or "auto", allowed, hint)
+@dataclass(frozen=True, slots=True)
+class ChatPrompt(Prompt):
+    """A conversation's prompt. `tools`: what its tools ask for; `place`: where in a transcript its
+    outputs begin.
+    """
+
+    tools: ToolUse
+    place: str
 
 
-def needs_special_tokens(server: Server) -> bool:
+def tool_use(server: Server, body: ChatRequest) -> ToolUse:
+    """What the request's tools ask for. Raises InvalidParameter."""
+    return decide_tool_use(
+        body.tools,
+        body.tool_choice,
+        server.chat.transcripts,
+        parallel=body.parallel_tool_calls is not False,
+        hides_unused=server.chat.hides_tools,
+    )
+
+
+def begin_at(server: Server, body: ChatRequest, prompt: str) -> str:
+    """The place in a transcript where the answers to `prompt` begin."""
+    last = body.messages[-1].get("content") if body.continue_final_message else None
+    return server.chat.transcripts.place(prompt, last if isinstance(last, str) else "")
+
+
+def needs_special_tokens(server: Server, tools: ToolUse) -> bool:
     """Whether the marks that outputs are taken apart by are special tokens, which must be seen."""
-    tokenizer = server.tokenizer
-    if tokenizer is None:
-        return False
-    return server.chat.transcripts.needs_special_tokens(tokenizer.all_special_tokens)
+    special = server.need_tokenizer().all_special_tokens
+    reads_calls = tools.tools is not None and not tools.forced
+    return server.chat.transcripts.needs_special_tokens(special, reads_calls=reads_calls)
+
+
+def answer_form(server: Server, tools: ToolUse, place: str) -> StructuredOutputsParams | None:
+    """The form that forced calls give the answer. Raises InvalidParameter where it cannot have
+    that form any more.
+    """
+    if tools.grammar is not None:
+        if place != server.chat.transcripts.place(""):
+            allowed = "a message that is continued cannot become a call"
+            raise InvalidParameter("continue_final_message", True, allowed)
+        return StructuredOutputsParams(grammar=tools.grammar)
+    return None if tools.schema is None else StructuredOutputsParams(json=dict(tools.schema))
 
 
 class Answer:
     """One of n answers while it arrives: deltas for a stream, a message for a whole reply."""
 
-    def __init__(self, role: str, reader: TranscriptReader, *, shows_reasoning: bool) -> None:
+    def __init__(
+        self, role: str, reader: TranscriptReader, *, shows_reasoning: bool, is_named: bool = False
+    ) -> None:
         self.role = role
         self.reasoning = ""
-        self.has_calls = False
         self._reader = reader
         self._shows_reasoning = shows_reasoning
+        self._is_named = is_named
 
     def delta(self, text: str, *, is_last: bool) -> ChatDelta:
         """What the next piece of text adds; nothing, while it may become something else."""
@@ -80,8 +111,9 @@ class Answer:
         )
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The engine's reason, but for an answer that ends with its calls."""
-        return "tool_calls" if reason == "stop" and self.has_calls else reason
+        """The engine's reason, but for an answer that ended with calls of the model's choice."""
+        has_called = self._reader.num_calls > 0 and not self._is_named
+        return "tool_calls" if reason == "stop" and has_called else reason
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
         """What the next piece of text says."""
@@ -89,9 +121,7 @@ class Answer:
         if is_last:
             events = [*events, *self._reader.finish()]
         for event in events:
-            if isinstance(event, CallStarted):
-                self.has_calls = True
-            elif isinstance(event, ReasoningText):
+            if isinstance(event, ReasoningText):
                 self.reasoning += event.text
         return events
 
@@ -131,18 +161,17 @@ def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> No
     call.function.arguments = text if before is UNSET else before + text
 
 
-def open_answers(server: Server, body: ChatRequest, prompt: str, role: str) -> list[Answer]:
-    """A reader for each answer to `prompt`, the text that the model goes on with."""
-    plan = server.chat.transcripts
-    last = body.messages[-1].get("content") if body.continue_final_message else None
-    place = plan.place(prompt, last if isinstance(last, str) else "")
-    reads_calls = bool(body.tools) and body.tool_choice != "none" and server.chat.reads_tools
-    parallel = body.parallel_tool_calls is not False
+def open_answers(
+    server: Server, body: ChatRequest, prompt: ChatPrompt, role: str
+) -> Sequence[Answer]:
+    """A reader for each answer to `prompt`."""
+    plan, use = server.chat.transcripts, prompt.tools
     return [
         Answer(
             role,
-            plan.open(place, tools=body.tools if reads_calls else None, parallel=parallel),
+            plan.open(prompt.place, tools=use.tools, forced=use.forced, parallel=use.parallel),
             shows_reasoning=body.include_reasoning is not False,
+            is_named=use.is_named,
         )
         for _ in range(body.n or 1)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,9 @@ def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> li
     return ids[:room] if body.truncation_side == "right" else ids[max(0, len(ids) - room) :]
 
 
-async def render(server: Server, body: ChatRequest) -> str:
+async def render(
+    server: Server, body: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
+) -> str:
     """The text that the chat template makes of a conversation. Raises RequestError or Refusal."""
     kwargs = dict(body.chat_template_kwargs or {})
     template = kwargs.pop("chat_template", None) or body.chat_template
@@ -63,17 +65,12 @@ async def render(server: Server, body: ChatRequest) -> str:
         content_format=server.chat.content_format,
         add_generation_prompt=body.opens_answer,
         continue_final_message=bool(body.continue_final_message),
-        tools=_told_tools(server, body),
+        tools=tools,
         chat_template_kwargs={**server.chat.default_kwargs, **kwargs},
     )
     text = await off_loop(_size(body.messages), work)
     assert isinstance(text, str)
     return text
-
-
-def _told_tools(server: Server, body: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools that the model is told of."""
-    return None if server.chat.hides_tools and body.tool_choice == "none" else body.tools
 
 
 def output_budget(

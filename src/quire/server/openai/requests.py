@@ -84,13 +84,8 @@ class ChatRequest(GenerationFields):
             hint = "Leave add_generation_prompt out, or send false."
             allowed = "an answer is either continued or begun"
             raise InvalidParameter("continue_final_message", True, allowed, hint)
-        self._check_tools()
-
-    def _check_tools(self) -> None:
         if self.tools is not None and not self.tools:
             raise InvalidParameter("tools", [], "it must not be empty", "Leave it out.")
-        if self.tool_choice not in (None, "none") and not self.tools:
-            raise InvalidParameter("tool_choice", self.tool_choice, "it goes with tools only")
 
     @property
     def opens_answer(self) -> bool:

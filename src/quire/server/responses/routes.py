@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidParameter
-from quire.server.context import Prompt, RequestName, Server
+from quire.server.context import RequestName, Server
 from quire.server.event_stream import event
 from quire.server.failures import JSON, Refusal, as_refusal
 from quire.server.openai.chat import chat_prompt
-from quire.server.openai.chat_deltas import open_answers
+from quire.server.openai.chat_deltas import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
 from quire.server.outcome import Outputs, close_all, raise_error, while_connected
 from quire.server.responses.items import conversation
@@ -162,9 +162,9 @@ class _Run:
 
 
 def _writer(
-    server: Server, body: ResponsesRequest, chat: ChatRequest, prompt: Prompt, name: RequestName
+    server: Server, body: ResponsesRequest, chat: ChatRequest, prompt: ChatPrompt, name: RequestName
 ) -> ResponseWriter:
-    [answer] = open_answers(server, chat, prompt.text or "", "assistant")
+    [answer] = open_answers(server, chat, prompt, "assistant")
     params = prompt.params
     response = ResponseObject(
         id=name.shown,

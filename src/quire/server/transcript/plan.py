@@ -32,6 +32,13 @@ class TranscriptPlan:
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
 
+    @property
+    def described(self) -> str:
+        """The formats by their names."""
+        tools = "none" if self.tool_format is None else self.tool_format.name
+        reasoning = "none" if self.reasoning is None else self.reasoning.name
+        return f"tool calls: {tools}, reasoning: {reasoning}"
+
     def marks(self, *, reads_calls: bool = True) -> frozenset[str]:
         """Every text that the formats look for, with or without those of calls."""
         states = (self._with_tools if reads_calls else self._plain).states.values()
