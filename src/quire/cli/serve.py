@@ -23,7 +23,6 @@ from quire.config.server_args import ServerArgs
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from quire.config.plan import EnginePlan
     from quire.engine.client import AsyncEngineCoreClient
     from quire.engine.front_end import FrontEnd
 
@@ -76,20 +75,17 @@ def run(args: argparse.Namespace) -> int:
         if options.enable_admin and options.admin_port is not None:
             admin = stack.enter_context(bind(None, options.admin_port, None))
         _warn_if_open(options, keys)
-        plan = EngineArgs.from_cli_args(args).create_engine_config()
-        from quire.engine.front_end import build_front_end
-        from quire.engine.launcher import launch_async
+        from quire.engine.launcher import launch_async_front_end
 
-        front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, launch_async(plan))
+        front_end = launch_async_front_end(EngineArgs.from_cli_args(args))
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                return runner.run(_serve(plan, front_end, options, keys, listener, admin))
+                return runner.run(_serve(front_end, options, keys, listener, admin))
         finally:
             front_end.client.shutdown()
 
 
 async def _serve(
-    plan: EnginePlan,
     front_end: FrontEnd[AsyncEngineCoreClient],
     options: ServerArgs,
     keys: tuple[str, ...],
@@ -99,9 +95,9 @@ async def _serve(
     from quire.engine.async_llm import AsyncLLM
     from quire.server.serving import serve
 
-    engine = AsyncLLM(plan, front_end=front_end, log_requests=options.enable_log_requests)
+    engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
     try:
-        return await serve(engine, plan, options, keys, listener, admin)
+        return await serve(engine, options, keys, listener, admin)
     finally:
         engine.shutdown()
 

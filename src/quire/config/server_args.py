@@ -158,7 +158,7 @@ class ServerArgs:
         None, "Template variables that requests need not give.", Kind.OBJECT, _CHAT
     )
     response_role: str = option("assistant", "Role of the answering side.", Kind.TEXT, _CHAT)
-    tool_call_parser: str | None = option(
+    tool_call_parser: str = option(
         "auto",
         "How calls of tools are written in outputs: auto looks at the chat template, none reads "
         "no calls.",
@@ -166,9 +166,9 @@ class ServerArgs:
         _CHAT,
     )
     enable_auto_tool_choice: bool = unbuilt(
-        True, "let the model choose to call", "--tool-call-parser is enough.", False
+        True, "let the model choose to call", "It always may.", False
     )
-    reasoning_parser: str | None = option(
+    reasoning_parser: str = option(
         "auto",
         "How reasoning is marked in outputs: auto looks at the chat template, none does not tell "
         "it from the answer.",
@@ -223,6 +223,13 @@ class ServerArgs:
     disable_uvicorn_access_log: bool = unbuilt(True, "log no requests", "Use --enable-access-log.")
     enable_server_load_tracking: bool = unbuilt(
         True, "count requests for /load", "They are always counted.", False
+    )
+    metrics_prefix: str = option(
+        "vllm:",
+        "What the names at /metrics begin with; dashboards of this field look for vllm:.",
+        Kind.TEXT,
+        _LOG,
+        choices=("vllm:", "quire:"),
     )
     headless: bool = unbuilt(False, "engines without a server", _ONE_FRONT_END)
     api_server_count: int | None = unbuilt(None, "server processes", _ONE_FRONT_END, 1)

@@ -60,6 +60,7 @@ def build_server(
             fingerprint=_fingerprint(plan, args),
         ),
         num_keys=len(keys),
+        metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.max_stored_responses),
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
@@ -122,6 +123,8 @@ def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
 
 def _plain(value: object) -> object:
     """A value of the plan as JSON has it; what JSON has not, by its text."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)
     return value if is_plain else str(value)
 

@@ -76,6 +76,7 @@ class Server:
     chat: ChatSettings = field(default_factory=ChatSettings)
     replies: ReplySettings = field(default_factory=ReplySettings)
     num_keys: int = 0
+    metrics_prefix: str = "vllm:"
     plan: Mapping[str, Any] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     responses: ResponseStore = field(default_factory=ResponseStore)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import inspect
 from collections.abc import Sequence
@@ -39,13 +40,15 @@ class Documented(Protocol):
 
 async def openapi(server: Server, request: Request) -> Response:
     """The OpenAPI document of this server."""
-    return Response(msgspec.json.encode(document(request.app.state.entries)), media_type=JSON)
+    made = await asyncio.to_thread(document, request.app.state.entries)
+    return Response(msgspec.json.encode(made), media_type=JSON)
 
 
 async def docs(server: Server, request: Request) -> Response:
     """The same to be read in a browser."""
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return HTMLResponse(page(document(request.app.state.entries)), headers=policy)
+    made = await asyncio.to_thread(document, request.app.state.entries)
+    return HTMLResponse(page(made), headers=policy)
 
 
 def document(entries: Sequence[Documented]) -> dict[str, Any]:

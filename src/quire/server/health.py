@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.observability.prometheus import exposition, registry_of
 from quire.release import __version__
 from quire.server.context import Server
 from quire.server.failures import JSON, Refusal, error_response
@@ -43,3 +44,10 @@ async def server_info(server: Server, request: Request) -> Response:
     """What was decided at the start, each value with its reason."""
     info = {"version": __version__, "plan": server.plan}
     return Response(msgspec.json.encode(info), media_type=JSON)
+
+
+async def metrics(server: Server, request: Request) -> Response:
+    """The engine's figures in the text form of Prometheus."""
+    registry = registry_of(server.engine.metrics_collector(server.metrics_prefix))
+    text, kind = exposition(registry)
+    return Response(text, headers={"Content-Type": kind})

@@ -10,6 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server import admin, documents, health, tokens
+from quire.server.anthropic import routes as messages
+from quire.server.anthropic.replies import Count, MessageReply
+from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import Server
 from quire.server.openai import chat, completions, models, rendering, replies, requests
 from quire.server.responses import routes as responses
@@ -36,6 +39,7 @@ HEALTH_ROUTES: tuple[Entry, ...] = (
     Entry("GET", "/ready", health.ready),
     Entry("GET", "/version", health.version),
     Entry("GET", "/load", health.load),
+    Entry("GET", "/metrics", health.metrics),
     Entry("GET", "/server_info", health.server_info),
     Entry("GET", "/openapi.json", documents.openapi),
     Entry("GET", "/docs", documents.docs),
@@ -83,6 +87,8 @@ ROUTES: tuple[Entry, ...] = (
     Entry("GET", "/v1/responses/{id}", responses.retrieve, gives=ResponseObject),
     Entry("DELETE", "/v1/responses/{id}", responses.delete, gives=responses.Deleted),
     Entry("POST", "/v1/responses/{id}/cancel", responses.cancel, gives=ResponseObject),
+    Entry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
+    Entry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
     Entry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
     Entry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from quire.config.plan import EnginePlan
 from quire.config.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.app import build_app
@@ -23,7 +22,6 @@ _LOOK_S = 0.5
 
 async def serve(
     engine: AsyncLLM,
-    plan: EnginePlan,
     args: ServerArgs,
     keys: Sequence[str],
     listener: socket.socket,
@@ -34,6 +32,8 @@ async def serve(
     The routes that control the engine are at `admin_listener`, or beside the others. The engine
     stays the caller's. Raises InvalidParameter for TLS files that cannot be used.
     """
+    plan = engine.vllm_config
+    assert plan is not None, "engines for serving are made from plans"
     server = build_server(engine, engine.tokenizer, plan, args, keys)
     how, access = listening_of(args), access_of(args, keys)
     beside = ADMIN_ROUTES if args.enable_admin and admin_listener is None else ()

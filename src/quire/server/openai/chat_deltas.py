@@ -112,8 +112,13 @@ class Answer:
 
     def finish_reason(self, reason: str | None) -> str | None:
         """The engine's reason, but for an answer that ended with calls of the model's choice."""
-        has_called = self._reader.num_calls > 0 and not self._is_named
-        return "tool_calls" if reason == "stop" and has_called else reason
+        ends_with_calls = reason == "stop" and self.has_calls and not self._is_named
+        return "tool_calls" if ends_with_calls else reason
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool was asked for."""
+        return self._reader.num_calls > 0
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
         """What the next piece of text says."""

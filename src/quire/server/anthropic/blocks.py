@@ -1,0 +1,89 @@
+"""Content blocks, and the messages that they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidParameter, NotBuiltYet
+
+Message = dict[str, Any]
+
+
+def conversation(messages: list[dict[str, Any]]) -> list[Message]:
+    """Messages as a chat template takes them; results of tools become messages of their own.
+
+    Raises InvalidParameter for what is malformed, NotBuiltYet for a block that is not served.
+    """
+    made: list[Message] = []
+    for number, message in enumerate(messages):
+        name = f"messages[{number}]"
+        role, content = message.get("role"), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            raise InvalidParameter(f"{name}.role", role, "user or assistant is expected")
+        if isinstance(content, str):
+            made.append({"role": role, "content": content})
+        elif isinstance(content, list):
+            made += _of_blocks(role, content, f"{name}.content")
+        else:
+            raise InvalidParameter(f"{name}.content", content, "a string or blocks are expected")
+    return made
+
+
+def texts_of(blocks: list[Any], name: str) -> str:
+    """The text of blocks that may only be text."""
+    texts = []
+    for number, block in enumerate(blocks):
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else block
+            raise NotBuiltYet(f"{name}[{number}].type", kind, "Only text can be sent here.")
+        texts.append(_text(block, "text", f"{name}[{number}]"))
+    return "\n".join(texts)
+
+
+def _of_blocks(role: str, blocks: list[Any], name: str) -> list[Message]:
+    results: list[Message] = []
+    texts: list[str] = []
+    message: Message = {"role": role, "content": None}
+    for number, block in enumerate(blocks):
+        place = f"{name}[{number}]"
+        match block.get("type") if isinstance(block, dict) else block:
+            case "text":
+                texts.append(_text(block, "text", place))
+            case "thinking":
+                message["reasoning"] = message.get("reasoning", "") + _text(
+                    block, "thinking", place
+                )
+            case "redacted_thinking":
+                continue
+            case "tool_use":
+                message.setdefault("tool_calls", []).append(_call(block, place))
+            case "tool_result":
+                results.append(_result(block, place))
+            case kind:
+                raise NotBuiltYet(f"{place}.type", kind, "Only text can be sent here.")
+    if texts:
+        message["content"] = "\n".join(texts)
+    says_something = bool(texts) or "tool_calls" in message or "reasoning" in message
+    return [*results, message] if says_something or not results else results
+
+
+def _call(block: dict[str, Any], name: str) -> dict[str, Any]:
+    arguments = msgspec.json.encode(block.get("input") or {}).decode()
+    function = {"name": _text(block, "name", name), "arguments": arguments}
+    return {"id": _text(block, "id", name), "type": "function", "function": function}
+
+
+def _result(block: dict[str, Any], name: str) -> Message:
+    content = block.get("content") or ""
+    text = content if isinstance(content, str) else texts_of(content, f"{name}.content")
+    call_id = _text(block, "tool_use_id", name)
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _text(block: dict[str, Any], key: str, name: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise InvalidParameter(f"{name}.{key}", value, "a string is expected")
+    return value

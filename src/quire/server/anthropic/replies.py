@@ -1,0 +1,59 @@
+"""What a message is made of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+
+class TextBlock(msgspec.Struct, tag="text", tag_field="type"):
+    """A piece of the answer."""
+
+    text: str = ""
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
+    """What the model thought; nothing is signed here."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
+    """A call of a tool. `input` is the object that its JSON text means."""
+
+    id: str
+    name: str
+    input: Any = msgspec.field(default_factory=dict)
+
+
+Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessageUsage(msgspec.Struct, omit_defaults=True):
+    """Tokens of a message; cached ones are not among `input_tokens`."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int | None = None
+
+
+class MessageReply(msgspec.Struct, kw_only=True):
+    """A whole answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    content: list[Block] = []
+    model: str
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class Count(msgspec.Struct):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+    context_management: dict[str, int]

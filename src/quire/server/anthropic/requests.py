@@ -1,0 +1,146 @@
+"""The body of `POST /v1/messages`, and the chat request that it means."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.anthropic.blocks import conversation, texts_of
+from quire.server.openai.fields import Salt
+from quire.server.openai.requests import ChatRequest, Effort
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that the model may ask for."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+    cache_control: Any = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether a tool must be asked for."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks first, and how long."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1024)] | None = None
+    display: str | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How much effort, and in which shape."""
+
+    effort: Effort | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`: what decides the prompt."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def as_chat(self, **more: Any) -> ChatRequest:
+        """The same as a chat request. Raises InvalidParameter for a block that is not served."""
+        messages = conversation(self.messages)
+        if self.system:
+            text = self.system if isinstance(self.system, str) else texts_of(self.system, "system")
+            messages.insert(0, {"role": "system", "content": text})
+        config = self.output_config or OutputConfig()
+        choice = self.tool_choice
+        if choice is not None and not self.tools and choice.type != "none":
+            raise InvalidParameter("tool_choice", choice.type, "it goes with tools only")
+        return ChatRequest(
+            messages=messages,
+            model=self.model,
+            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
+            tool_choice=_choice(choice) if self.tools else None,
+            parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+            reasoning_effort=config.effort,
+            response_format=_format(config.format),
+            chat_template_kwargs=self._kwargs(),
+            **more,
+        )
+
+    def _kwargs(self) -> dict[str, Any]:
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.thinking is not None and self.thinking.type != "adaptive":
+            kwargs.setdefault("enable_thinking", self.thinking.type == "enabled")
+        return kwargs
+
+
+class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages`."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: Any = None
+    cache_salt: Salt | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    def generation(self) -> ChatRequest:
+        """The chat request that is run."""
+        budget = self.thinking.budget_tokens if self.thinking else None
+        return self.as_chat(
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            stream=True,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            thinking_token_budget=budget,
+            cache_salt=self.cache_salt,
+            vllm_xargs=self.vllm_xargs,
+        )
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise NotBuiltYet("tools.type", tool.type, "Only tools that the caller runs exist here.")
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.input_schema is not None:
+        function["parameters"] = tool.input_schema
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice | None) -> Any:
+    if choice is None or choice.type in ("auto", "none"):
+        return None if choice is None else choice.type
+    if choice.type == "any":
+        return "required"
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _format(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    if given.get("type") != "json_schema":
+        raise InvalidParameter("output_config.format", given.get("type"), "json_schema is expected")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": given.get("schema")}}

@@ -1,0 +1,121 @@
+"""Deltas of an answer to the blocks of a message, and to the events that tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import msgspec
+
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.server.anthropic.replies import (
+    Block,
+    MessageReply,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from quire.server.openai.chat_deltas import Answer
+from quire.server.transcript import ArgumentText, CallStarted, ContentText, ReasoningText
+
+Tale = dict[str, Any]
+"""An event of the stream."""
+
+
+class MessageWriter:
+    """Builds one message. Every change of `message` is told by an event, in order."""
+
+    def __init__(self, message: MessageReply, answer: Answer, *, shows_cached: bool) -> None:
+        self.message = message
+        self._answer = answer
+        self._shows_cached = shows_cached
+        self._prompt_len = message.usage.input_tokens
+        self._open: Block | None = None
+        self._arguments = ""
+
+    def begin(self) -> Iterator[Tale]:
+        """The message exists."""
+        yield {"type": "message_start", "message": self.message}
+
+    def take(self, output: RequestOutput) -> Iterator[Tale]:
+        """What a delta brings."""
+        [completion] = output.outputs
+        is_last = completion.finish_reason is not None
+        for event in self._answer.events(completion.text, is_last=is_last):
+            match event:
+                case ReasoningText(text):
+                    block = yield from self._block(ThinkingBlock)
+                    block.thinking += text
+                    yield self._delta({"type": "thinking_delta", "thinking": text})
+                case ContentText(text):
+                    block = yield from self._block(TextBlock)
+                    block.text += text
+                    yield self._delta({"type": "text_delta", "text": text})
+                case CallStarted(_, id, name):
+                    yield from self._begin(ToolUseBlock(id, name))
+                case ArgumentText(_, text):
+                    self._arguments += text
+                    yield self._delta({"type": "input_json_delta", "partial_json": text})
+        self._count(output, completion)
+        if is_last:
+            yield from self._end(completion)
+
+    def _block(self, kind: Any) -> Generator[Tale, None, Any]:
+        """The open block of this kind, begun if need be."""
+        if not isinstance(self._open, kind):
+            yield from self._begin(kind())
+        return self._open
+
+    def _begin(self, block: Block) -> Iterator[Tale]:
+        yield from self._close()
+        self._open = block
+        self.message.content.append(block)
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterator[Tale]:
+        block, self._open = self._open, None
+        if block is None:
+            return
+        if isinstance(block, ToolUseBlock):
+            block.input, self._arguments = _object(self._arguments), ""
+        yield {"type": "content_block_stop", "index": self._index}
+
+    def _end(self, completion: CompletionOutput) -> Iterator[Tale]:
+        yield from self._close()
+        message = self.message
+        message.stop_reason = _stop_reason(completion, self._answer)
+        if message.stop_reason == "stop_sequence":
+            message.stop_sequence = str(completion.stop_reason)
+        delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
+        yield {"type": "message_delta", "delta": delta, "usage": message.usage}
+        yield {"type": "message_stop"}
+
+    def _count(self, output: RequestOutput, completion: CompletionOutput) -> None:
+        usage = self.message.usage
+        usage.output_tokens += len(completion.token_ids)
+        if self._shows_cached and output.num_cached_tokens:
+            usage.cache_read_input_tokens = output.num_cached_tokens
+            usage.input_tokens = self._prompt_len - output.num_cached_tokens
+
+    def _delta(self, delta: dict[str, str]) -> Tale:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    @property
+    def _index(self) -> int:
+        return len(self.message.content) - 1
+
+
+def _stop_reason(completion: CompletionOutput, answer: Answer) -> str:
+    if completion.finish_reason == "length":
+        return "max_tokens"
+    if answer.has_calls:
+        return "tool_use"
+    return "stop_sequence" if isinstance(completion.stop_reason, str) else "end_turn"
+
+
+def _object(text: str) -> Any:
+    """The arguments as an object; those that were cut short are none."""
+    try:
+        return msgspec.json.decode(text) if text else {}
+    except msgspec.DecodeError:
+        return {}

@@ -1,0 +1,76 @@
+"""The whole app in this process over a model that says what a test wants it to say."""
+
+import asyncio
+import functools
+
+import httpx
+
+from quire import embedded
+from quire.engine.admission import QueueLimits
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.front_end import FrontEnd
+from quire.engine.input_processor import InputProcessor, ModelLimits
+from quire.engine.output_processor import OutputProcessor
+from quire.server.app import Access, build_app
+from quire.server.context import ChatSettings, Server
+from quire.server.limits import Limits
+from quire.server.routes import ROUTES
+from quire.server.transcript import plan_transcripts
+from quire.testing.loop_client import LoopClient
+from quire.testing.scripted_core import ScriptedCore
+from quire.text.tokenizer import Tokenizer
+
+MAX_LEN = 4096
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools }}"
+)
+"""Takes every role, unlike the embedded model's own."""
+
+
+@functools.cache
+def tokenizer():
+    return Tokenizer.from_folder(embedded.path())
+
+
+def make_app(text, *, tool_parser=None, reasoning_parser=None, queue=(100, 10_000), **core):
+    """An app whose every answer is `text` (tokens of a few characters each), and its engine."""
+    words = tokenizer()
+    ids = [*words.encode(text, add_special_tokens=False), words.eos_token_id]
+    inner = ScriptedCore(
+        lambda request: ids, vocab_size=words.vocab_size, max_model_len=MAX_LEN, **core
+    )
+    client = LoopClient(inner, lambda: bool(inner.requests or inner._ended))
+    front_end = FrontEnd(
+        client=client,
+        tokenizer=words,
+        inputs=InputProcessor(words, ModelLimits(words.vocab_size, MAX_LEN), seed=0),
+        outputs=OutputProcessor(words),
+        model_name="scripted",
+    )
+    engine = AsyncLLM(front_end=front_end, limits=QueueLimits(*queue), log_requests=False)
+    server = Server(
+        engine=engine,
+        tokenizer=words,
+        names=("scripted",),
+        root="scripted",
+        limits=Limits(max_model_len=MAX_LEN),
+        chat=ChatSettings(
+            template=TEMPLATE, transcripts=plan_transcripts(tool_parser, reasoning_parser)
+        ),
+    )
+    return build_app(server, Access(), ROUTES), engine
+
+
+def with_app(use, text, library=httpx, **options):
+    """Run `use(http)` against such an app, `http` being a client of it made by `library`."""
+
+    async def runs():
+        app, engine = make_app(text, **options)
+        transport = library.ASGITransport(app=app)
+        async with library.AsyncClient(transport=transport, base_url="http://app") as http:
+            try:
+                return await asyncio.wait_for(use(http), 60)
+            finally:
+                engine.shutdown()
+
+    return asyncio.run(runs())
