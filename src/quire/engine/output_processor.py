@@ -78,6 +78,7 @@ class OutputProcessor:
         processed = Processed([], [], [], {})
         stats = self._new_stats(outputs, processed)
         self._note_starts(outputs, stats)
+        self._note_prompts(outputs, processed)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
@@ -196,10 +197,16 @@ class OutputProcessor:
                     state.times.scheduled_ts = started.scheduled_time
                     stats.num_prompt_tokens += len(state.group.prompt_token_ids)
                     stats.num_cached_tokens += started.num_cached_tokens
+
+    def _note_prompts(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
         for message in outputs.prompt_logprobs:
             state = self._states.get(message.handle)
             if state is not None and state.prompt_logprobs is not None:
-                state.prompt_logprobs.add(message)
+                try:
+                    state.prompt_logprobs.add(message)
+                except Exception as error:
+                    state.prompt_logprobs = None
+                    self._fail(state, error, processed)
 
     def _advance(
         self,
@@ -226,11 +233,17 @@ class OutputProcessor:
                 if state.is_due:
                     state.group.mailbox.note(state)
         except Exception as error:
-            output = self._failed(state, error)
-            end = Finished(state.handle, FinishReason.ERROR)
-            processed.stopped.append(state.handle)
+            self._fail(state, error, processed)
+            return
         if end is not None:
             self._forget(state, end, processed)
+        _deliver(state.group, output, processed)
+
+    def _fail(self, state: RequestState, error: Exception, processed: Processed) -> None:
+        """End a request here, and have the core drop it."""
+        output = self._failed(state, error)
+        self._forget(state, Finished(state.handle, FinishReason.ERROR), processed)
+        processed.stopped.append(state.handle)
         _deliver(state.group, output, processed)
 
     def _abort(self, state: RequestState, stop_reason: str | None, processed: Processed) -> None:

@@ -1,0 +1,60 @@
+"""The kill table: signals at random moments under 64 concurrent streams of the embedded model.
+
+    python benchmarks/kill_table.py [--moments 100] [--only WORD]
+
+Every stream must end with the very ids of an undisturbed run. Exits with 1 if one does not, if a
+stream waits longer than five seconds, or if anything is left behind.
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from quire.testing import kill_table as table
+
+WORST_S = 5.0
+
+
+def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
+    """The rows' makers by name."""
+    few = max(1, moments // 10)
+    kill, stop = signal.SIGKILL, signal.SIGSTOP
+    return {
+        "core-kill": lambda: asyncio.run(table.signal_cores(kill, moments)),
+        "core-stop": lambda: asyncio.run(table.signal_cores(stop, moments // 2)),
+        "two-kill": lambda: asyncio.run(table.signal_cores(kill, moments // 2, num_cores=2)),
+        "two-stop": lambda: asyncio.run(table.signal_cores(stop, few, num_cores=2)),
+        "front-stop": lambda: asyncio.run(table.stop_front_end(few)),
+        "front-kill": lambda: table.kill_front_end(few),
+        "poison": lambda: asyncio.run(table.poison(few)),
+    }
+
+
+def is_bad(name: str, row: table.Row) -> bool:
+    late = [s for s in row.resumed_s if s > WORST_S] if name != "poison" else []
+    failed = row.num_failed and name != "poison"
+    return bool(row.num_wrong or failed or row.leaks or late)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--moments", type=int, default=100, help="moments of the first row")
+    parser.add_argument("--only", default="", help="rows whose name has this word")
+    args = parser.parse_args()
+    logging.disable(logging.ERROR)
+    print("|", " | ".join(table.TITLES), "|")
+    print("|", " | ".join("---" for _ in table.TITLES), "|")
+    bad = []
+    for name, run in runs(args.moments).items():
+        if args.only in name:
+            row = run()
+            print("|", " | ".join(row.cells()), "|", flush=True)
+            bad += [name] if is_bad(name, row) else []
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
