@@ -161,8 +161,8 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
     wishes = EngineArgs(
         model=args.model,
         max_num_seqs=args.num_rows,
-        max_num_queued_reqs=args.most_unfinished or 3 * args.num_rows,
-        kv_cache_memory_bytes=1 << 28,
+        max_num_queued_reqs=args.most_unfinished or 2 * args.num_rows,
+        kv_cache_memory_bytes=1 << 26,
     )
     engine = AsyncLLM.from_engine_args(wishes)
     try:
@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--capacity-seconds", type=float, default=15.0)
     parser.add_argument("--factor", type=float, default=5.0, help="arrivals per served request")
     parser.add_argument("--num-rows", type=int, default=32, help="requests that run at once")
-    parser.add_argument("--most-unfinished", type=int, help="default: 3 * num-rows")
+    parser.add_argument("--most-unfinished", type=int, help="default: 2 * num-rows")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=32)
     add_output_flag(parser)

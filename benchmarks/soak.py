@@ -84,9 +84,10 @@ class Callers:
 
     def _params(self) -> SamplingParams:
         draw = self._draw
+        temperature = draw.choice([0.0, 0.7, 1.2])
         return SamplingParams(
-            n=draw.choice([1, 1, 1, 2]),
-            temperature=draw.choice([0.0, 0.7, 1.2]),
+            n=draw.choice([1, 1, 2]) if temperature else 1,
+            temperature=temperature,
             top_p=draw.choice([1.0, 0.9]),
             presence_penalty=draw.choice([0.0, 0.5]),
             logprobs=draw.choice([None, None, 3]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from quire.engine.output_processor import OutputProcessor
 from quire.errors import MaxQueuedTokensError, QueueOverflowError
 
-_HALF_LIFE_S = 10.0
+_ENDED_HALF_LIFE_S, _REFUSED_HALF_LIFE_S = 10.0, 1.0
 _LEAST_HINT_S, _MOST_HINT_S = 0.1, 60.0
 
 
@@ -21,10 +22,37 @@ class QueueLimits:
     num_tokens: int
 
 
+class FadingCount:
+    """How many lately: an event counts half after `half_life_s`, a quarter after twice that."""
+
+    def __init__(self, half_life_s: float, now: float) -> None:
+        self._half_life_s = half_life_s
+        self._since = self._noted = now
+        self._count = 0.0
+
+    def at(self, now: float) -> float:
+        """The count at a moment that is not before the last one."""
+        self._count *= 0.5 ** ((now - self._noted) / self._half_life_s)
+        self._noted = now
+        return self._count
+
+    def add(self, count: int, now: float) -> None:
+        """So many more."""
+        self._count = self.at(now) + count
+
+    def rate(self, now: float) -> float:
+        """Events per second; of a steady stream the count is that of a mean life."""
+        mean_life_s = self._half_life_s / math.log(2)
+        known_s = mean_life_s * -math.expm1(-(now - self._since) / mean_life_s)
+        return self.at(now) / max(known_s, 1e-3)
+
+
 class Admission:
     """Decides before anything is done for a request, so that saying no costs microseconds.
 
-    The hint when to come back is how long as many completions took to end lately.
+    The hint when to come back is how long it takes, at the rate of late, until as many completions
+    have ended as this request and those that were just refused ask for: a crowd that is refused
+    together is not told to come back together at once.
     """
 
     def __init__(
@@ -36,8 +64,8 @@ class Admission:
         self._outputs = outputs
         self._limits = limits
         self._clock = clock
-        self._num_ended = 0.0
-        self._since = self._noted = clock()
+        self._ended = FadingCount(_ENDED_HALF_LIFE_S, clock())
+        self._refused = FadingCount(_REFUSED_HALF_LIFE_S, clock())
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
 
     def check(self, num_completions: int) -> None:
@@ -63,19 +91,13 @@ class Admission:
 
     def note_ended(self, num_completions: int) -> None:
         """So many completions have ended now."""
-        now = self._clock()
-        self._fade(now)
-        self._num_ended += num_completions
+        self._ended.add(num_completions, self._clock())
 
     def _hint_s(self, num_completions: int) -> float:
         now = self._clock()
-        self._fade(now)
-        if self._num_ended < 1:
+        wanted = num_completions + self._refused.at(now)
+        self._refused.add(1, now)
+        rate = self._ended.rate(now)
+        if rate * _MOST_HINT_S < 1:
             return 1.0
-        seconds = min(now - self._since, 2 * _HALF_LIFE_S) / self._num_ended * num_completions
-        return min(_MOST_HINT_S, max(_LEAST_HINT_S, seconds))
-
-    def _fade(self, now: float) -> None:
-        """Forget half of the past every ten seconds."""
-        self._num_ended *= 0.5 ** ((now - self._noted) / _HALF_LIFE_S)
-        self._noted = now
+        return min(_MOST_HINT_S, max(_LEAST_HINT_S, wanted / rate))
