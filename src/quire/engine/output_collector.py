@@ -64,14 +64,14 @@ class RequestOutputCollector:
         output = self._output
         if output is not None:
             self._output = None
-        if self._news:
-            news, self._news = self._news, {}
-            for completion in news.values():
-                part = None if completion.is_ended else completion.news()
-                if output is None:
-                    output = part
-                elif part is not None:
-                    output.add(part, aggregate=self._is_delta)
+        news = self._news
+        while news:
+            completion = news.pop(next(iter(news)))
+            part = None if completion.is_ended else completion.news()
+            if output is None:
+                output = part
+            elif part is not None:
+                output.add(part, aggregate=self._is_delta)
         return output
 
     async def get(self) -> RequestOutput:

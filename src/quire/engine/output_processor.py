@@ -221,17 +221,14 @@ class OutputProcessor:
         try:
             ends_by_token = end is not None and end.reason is FinishReason.STOP
             stop = state.take_in(ids, ends_by_token, frame, position)
+            if stop is None and end is None and state.group.mailbox is not None:
+                if state.is_due:
+                    state.group.mailbox.note(state)
+                return
             if stop is not None:
                 end = Finished(state.handle, FinishReason.STOP, stop)
                 processed.stopped.append(state.handle)
-            if end is not None:
-                output = state.final(end)
-            elif state.group.mailbox is None:
-                output = state.partial()
-            else:
-                output = None
-                if state.is_due:
-                    state.group.mailbox.note(state)
+            output = state.partial() if end is None else state.final(end)
         except Exception as error:
             self._fail(state, error, processed)
             return

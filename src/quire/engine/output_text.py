@@ -59,8 +59,15 @@ class OutputText:
         silent = ends_request and not self._includes_stop
         if self._finder is not None:
             return self._feed_searching(self._finder, ids, silent)
-        self.token_ids += ids
-        self._num_textual = len(self.token_ids) - silent
+        token_ids = self.token_ids
+        if self._num_decoded == len(token_ids) and not (silent or self._waits):
+            token_ids += ids  # what nearly every call does, without a detour
+            self._num_decoded = self._num_textual = len(token_ids)
+            if self._detokenizer is not None:
+                self._pieces.append(self._detokenizer.feed(ids))
+            return None
+        token_ids += ids
+        self._num_textual = len(token_ids) - silent
         if not self._waits or self._num_textual - self._num_decoded >= DECODE_EVERY:
             self._decode()
         return None
@@ -76,10 +83,13 @@ class OutputText:
 
     def take(self) -> str:
         """The text that has become visible since the last call."""
-        text = "".join(self._pieces)
-        border = max(0, len(text) - self._hold)
-        visible = text[:border]
-        self._pieces = [text[border:]] if self._hold else []
+        pieces, hold = self._pieces, self._hold
+        visible = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        pieces.clear()
+        if hold:
+            border = max(0, len(visible) - hold)
+            pieces.append(visible[border:])
+            visible = visible[:border]
         self._taken += len(visible)
         return visible
 

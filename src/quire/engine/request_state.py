@@ -60,13 +60,14 @@ class RequestState:
         """Add the ids that stand at `position` of a step's output; the stop string that they
         complete, if any.
         """
-        before = len(self.text.token_ids)
+        if self.logprobs is None or frame is None:
+            return self.text.feed(ids, ends_request)
+        token_ids = self.text.token_ids
+        before = len(token_ids)
         stop = self.text.feed(ids, ends_request)
-        if self.logprobs is not None and frame is not None:
-            token_ids = self.text.token_ids
-            for place in range(before, len(token_ids)):
-                context = token_ids[max(0, place - MAX_CONTEXT) : place]
-                self.logprobs.add(frame, frame.at[position + place - before], context)
+        for place in range(before, len(token_ids)):
+            context = token_ids[max(0, place - MAX_CONTEXT) : place]
+            self.logprobs.add(frame, frame.at[position + place - before], context)
         return stop
 
     @property
@@ -83,7 +84,10 @@ class RequestState:
 
     def news(self) -> RequestOutput | None:
         """The same whether it is time or not."""
-        return self._output(self._delta() if self._kind is _DELTA else self._whole())
+        completion = self._delta() if self._kind is _DELTA else self._whole()
+        if self.prompt_logprobs is not None:
+            return self._output(completion)
+        return self.group.output(completion, self.times)
 
     def final(self, end: Finished) -> RequestOutput | None:
         """The last output of this completion; None while FINAL_ONLY waits for its siblings."""
