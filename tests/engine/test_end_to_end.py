@@ -143,7 +143,7 @@ BAD = {
     "bias outside the vocabulary": ("x", {"logit_bias": {10**6: 1.0}}),
     "too many logprobs": ("x", {"logprobs": 21}),
     "too many prompt logprobs": ("x", {"prompt_logprobs": 21}),
-    "grammar": ("x", {"structured_outputs": {"regex": "a"}}),
+    "grammar": ("x", {"structured_outputs": {"regex": "(a"}}),
     "unknown key of a prompt": ({"prompt": "x", "prompts": "y"}, {}),
 }
 
@@ -156,7 +156,7 @@ def test_bad_requests_are_refused_and_the_engine_goes_on(llm, name):
         if "structured_outputs" in params:
             from quire.params import StructuredOutputsParams
 
-            params = {"structured_outputs": StructuredOutputsParams(regex="a")}
+            params = {"structured_outputs": StructuredOutputsParams(**params["structured_outputs"])}
         generate(llm, [PROMPTS[0], prompt], max_tokens=3, **params)
     assert len(str(caught.value)) > 20
     assert not llm.llm_engine.has_unfinished_requests()

@@ -198,8 +198,9 @@ BAD = [
     (
         "a",
         {"params": SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))},
-        NotBuiltYet,
-        "this release does not implement it. Leave it out and check the text yourself.",
+        InvalidParameter,
+        "structured_outputs='regex' is not allowed: the engine has no tokenizer. "
+        "Give an engine with a tokenizer.",
     ),
 ]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from quire.params import SamplingParams
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling import Sampler
 
 INF = math.inf
@@ -73,7 +74,7 @@ class Bench:
         known = [self.requests[row] for row in rows]
         positions = np.array([len(request.prompt + request.output) for request in known])
         logits = torch.as_tensor(np.array(logits))
-        return self.sampler.sample(logits, np.array(rows), positions, mask)
+        return self.sampler.sample(logits, np.array(rows), positions, grammar_mask(mask))
 
     def step(self, rows, logits, mask=None):
         """Sample and commit -> ids."""
@@ -94,6 +95,14 @@ def make_params(*, stops=(), bad_words=None, **fields):
         params.bad_words = [str(word) for word in bad_words]
         params._bad_words_token_ids = [list(word) for word in bad_words]
     return params
+
+
+def grammar_mask(words):
+    """The rows of a bitmask [R, W] that are not free, as the sampler takes them."""
+    if words is None:
+        return None
+    places = [index for index, row in enumerate(words.tolist()) if set(row) != {-1}]
+    return GrammarMask(places, np.asarray(words)[places])
 
 
 def masked(logits, words):

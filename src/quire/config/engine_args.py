@@ -314,6 +314,14 @@ class EngineArgs(UnbuiltArgs):
         Kind.OBJECT,
         _OUTPUT,
     )
+    structured_outputs_config: dict[str, Any] | None = option(
+        None,
+        "How outputs are brought into a form: backend ('auto' or 'guidance'), "
+        "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
+        "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256).",
+        Kind.OBJECT,
+        _OUTPUT,
+    )
     disable_log_stats: bool = option(
         False,
         "Keep no statistics: `get_metrics()` and `RequestOutput.metrics` stay empty.",

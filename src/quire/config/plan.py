@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.config.profiler import ProfilerConfig
+from quire.config.structured_outputs import StructuredOutputsConfig
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int
     max_num_queued_tokens: int
     profiler: ProfilerConfig | None
+    structured_outputs: StructuredOutputsConfig
     reasons: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -99,6 +101,8 @@ def _short(value: object) -> str:
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
+    elif isinstance(value, StructuredOutputsConfig):
+        text = value.backend
     elif isinstance(value, tuple):
         text = " ".join(str(item) for item in value) or "none"
     elif value is None or isinstance(value, bool):

@@ -16,6 +16,7 @@ from quire.config.profiler import profiler_config
 from quire.config.resolve_dtype import decide_dtype, decide_quantization
 from quire.config.resolve_memory import decide_memory
 from quire.config.resolve_schedule import decide_schedule
+from quire.config.structured_outputs import structured_outputs_config
 
 
 def resolve(args: EngineArgs, model: ModelFacts, machine: MachineFacts) -> EnginePlan:
@@ -124,3 +125,10 @@ def _decide_output(d: Decisions) -> None:
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)
+    forms = structured_outputs_config(args.structured_outputs_config)
+    given_forms = args.structured_outputs_config
+    d.decide(
+        "structured_outputs",
+        forms,
+        "structured_outputs_config was given" if given_forms else "the one library that is used",
+    )

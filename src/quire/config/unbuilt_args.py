@@ -154,10 +154,7 @@ class UnbuiltArgs:
         {},
         flags=("-ac",),
     )
-    # Structured output, transfer, observation
-    structured_outputs_config: dict[str, Any] | None = unbuilt(
-        None, "grammars", "Structured output is not built; check the text after generation.", {}
-    )
+    # Transfer, observation
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
     )

@@ -248,6 +248,8 @@ class AsyncLLM(AsyncControl):
             "tokenization_kwargs": tokenization_kwargs,
             "trace_headers": trace_headers,
         }
+        if (trial := self.front_end.inputs.prepare(params)) is not None:
+            await asyncio.wrap_future(trial)
         if inspect.isasyncgen(prompt):
             group = await self._add_streaming(
                 add, request_id, cast(InputStream, prompt), params, inputs
@@ -495,7 +497,7 @@ class AsyncLLM(AsyncControl):
                 timer.cancel()
         if self._error is None:
             self._die(EngineDeadError("The engine was shut down; make a new one."))
-        self.front_end.client.shutdown(timeout)
+        self.front_end.shutdown(timeout)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -12,10 +12,12 @@ import torch
 from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine.core import EngineCore
+from quire.engine.forms import vocabulary_source
 from quire.engine.inproc_client import InprocClient
 from quire.executor.profiler import Profiler
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
+from quire.grammar.compiler import GrammarCompiler
 from quire.kernels.cpu_plain import recordable
 from quire.kernels.cpu_runtime import find_native, open_runtime
 from quire.models import find_family, kv_groups, read_spec
@@ -60,7 +62,13 @@ def build_core(plan: EnginePlan) -> EngineCore:
         )
     )
     return EngineCore(
-        scheduler, UniprocExecutor(worker), depth=plan.max_steps_in_flight, log_stats=plan.log_stats
+        scheduler,
+        UniprocExecutor(worker),
+        depth=plan.max_steps_in_flight,
+        log_stats=plan.log_stats,
+        grammars=GrammarCompiler(
+            vocabulary_source(plan), plan.structured_outputs.max_cached_grammars, plan.num_threads
+        ),
     )
 
 

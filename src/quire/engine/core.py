@@ -29,6 +29,8 @@ from quire.engine.protocol import (
 )
 from quire.errors import EngineDeadError, RequestError
 from quire.executor.abstract import Executor
+from quire.grammar.compiler import GrammarCompiler
+from quire.params import SamplingParams
 from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import Ending, StepOutputs
 from quire.scheduling.request import Request
@@ -36,6 +38,9 @@ from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.step_record import handles_of
 
 logger = logging.getLogger(__name__)
+
+_COMPILE_NAP_S = 0.01
+"""So late may input be seen while all that waits waits for its grammar."""
 
 
 class EngineCore:
@@ -52,6 +57,7 @@ class EngineCore:
         *,
         depth: int = 1,
         log_stats: bool = True,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -59,7 +65,8 @@ class EngineCore:
         self._depth = depth
         self._log_stats = log_stats
         self._clock = clock
-        self._boundary = FaultBoundary(executor)
+        self._grammars = grammars or GrammarCompiler(None)
+        self._boundary = FaultBoundary(executor, self._grammars.masks_of(scheduler.constrained))
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
@@ -85,9 +92,10 @@ class EngineCore:
                     arrival_time=request.arrival_time,
                     cache_salt=request.cache_salt,
                     output_token_ids=list(request.output_token_ids),
-                    needs_host_ids=self.executor.needs_host_ids(params),
+                    needs_host_ids=self._needs_host_ids(params),
                     prompt_logprobs_done=request.prompt_logprobs_done,
                     resumable=request.resumable,
+                    grammar=self._grammars.constraint(params),
                 )
             )
         except RequestError as error:
@@ -108,10 +116,15 @@ class EngineCore:
             request.prompt_token_ids,
             resumable=request.resumable,
             params=params if request.prompt_token_ids else None,
-            needs_host_ids=self.executor.needs_host_ids(params),
+            needs_host_ids=self._needs_host_ids(params),
         )
         if ending is not None:
             self._refused.append(_finished(ending))
+
+    def _needs_host_ids(self, params: SamplingParams) -> bool:
+        """A mask is made from the ids so far, so nothing with a grammar is scheduled ahead."""
+        is_ahead = self._depth > 1 and params.structured_outputs is not None
+        return is_ahead or self.executor.needs_host_ids(params)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """End requests without an output; handles that have ended already are left alone."""
@@ -138,6 +151,7 @@ class EngineCore:
                 self.witness(handles_of(self.scheduler.in_flight))
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
+            self._wait_for_grammar()
             return self._outputs(StepOutputs(), None)
         brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
@@ -148,7 +162,15 @@ class EngineCore:
         """End all requests and let go of the device."""
         self.abort_requests(list(self.scheduler.requests))
         self._steps.clear()
+        self._grammars.close()
         self.executor.shutdown()
+
+    def _wait_for_grammar(self) -> None:
+        """With nothing to run, sleep a moment beside the thread that compiles."""
+        for request in self.scheduler.waiting:
+            if request.grammar is not None and not request.grammar.is_ready:
+                request.grammar.wait(_COMPILE_NAP_S)
+                return
 
     def _abort_all(self) -> None:
         """End every request and say so."""
@@ -199,7 +221,12 @@ class EngineCore:
 def _finished(ending: Ending) -> Finished:
     reason = FinishReason(ending.reason)
     return Finished(
-        ending.handle, reason, ending.stop_reason, ending.message, ending.num_preemptions
+        ending.handle,
+        reason,
+        ending.stop_reason,
+        ending.message,
+        ending.num_preemptions,
+        ending.is_in_text,
     )
 
 

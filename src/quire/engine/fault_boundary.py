@@ -9,13 +9,14 @@ cheap where it matters: without a failure it is one `try`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from quire.errors import EngineDeadError
 from quire.executor.abstract import Executor, LaunchedStep
 from quire.runner.faults import ProcessorFailure, RowFailures
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling import join_columns
 from quire.runner.step_output import StepOutput
 from quire.scheduling.step import StepPlan, StepResult
@@ -33,8 +34,12 @@ class FaultBoundary:
     planned when the scheduler did not know yet, runs without them.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, masks: Callable[[StepPlan], GrammarMask | None]) -> None:
+        """`masks` gives those of a launched plan, while the device runs; it may raise
+        RowFailures.
+        """
         self._executor = executor
+        self._masks = masks
         self._failed: dict[int, str] = {}
 
     def launch(self, plan: StepPlan) -> GuardedStep:
@@ -65,7 +70,7 @@ class FaultBoundary:
 
     def _start(self, step: GuardedStep, plan: StepPlan) -> None:
         launched = self._executor.launch(plan)
-        launched.sample()
+        launched.sample(self._masks(plan))
         step.parts.append((plan, launched))
 
     def _only_change(self, step: GuardedStep, plan: StepPlan) -> None:

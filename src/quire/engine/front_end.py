@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from quire.config.plan import EnginePlan
 from quire.engine.client import CoreConnection
 from quire.engine.engine_stats import EngineStats
+from quire.engine.forms import grammar_trials
 from quire.engine.input_processor import InputProcessor, ModelLimits
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.output_processor import OutputProcessor, Processed
@@ -164,6 +165,11 @@ class FrontEnd(Generic[Client]):
         self._settle(processed)
         return processed
 
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the core, as its client does, and what helps on this side."""
+        self.client.shutdown(timeout_s)
+        self.inputs.close()
+
     @property
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next (monotonic, seconds)."""
@@ -231,7 +237,7 @@ def build_front_end(
     return FrontEnd(
         client=client,
         tokenizer=tokenizer,
-        inputs=InputProcessor(tokenizer, limits, seed=plan.seed),
+        inputs=InputProcessor(tokenizer, limits, seed=plan.seed, forms=grammar_trials(plan)),
         outputs=OutputProcessor(
             tokenizer, stream_interval=plan.stream_interval, log_stats=plan.log_stats
         ),

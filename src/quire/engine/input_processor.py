@@ -11,18 +11,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from quire.engine.parallel_sampling import SEED_MASK
 from quire.engine.protocol import EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
+from quire.grammar.trial import GrammarTrials
 from quire.params import PoolingParams, SamplingParams, checks
 from quire.prompts import ParsedPrompt, parse_prompt
 from quire.text.tokenizer import Tokenizer
 
 _UNBUILT_PARAMS = {
-    "structured_outputs": "Leave it out and check the text yourself.",
     "thinking_token_budget": "Leave it out, or limit the whole output with max_tokens.",
     "watermarking": "Leave it out.",
     "trace_decode_token_ids": "Leave it out.",
@@ -54,9 +55,16 @@ class InputProcessor:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, limits: ModelLimits, *, seed: int | None
+        self,
+        tokenizer: Tokenizer | None,
+        limits: ModelLimits,
+        *,
+        seed: int | None,
+        forms: GrammarTrials | None = None,
     ) -> None:
+        """`forms` checks structured outputs; without it they are refused."""
         self._tokenizer = tokenizer
+        self._forms = forms
         self.limits = limits
         self._seed = seed
         self._num_drawn = 0
@@ -113,6 +121,7 @@ class InputProcessor:
         own.verify(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
+        self._check_form(own)
         self._encode_bad_words(own)
         if own.prompt_logprobs is not None:
             own.skip_reading_prefix_cache = True  # a cached block has no logits to report
@@ -120,6 +129,35 @@ class InputProcessor:
             hint = "Give stop_token_ids, or an engine with a tokenizer."
             raise InvalidParameter("stop", own.stop, "the engine has no tokenizer", hint)
         return own
+
+    def prepare(self, params: object) -> Future[None] | None:
+        """What to await before `process`, so that it does not wait itself; None: nothing."""
+        if self._forms is None or not isinstance(params, SamplingParams):
+            return None
+        form = params.structured_outputs
+        return None if form is None else self._forms.submit(form)
+
+    def close(self) -> None:
+        """Nothing is processed any more."""
+        if self._forms is not None:
+            self._forms.close()
+
+    def _check_form(self, own: SamplingParams) -> None:
+        form = own.structured_outputs
+        if form is None:
+            return
+        if self._forms is None:
+            hint = "Give an engine with a tokenizer."
+            allowed = "the engine has no tokenizer"
+            raise InvalidParameter("structured_outputs", form.kind, allowed, hint)
+        checks.in_vocabulary(
+            "structured_outputs.starts_after", form.starts_after or (), self.limits.vocab_size
+        )
+        if form.structural_tag is not None:
+            hint = "Describe the whole output in `grammar`."
+            raise NotBuiltYet("structured_outputs.structural_tag", form.structural_tag, hint)
+        own.structured_outputs = self._forms.completed(form)
+        self._forms.check(own.structured_outputs)
 
     def _encode_bad_words(self, own: SamplingParams) -> None:
         if not own.bad_words:

@@ -33,6 +33,10 @@ def check_streamable(params: object) -> None:
     if params.output_kind is RequestOutputKind.FINAL_ONLY:
         allowed = "a streamed prompt has many outputs: use DELTA or CUMULATIVE"
         raise InvalidParameter("output_kind", params.output_kind, allowed)
+    if params.structured_outputs is not None:
+        form = params.structured_outputs.kind
+        allowed = "a streamed prompt has many outputs, which have no form"
+        raise InvalidParameter("structured_outputs", form, allowed)
     if params.stop:
         hint = "Use stop_token_ids."
         raise InvalidParameter("stop", params.stop, "a streamed prompt has no stop strings", hint)

@@ -286,7 +286,7 @@ class LLMEngine:
     def close(self) -> None:
         """End every request and give back the memory; the engine cannot be used afterwards."""
         self.discard_all()
-        self.front_end.client.shutdown()
+        self.front_end.shutdown()
 
     # documented, not built
 

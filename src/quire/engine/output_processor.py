@@ -219,7 +219,8 @@ class OutputProcessor:
     ) -> None:
         """Take in one request's part of a step; what goes wrong in it ends this request alone."""
         try:
-            ends_by_token = end is not None and end.reason is FinishReason.STOP
+            is_stop = end is not None and end.reason is FinishReason.STOP
+            ends_by_token = is_stop and end is not None and not end.is_in_text
             stop = state.take_in(ids, ends_by_token, frame, position)
             if stop is None and end is None and state.group.mailbox is not None:
                 if state.is_due:

@@ -112,13 +112,18 @@ class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The one final state of a request; `message` says what went wrong when the reason is ERROR."""
+    """The one final state of a request; `message` says what went wrong when the reason is ERROR.
+
+    `is_in_text` with STOP: the last token is the end of the text, which its grammar completed, and
+    no stop token.
+    """
 
     handle: int
     reason: FinishReason
     stop_reason: int | str | None = None
     message: str | None = None
     num_preemptions: int = 0
+    is_in_text: bool = False
 
 
 class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from quire.params import SamplingParams
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.step_output import StepOutput
 from quire.scheduling.step import StepPlan
 
@@ -15,7 +16,7 @@ class LaunchedStep(Protocol):
     due.
     """
 
-    def sample(self, mask: Any = None) -> None: ...
+    def sample(self, mask: GrammarMask | None = None) -> None: ...
     def result(self) -> StepOutput: ...
 
 

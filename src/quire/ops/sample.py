@@ -41,16 +41,16 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return ids.gather(1, best).flatten(), entries.gather(1, best).flatten()
 
 
-def apply_bitmask_(logits: Tensor, mask: Tensor) -> None:
-    """Set the entries of logits [R, V] whose mask bit is 0 to -inf, in place.
+def mask_logits(logits: Tensor, rows: Tensor, mask: Tensor) -> None:
+    """Set the entries of some rows of logits [R, V] fp32 whose mask bit is 0 to -inf, in place.
 
-    mask [R, ceil(V / 32)] int32. Bit i of word w is token 32 * w + i. Rows whose words are all -1
-    are not touched.
+    mask [G, ceil(V / 32)] int32 is for the rows [G] int64, each named once: bit i of word w is
+    token 32 * w + i. Bits beyond V mean nothing.
     """
     size = logits.shape[1]
     shifts = torch.arange(32, dtype=torch.int32, device=mask.device)
-    for row in (mask != -1).any(1).nonzero().flatten().tolist():
-        allowed = torch.bitwise_right_shift(mask[row][:, None], shifts).bitwise_and_(1)
+    for row, words in zip(rows.tolist(), mask, strict=True):
+        allowed = torch.bitwise_right_shift(words[:, None], shifts).bitwise_and_(1)
         logits[row].masked_fill_(allowed.flatten()[:size] == 0, -math.inf)
 
 

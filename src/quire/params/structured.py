@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, InvalidType
 from quire.params import checks
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_FLAGS = ("disable_any_whitespace", "disable_additional_properties")
+_MAX_CHARS = 2**20
+_MAX_CHOICES = 65536
+_MAX_DEPTH = {"json": 64, "structural_tag": 80}
+"""Bounds on a form as it is written; what it costs to compile is found out by compiling it."""
+_MAX_START_IDS = 64
 _MAX_COUNT = 2**31 - 1
 
 
@@ -18,9 +25,16 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
 
     The kinds are `json`, `regex`, `choice`, `grammar`, `json_object` and `structural_tag`. `json`
     is a JSON schema (text or dict), `choice` the list of texts to choose from, `grammar` a
-    context-free grammar in text form, `json_object` any JSON object, `structural_tag` a description
-    of tagged parts. Raises InvalidParameter when no kind or more than one is given, or a kind is
-    empty.
+    context-free grammar as text (Lark or GBNF), `json_object` any JSON object, `structural_tag` a
+    description of tagged parts.
+
+    Between two tokens of JSON there may be one blank or line break; `whitespace_pattern` is a
+    regular expression that says otherwise, `disable_any_whitespace` allows none.
+    `disable_additional_properties` closes objects that do not say whether they are open. With
+    `starts_after` the form begins behind the first occurrence of these token ids in the output (the
+    end of a reasoning), and everything before it is free but for the end of the text.
+
+    Raises InvalidParameter when no kind or more than one is given, or one cannot be read.
     """
 
     json: str | dict[str, Any] | None = None
@@ -32,6 +46,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
+    starts_after: list[int] | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
@@ -41,6 +56,12 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
                 "structured_outputs", shown, f"give exactly one of {', '.join(_KINDS)}"
             )
         self._check(given[0])
+        self._check_options(given[0])
+
+    @property
+    def kind(self) -> str:
+        """Which of the six kinds is given."""
+        return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     def _check(self, kind: str) -> None:
         value = getattr(self, kind)
@@ -49,13 +70,78 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
             if value is not True:
                 raise InvalidParameter(name, value, "it can only be True", "Leave it out instead.")
         elif kind == "choice":
-            if not checks.texts(name, value, 65536, 2**20):
+            self.choice = checks.texts(name, value, _MAX_CHOICES, _MAX_CHARS)
+            if not self.choice:
                 raise InvalidParameter(name, value, "there must be at least one choice")
-        elif not (kind == "json" and isinstance(value, dict)):
-            if not checks.text(name, value).strip():
-                raise InvalidParameter(name, value, "it must not be empty")
+        elif kind in _MAX_DEPTH:
+            _check_json(name, value, _MAX_DEPTH[kind])
+        else:
+            _check_text(name, value)
             if kind == "regex" and "\0" in value:
                 raise InvalidParameter(name, value, "it must not contain the NUL character")
+
+    def _check_options(self, kind: str) -> None:
+        for name in _FLAGS:
+            checks.flag(f"structured_outputs.{name}", getattr(self, name))
+        if self.whitespace_pattern is not None:
+            name = "structured_outputs.whitespace_pattern"
+            if not checks.text(name, self.whitespace_pattern):
+                hint = "Set disable_any_whitespace instead."
+                raise InvalidParameter(name, "", "it must not be empty", hint)
+            if self.disable_any_whitespace or kind not in ("json", "json_object"):
+                allowed = "it goes with json or json_object and without disable_any_whitespace"
+                raise InvalidParameter(name, self.whitespace_pattern, allowed)
+        if self.starts_after is not None:
+            name = "structured_outputs.starts_after"
+            self.starts_after = checks.integers(name, self.starts_after, _MAX_START_IDS)
+            if not self.starts_after:
+                raise InvalidParameter(name, [], "it must be None or have an id")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not checks.text(name, value).strip():
+        raise InvalidParameter(name, value, "it must not be empty")
+    assert isinstance(value, str)
+    if len(value) > _MAX_CHARS:
+        shown = f"<{len(value)} characters>"
+        raise InvalidParameter(name, shown, f"it may have at most {_MAX_CHARS} characters")
+
+
+def _check_json(name: str, value: object, max_depth: int) -> None:
+    """`value` is a JSON object, as a text or as what such a text means."""
+    found = value
+    if not isinstance(value, dict):
+        _check_text(name, value)
+        try:
+            found = json.loads(value)  # type: ignore[arg-type]
+        except (ValueError, RecursionError) as error:
+            raise InvalidParameter(name, value, f"it must be JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise InvalidParameter(name, value, "it must be a JSON object")
+    if not _is_shallow(found, max_depth):
+        raise InvalidParameter(name, "...", f"it may be nested at most {max_depth} levels deep")
+    if isinstance(value, dict):
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidType(name, value, f"it must be plain JSON data ({error})") from None
+        _check_text(name, text)
+
+
+def _is_shallow(value: object, depth: int) -> bool:
+    """Whether lists and dicts are nested at most `depth` deep, found level by level."""
+    level = [value]
+    for _ in range(depth + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list | tuple):
+                inner += item
+        if not inner:
+            return True
+        level = inner
+    return False
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, metaclass=checks.CheckedMeta):

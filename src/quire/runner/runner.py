@@ -20,6 +20,7 @@ from quire.models.decoder import DecoderModel
 from quire.ops import Batch
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.device import CpuDevice
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.kv_cache import KVCache
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.rows import Rows
@@ -40,8 +41,8 @@ class Step:
         self._hidden = hidden
         self._ending: StepEnding | None = None
 
-    def sample(self, mask: Tensor | None = None) -> None:
-        """Draw the sampled rows' tokens; `mask` [M, ceil(V/32)] int32 is the grammar's bitmask."""
+    def sample(self, mask: GrammarMask | None = None) -> None:
+        """Draw the sampled rows' tokens, of those that `mask` allows."""
         self._ending = self._runner.finish(self._inputs, self._hidden, mask)
 
     def result(self) -> StepOutput:
@@ -72,7 +73,7 @@ class NoTokens:
     def __init__(self, step_id: int) -> None:
         self._step_id = step_id
 
-    def sample(self, mask: Tensor | None = None) -> None:
+    def sample(self, mask: GrammarMask | None = None) -> None:
         """There is nothing to draw."""
 
     def result(self) -> StepOutput:
@@ -131,7 +132,7 @@ class ModelRunner:
         self._prepared = plan.step_id
 
     @torch.inference_mode()
-    def finish(self, inputs: StepInputs, hidden: Tensor, mask: Tensor | None) -> StepEnding:
+    def finish(self, inputs: StepInputs, hidden: Tensor, mask: GrammarMask | None) -> StepEnding:
         """Sample behind the hidden states [T, C] of a step, and move the rows on to its end.
 
         If it raises, nothing has moved.

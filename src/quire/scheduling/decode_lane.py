@@ -82,7 +82,9 @@ class DecodeLane:
                 handles=[request.handle for request in requests],
                 requests=requests,
                 outputs=[request.output_token_ids for request in requests],
-                inspected=[r for r in requests if r.params.repetition_detection is not None],
+                inspected=[
+                    r for r in requests if r.params.repetition_detection or r.grammar is not None
+                ],
             )
         return self._cohort
 

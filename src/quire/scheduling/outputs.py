@@ -16,7 +16,7 @@ from quire.scheduling.step_record import StepRecord
 @dataclass(slots=True)
 class Ending:
     """A request's final state; `message` says what went wrong when the reason is ERROR, `fault` is
-    for the log.
+    for the log. `is_in_text`: its last token belongs to its text although it stopped.
     """
 
     handle: int
@@ -25,6 +25,7 @@ class Ending:
     message: str | None = None
     fault: Exception | None = None
     num_preemptions: int = 0
+    is_in_text: bool = False
 
 
 @dataclass(slots=True)

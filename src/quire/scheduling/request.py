@@ -7,7 +7,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quire.params import SamplingParams
 from quire.scheduling.step import NewRow
@@ -32,6 +32,33 @@ class Reason(enum.IntEnum):
     ABORT = 2
     ERROR = 3
     REPETITION = 4
+
+
+class OutputGrammar(Protocol):
+    """What decides, beside lengths and ids, where an output ends: a grammar that it follows."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the request can run already."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is ready, but not longer."""
+        ...
+
+    def has_ended(self, output_token_ids: Sequence[int]) -> bool:
+        """Whether the output is complete and nothing may follow. May raise RequestError."""
+        ...
+
+
+class Stop(NamedTuple):
+    """Why a request stops: the reason, and which token or pattern if that says more. `is_in_text`:
+    the last token is the end of its text, not a sign behind it.
+    """
+
+    reason: Reason
+    what: int | str | None = None
+    is_in_text: bool = False
 
 
 class NextInput(NamedTuple):
@@ -68,6 +95,7 @@ class Request:
     """Its next step may not be scheduled before the last sampled id is known on the host."""
     prompt_logprobs_done: bool = False
     resumable: bool = False
+    grammar: OutputGrammar | None = None
 
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = 0
@@ -100,7 +128,7 @@ class Request:
     """Tick of the lane's next event for this request."""
     pending_input: list[NextInput] = field(default_factory=list)
     """In the order of `Scheduler.extend`."""
-    last_stop: tuple[Reason, int | str | None] | None = None
+    last_stop: Stop | None = None
     """Why an idle request stopped."""
 
     def __post_init__(self) -> None:

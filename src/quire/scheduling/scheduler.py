@@ -22,11 +22,11 @@ from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.kv_memory import KVMemory
 from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
 from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
-from quire.scheduling.request import NextInput, Reason, Request, State
+from quire.scheduling.request import NextInput, Reason, Request, State, Stop
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import Chunk, StepPlan, StepResult
 from quire.scheduling.step_record import ScheduledChunk, StepRecord
-from quire.scheduling.stop import Stop, StopWatch, check_stop, stop_ids
+from quire.scheduling.stop import StopWatch, check_stop, stop_ids
 
 
 class Scheduler:
@@ -51,6 +51,8 @@ class Scheduler:
         self.waiting = WaitingQueue(self.policy)
         self.running: dict[int, Request] = {}
         """By row; idle requests that hold a row included."""
+        self.constrained: dict[int, Request] = {}
+        """Those of them that have a grammar."""
         self.lane = DecodeLane(config.block_size)
         self.chunked: list[Request] = []
         """Running requests outside the lane that have, or will have, tokens to compute."""
@@ -212,6 +214,8 @@ class Scheduler:
                 break
             if self.pause is Pause.NEW and request.state is not State.PREEMPTED:
                 continue
+            if request.grammar is not None and not request.grammar.is_ready:
+                continue
             hit = self.memory.hit(request)
             if self.memory.is_being_written(request, hit):
                 continue  # a running request computes the next block: hit it then
@@ -275,6 +279,8 @@ class Scheduler:
         request.row = heapq.heappop(self._free_rows)
         request.state = State.RUNNING
         self.running[request.row] = request
+        if request.grammar is not None:
+            self.constrained[request.row] = request
         self.chunked.append(request)
         self._stops.add(request)
         self.memory.adopt(request, hit)
@@ -350,7 +356,7 @@ class Scheduler:
             try:
                 stop = check_stop(request)
             except Exception as error:
-                self._fail(request, "it could not be told whether its output ends here", out, error)
+                self._fail(request, _said(error), out, error)
                 continue
             if stop is None:
                 continue
@@ -360,7 +366,13 @@ class Scheduler:
 
     def _stop(self, request: Request, stop: Stop) -> Ending:
         self._end(request)
-        return Ending(request.handle, *stop, num_preemptions=request.num_preemptions)
+        return Ending(
+            request.handle,
+            stop.reason,
+            stop.what,
+            num_preemptions=request.num_preemptions,
+            is_in_text=stop.is_in_text,
+        )
 
     def _rest(self, request: Request, stop: Stop) -> Ending | None:
         """A resumable request stopped: it keeps row and blocks, and goes on at once if its next
@@ -446,6 +458,7 @@ class Scheduler:
         self._entered.pop(request.handle, None)
         heapq.heappush(self._free_rows, request.row)
         del self.running[request.row]
+        self.constrained.pop(request.row, None)
         request.row = -1
         request.num_computed_tokens = request.num_confirmed_tokens = 0
         request.is_decoding = False
@@ -467,3 +480,10 @@ class Scheduler:
 
     def _least_chunk(self, request: Request) -> int:
         return 1 if self.config.enable_chunked_prefill else request.num_tokens
+
+
+def _said(error: Exception) -> str:
+    """What a request is told when its own stop condition failed."""
+    if isinstance(error, RequestError):
+        return str(error)
+    return "it could not be told whether its output ends here"

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from quire.scheduling.request import Reason, Request
-
-Stop = tuple[Reason, int | str | None]
-"""(why, which token or pattern)."""
+from quire.scheduling.request import Reason, Request, Stop
 
 
 def check_stop(request: Request) -> Stop | None:
-    """Does the last output token end the request? In the documented order: EOS, stop ids, length,
-    repetition.
+    """Does the last output token end the request? In the documented order: EOS, stop ids, the end
+    of its grammar, length, repetition.
     """
     params, output = request.params, request.output_token_ids
     token = output[-1]
     if token == params.eos_token_id and not params.ignore_eos:
-        return Reason.STOP, None
+        return Stop(Reason.STOP)
     if params.stop_token_ids and token in params.stop_token_ids:
-        return Reason.STOP, token
+        return Stop(Reason.STOP, token)
+    if request.grammar is not None and request.grammar.has_ended(output):
+        return Stop(Reason.STOP, is_in_text=True)
     if request.num_tokens >= request.max_total_tokens:
-        return Reason.LENGTH, None
+        return Stop(Reason.LENGTH)
     if params.repetition_detection is not None and len(output) >= params.min_tokens:
         rule = params.repetition_detection
         if _repeats(output, rule.min_pattern_size, rule.max_pattern_size, rule.min_count):
-            return Reason.REPETITION, "repetition_detected"
+            return Stop(Reason.REPETITION, "repetition_detected")
     return None
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import apply_bitmask_, greedy
+from quire.ops.sample import greedy, mask_logits
 from quire.ops.vocab_row import VocabRow
 from quire.params import SamplingParams
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
 from quire.runner.sampling.columns import (
@@ -138,18 +139,22 @@ class Sampler:
         self._custom.remove(row)
 
     def sample(
-        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, mask: Tensor | None = None
+        self,
+        logits: Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        mask: GrammarMask | None = None,
     ) -> SamplerOutput:
         """Draw one token per row of logits [R, V] fp32; rows, positions [R] integers.
 
-        positions are the indices, in prompt and output, of the tokens to be drawn. mask [R, ceil(V
-        / 32)] int32 is the grammar's: applied to `logits` in place, the only change that is made to
-        them. A row without a finite largest logit, or whose own processor fails, is an entry of
-        `errors`; the others do not notice. Raises ProcessorFailure where one for the whole batch
-        fails.
+        positions are the indices, in prompt and output, of the tokens to be drawn. `mask` is
+        applied to `logits` in place, the only change that is made to them. A row without a finite
+        largest logit, or whose own processor fails, is an entry of `errors`; the others do not
+        notice. Raises ProcessorFailure where one for the whole batch fails.
         """
         if mask is not None:
-            apply_bitmask_(logits, mask)
+            places = torch.tensor(mask.places, device=self._device)
+            mask_logits(logits, places, torch.from_numpy(mask.bits).to(self._device))
         if self._num_special == 0 and not self._custom.must_run(is_all_greedy=True):
             token_ids, peaks = greedy(logits)
             errors = _errors_of(peaks.tolist())

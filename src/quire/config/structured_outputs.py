@@ -1,0 +1,66 @@
+"""How outputs are brought into a form: the fields of `structured_outputs_config`, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidParameter, NotBuiltYet
+
+_BACKENDS = ("auto", "guidance")
+_UNBUILT_BACKENDS = {
+    "xgrammar": "Use 'guidance', which takes JSON schemas, regular expressions and grammars.",
+    "outlines": "Use 'guidance', which takes JSON schemas, regular expressions and grammars.",
+    "lm-format-enforcer": "Use 'guidance', which takes JSON schemas and regular expressions.",
+}
+_UNBUILT = {
+    "reasoning_parser": "Say in the request where its form begins (`starts_after`).",
+    "reasoning_parser_plugin": "Say in the request where its form begins (`starts_after`).",
+}
+"""Documented keys that are refused unless they change nothing."""
+
+
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which library makes masks of a form, what requests start from, and what compiling may cost.
+
+    The two `disable` fields hold for every request. With `enable_in_reasoning` a form begins with
+    the output, `starts_after` or not. A grammar may take `compile_time_s` seconds of computing and
+    `compile_memory_mib` MiB in the process that tries it; the last `max_cached_grammars` are kept.
+    """
+
+    backend: str = "guidance"
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False
+    compile_time_s: float = 5.0
+    compile_memory_mib: int = 1024
+    max_cached_grammars: int = 256
+
+
+def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputsConfig:
+    """What `structured_outputs_config` asks for. Raises InvalidParameter or NotBuiltYet."""
+    wishes = dict(given or {})
+    for name, hint in _UNBUILT.items():
+        if value := wishes.pop(name, None):
+            raise NotBuiltYet(f"structured_outputs_config[{name!r}]", value, hint)
+    backend = wishes.get("backend", "auto")
+    if backend in _UNBUILT_BACKENDS:
+        hint = _UNBUILT_BACKENDS[backend]
+        raise NotBuiltYet("structured_outputs_config['backend']", backend, hint)
+    if backend not in _BACKENDS:
+        allowed = f"the backends are {' and '.join(_BACKENDS)}"
+        raise InvalidParameter("structured_outputs_config['backend']", backend, allowed)
+    try:
+        config = msgspec.convert({**wishes, "backend": "guidance"}, StructuredOutputsConfig)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(StructuredOutputsConfig.__struct_fields__)
+        raise InvalidParameter(
+            "structured_outputs_config", given, f"{error}; its fields are {fields}"
+        ) from None
+    if (
+        not config.compile_time_s > 0
+        or min(config.compile_memory_mib, config.max_cached_grammars) < 1
+    ):
+        raise InvalidParameter("structured_outputs_config", given, "limits must be above 0")
+    return config

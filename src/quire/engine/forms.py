@@ -1,0 +1,26 @@
+"""What a plan says about structured output, as the two sides that need it take it."""
+
+from __future__ import annotations
+
+from quire.config.plan import EnginePlan
+from quire.grammar.trial import GrammarTrials
+from quire.grammar.vocabulary import VocabularySource
+from quire.models import read_spec
+
+
+def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
+    """Where grammars find the vocabulary; None without a tokenizer."""
+    if plan.tokenizer_folder is None:
+        return None
+    return VocabularySource(
+        plan.tokenizer_folder,
+        plan.tokenizer_mode,
+        read_spec(plan.hf_config).vocab,
+        plan.generation_eos_token_ids,
+    )
+
+
+def grammar_trials(plan: EnginePlan) -> GrammarTrials | None:
+    """What tries the grammars of requests; None without a tokenizer."""
+    source = vocabulary_source(plan)
+    return None if source is None else GrammarTrials(source, plan.structured_outputs)

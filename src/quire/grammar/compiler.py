@@ -1,0 +1,94 @@
+"""Grammars of a core: compiled in a thread, kept while they are asked for, one constraint for each
+request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from quire.errors import RequestError
+from quire.grammar.constraint import Constraint
+from quire.grammar.guidance import Form, Guidance
+from quire.grammar.masks import StepMasks
+from quire.grammar.source import GrammarSource, source_of
+from quire.grammar.vocabulary import Vocabulary, VocabularySource
+from quire.params import SamplingParams
+from quire.runner.grammar_mask import GrammarMask
+from quire.scheduling.request import Request
+from quire.scheduling.step import StepPlan
+
+
+class GrammarCompiler:
+    """Makes constraints. What a grammar may cost was found out before, in a process that could be
+    killed (trial.py); here it is compiled beside the loop, without the interpreter's lock.
+
+    The vocabulary is read with the first grammar. The last `max_forms` forms are kept.
+    """
+
+    def __init__(
+        self, vocabulary: VocabularySource | None, max_forms: int = 1, num_threads: int = 1
+    ) -> None:
+        """`vocabulary` None refuses every grammar. Masks are filled on `num_threads` threads."""
+        self._source = vocabulary
+        self._max_forms = max_forms
+        self._num_threads = num_threads
+        self._forms: OrderedDict[bytes, Future[Form]] = OrderedDict()
+        self._thread: ThreadPoolExecutor | None = None
+        self._guidance: Guidance | None = None
+        self._eos_ids: list[int] = []
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What the request's grammar demands of its output; None without one. Does not wait."""
+        form = params.structured_outputs
+        if form is None:
+            return None
+        if self._source is None:
+            raise RequestError("structured_outputs needs an engine with a tokenizer")
+        return Constraint(
+            self._compiled(source_of(form)),
+            eos_ids=self._end_ids,
+            starts_after=form.starts_after,
+            may_end=not params.ignore_eos,
+        )
+
+    def masks_of(
+        self, constrained: Mapping[int, Request]
+    ) -> Callable[[StepPlan], GrammarMask | None]:
+        """How the masks of a step are found, for these requests by row."""
+        size = 0 if self._source is None else self._source.size
+        return StepMasks(constrained, size, self._num_threads).of
+
+    def close(self) -> None:
+        """End the thread; what it compiles now is the last."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread = None
+
+    def _end_ids(self) -> list[int]:
+        """Known as soon as any form is compiled."""
+        return self._eos_ids
+
+    def _compiled(self, source: GrammarSource) -> Future[Form]:
+        key = source.digest
+        if key in self._forms:
+            self._forms.move_to_end(key)
+        else:
+            self._forms[key] = self._start(lambda: self._compile(source))
+            if len(self._forms) > self._max_forms:
+                self._forms.popitem(last=False)
+        return self._forms[key]
+
+    def _start(self, work: Callable[[], Form]) -> Future[Form]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        return self._thread.submit(work)
+
+    def _compile(self, source: GrammarSource) -> Form:
+        if self._guidance is None:
+            assert self._source is not None
+            vocabulary = Vocabulary.read(self._source)
+            self._eos_ids = vocabulary.eos_ids
+            self._guidance = Guidance(vocabulary)
+        return self._guidance.compile(source)

@@ -1,0 +1,99 @@
+"""One request's form while it runs: how far its output has come, and what may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from quire.errors import EngineError, RequestError
+from quire.grammar.guidance import Form, Matcher
+
+
+class GrammarFailure(RequestError):
+    """A request's grammar failed while it ran; the text is fit for the one who sent it."""
+
+
+class Constraint:
+    """A function of the request's output tokens alone, which is all that a preempted, resumed or
+    restarted request needs: tokens that are new here are replayed.
+
+    `starts_after` are the ids behind whose first occurrence the form begins (None: at once).
+    `may_end` False: the ids that end a text are never drawn, the request ends with its grammar.
+    """
+
+    def __init__(
+        self,
+        compiled: Future[Form],
+        *,
+        eos_ids: Callable[[], Sequence[int]],
+        starts_after: Sequence[int] | None = None,
+        may_end: bool = True,
+    ) -> None:
+        self._compiled = compiled
+        self._matcher: Matcher | None = None
+        self._eos_ids = eos_ids
+        self._starts_after = list(starts_after or ())
+        self._may_end = may_end
+        self._has_begun = not self._starts_after
+        self._num_taken = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the grammar is compiled, or known to be wrong."""
+        return self._compiled.done()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is ready, but not longer."""
+        try:
+            self._compiled.exception(timeout_s)
+        except TimeoutError:
+            return
+
+    def has_ended(self, output_token_ids: Sequence[int]) -> bool:
+        """Whether the text is complete and nothing may follow. Raises GrammarFailure."""
+        matcher = self.advance(output_token_ids)
+        return matcher is not None and matcher.has_ended
+
+    def advance(self, output_token_ids: Sequence[int]) -> Matcher | None:
+        """The matcher behind all these tokens; None while the form has not begun.
+
+        Raises GrammarFailure, from then on each time.
+        """
+        try:
+            if self._matcher is None:
+                self._matcher = self._compiled.result(timeout=0).matcher()
+            self._take_in(self._matcher, output_token_ids)
+        except EngineError as error:
+            raise GrammarFailure(
+                f"the request's grammar failed: {error}", parameter="structured_outputs"
+            ) from None
+        return self._matcher if self._has_begun else None
+
+    def restrict(self, mask: np.ndarray) -> None:
+        """Correct a filled mask [ceil(V/32)] int32 by what is the request's own: where its text may
+        end.
+        """
+        if not self._has_begun:
+            mask[:] = -1
+        if not (self._has_begun and self._may_end):
+            for index in self._eos_ids():
+                mask[index // 32] &= ~np.int32(np.uint32(1 << (index % 32)).view(np.int32))
+
+    def _take_in(self, matcher: Matcher, token_ids: Sequence[int]) -> None:
+        if not self._has_begun:
+            self._look_for_beginning(token_ids)
+        if self._has_begun and self._num_taken < len(token_ids):
+            new = token_ids[self._num_taken :]
+            self._num_taken = len(token_ids)
+            matcher.consume(new)
+
+    def _look_for_beginning(self, token_ids: Sequence[int]) -> None:
+        marker = self._starts_after
+        for start in range(max(0, self._num_taken - len(marker) + 1), len(token_ids)):
+            if list(token_ids[start : start + len(marker)]) == marker:
+                self._has_begun = True
+                self._num_taken = start + len(marker)
+                return
+        self._num_taken = len(token_ids)

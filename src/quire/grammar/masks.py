@@ -1,0 +1,68 @@
+"""The masks of a step: for each row whose request has a grammar, which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from quire.grammar.constraint import Constraint, GrammarFailure
+from quire.grammar.guidance import MaskFiller, Matcher
+from quire.runner.faults import RowFailures
+from quire.runner.grammar_mask import GrammarMask
+from quire.scheduling.request import Request
+from quire.scheduling.step import StepPlan
+
+
+class StepMasks:
+    """Computes masks on the host, after a step's launch and before its sampling.
+
+    `constrained` are the scheduler's requests with a grammar, by row; masks are filled on
+    `num_threads` threads.
+    """
+
+    def __init__(
+        self, constrained: Mapping[int, Request], vocab_size: int, num_threads: int
+    ) -> None:
+        self._constrained = constrained
+        self._words = -(-vocab_size // 32)
+        self._filler = MaskFiller(num_threads)
+
+    def of(self, plan: StepPlan) -> GrammarMask | None:
+        """The masks of the plan's sampled rows; None where no row has a grammar.
+
+        The same for a plan that is launched again. Raises RowFailures for grammars that failed.
+        """
+        if not self._constrained:
+            return None
+        rows = plan.sampled_rows
+        places = [place for place, row in enumerate(rows) if row in self._constrained]
+        if not places:
+            return None
+        masks = np.empty((len(places), self._words), dtype=np.int32)
+        self._fill(masks, [rows[place] for place in places])
+        return GrammarMask(places, masks)
+
+    def _fill(self, masks: np.ndarray, rows: Sequence[int]) -> None:
+        errors: dict[int, str] = {}
+        matchers: list[tuple[Matcher, int]] = []
+        constraints: list[Constraint] = []
+        for index, row in enumerate(rows):
+            request = self._constrained[row]
+            constraint = request.grammar
+            assert isinstance(constraint, Constraint)
+            constraints.append(constraint)
+            try:
+                matcher = constraint.advance(request.output_token_ids)
+            except GrammarFailure as failure:
+                errors[row] = str(failure)
+                continue
+            if matcher is not None:
+                matchers.append((matcher, index))
+        if matchers and not errors:
+            self._filler.fill(matchers, masks)
+            errors = {rows[index]: text for matcher, index in matchers if (text := matcher.failure)}
+        if errors:
+            raise RowFailures(errors)
+        for index, constraint in enumerate(constraints):
+            constraint.restrict(masks[index])

@@ -1,0 +1,41 @@
+"""Regular expressions in Python's meaning, written for the engine that makes masks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_CLASSES = {
+    "d": "[0-9]",
+    "w": "[0-9A-Za-z_]",
+    "s": r"[ \t\n\r\f\v]",
+    "W": r"[^\w\p{N}]",
+    "S": r"[^\s\x1c-\x1f]",
+}
+"""Each a part of what Python means by the class, so that an output matches there too: the two
+disagree about rare characters only, and those are left out.
+"""
+
+_SPECIAL = frozenset(r"\.+*?()|[]{}^$/-#&~")
+
+
+def narrowed(pattern: str) -> str:
+    """`pattern` with its character classes in terms that all engines agree on."""
+    parts, escaped = [], False
+    for char in pattern:
+        if escaped:
+            parts.append(_CLASSES.get(char, "\\" + char))
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        else:
+            parts.append(char)
+    return "".join(parts) + ("\\" if escaped else "")
+
+
+def one_of(texts: Iterable[str]) -> str:
+    """A pattern for exactly these texts."""
+    return "(" + "|".join(map(_escaped, texts)) + ")"
+
+
+def _escaped(text: str) -> str:
+    return "".join("\\" + c if c in _SPECIAL else "\\n" if c == "\n" else c for c in text)

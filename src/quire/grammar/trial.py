@@ -1,0 +1,171 @@
+"""Grammars are tried in a process that can be killed, before anything else is done for a request.
+
+A grammar that takes too much time or memory, or brings the library down, ends that process and its
+own request, and nothing else. What was found out is remembered.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+import msgspec
+
+from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.errors import EngineError, InvalidParameter
+from quire.grammar.source import GrammarSource, source_of, with_defaults
+from quire.grammar.vocabulary import VocabularySource
+from quire.params import StructuredOutputsParams
+
+_ROOT = str(Path(__file__).parents[2])
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[2]); "
+    "from quire.grammar.trial_process import main; main(int(sys.argv[1]))"
+)
+_START_S = 120.0
+"""Reading the vocabulary takes one or two seconds; on a machine that does much else, more."""
+_WAITING_FACTOR = 4
+"""A trial may take so many times its computing time by the clock: the cores are shared."""
+_EXIT_S = 10.0
+_MAX_VERDICTS = 4096
+
+
+class TrialStart(msgspec.Struct, frozen=True):
+    """The first message to a trial process."""
+
+    vocabulary: VocabularySource
+    time_s: float
+    memory_bytes: int
+
+
+class TrialAnswer(msgspec.Struct, frozen=True):
+    """What came of a message: `error` None is good."""
+
+    error: str | None = None
+
+
+class GrammarTrials:
+    """Says of forms whether they can be served. Threads may share it: one trial runs at a time."""
+
+    def __init__(self, vocabulary: VocabularySource, config: StructuredOutputsConfig) -> None:
+        self._start = TrialStart(
+            vocabulary, config.compile_time_s, config.compile_memory_mib * 2**20
+        )
+        self._config = config
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar trials")
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._process: _TrialProcess | None = None
+
+    def completed(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+        """A request's form with what the engine was told for all of them."""
+        return with_defaults(params, self._config)
+
+    def submit(self, params: StructuredOutputsParams) -> Future[None] | None:
+        """Run `check` of the completed form in a thread; None where it answers at once."""
+        completed = self.completed(params)
+        if source_of(completed).digest in self._verdicts:
+            return None
+        return self._thread.submit(self.check, completed)
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Raises InvalidParameter for a form that cannot be served, EngineError where none can.
+
+        A new form takes milliseconds, the first one as long as reading the vocabulary.
+        """
+        source = source_of(params)
+        key = source.digest
+        with self._lock:
+            if key not in self._verdicts:
+                self._verdicts[key] = self._try(source)
+                if len(self._verdicts) > _MAX_VERDICTS:
+                    self._verdicts.popitem(last=False)
+            error = self._verdicts[key]
+        if error is not None:
+            name = f"structured_outputs.{params.kind}"
+            raise InvalidParameter(name, getattr(params, params.kind), error)
+
+    def close(self) -> None:
+        """End process and thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+                self._process = None
+
+    def _try(self, source: GrammarSource) -> str | None:
+        if self._process is None:
+            self._process = _TrialProcess(self._start)
+        limit_s = self._start.time_s
+        process = self._process
+        try:
+            return process.ask(source, limit_s * _WAITING_FACTOR).error
+        except TimeoutError:
+            was_too_slow = True
+        except (EOFError, OSError):
+            was_too_slow = process.exit_code() == -signal.SIGXCPU
+        self._process = None
+        process.end()
+        if was_too_slow:
+            return f"compiling it takes more than {limit_s:g} s"
+        memory_mib = self._start.memory_bytes >> 20
+        return f"compiling it takes more than {memory_mib} MiB, or makes the compiler fail"
+
+
+class _TrialProcess:
+    """One life of a trial process; it ends when its pipe is closed, however that happens."""
+
+    def __init__(self, start: TrialStart) -> None:
+        self._pipe, theirs = Pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), _ROOT],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C is for its parent, which ends it
+            )
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            theirs.close()
+        self._finalizer = weakref.finalize(self, _end, self._pipe, self._process)
+        try:
+            error = self.ask(start, _START_S).error
+        except (TimeoutError, EOFError, OSError):
+            error = "its process did not start"
+        if error is not None:
+            self.end()
+            raise EngineError(f"Structured output cannot be served: {error}")
+
+    def ask(self, message: msgspec.Struct, timeout_s: float) -> TrialAnswer:
+        """Send a message and wait for its answer. Raises TimeoutError, EOFError or OSError."""
+        self._pipe.send_bytes(msgspec.msgpack.encode(message))
+        if not self._pipe.poll(timeout_s):
+            raise TimeoutError
+        return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=TrialAnswer)
+
+    def exit_code(self) -> int | None:
+        """How the process ended, whose end of the pipe is closed; None: not within a while."""
+        try:
+            return self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """Kill it if it runs."""
+        self._finalizer()
+
+
+def _end(pipe: Connection, process: subprocess.Popen[bytes]) -> None:
+    pipe.close()
+    process.kill()
+    process.wait()

@@ -1,0 +1,61 @@
+"""The process in which grammars are tried: it compiles one after the other, within limits."""
+
+from __future__ import annotations
+
+import resource
+import time
+from multiprocessing.connection import Connection
+
+import msgspec
+import numpy as np
+import psutil
+
+from quire.errors import EngineError
+from quire.grammar.guidance import Guidance, MaskFiller
+from quire.grammar.source import GrammarSource
+from quire.grammar.trial import TrialAnswer, TrialStart
+from quire.grammar.vocabulary import Vocabulary
+
+
+class GrammarTrial:
+    """Compiles grammars as a core would, and computes their first mask."""
+
+    def __init__(self, start: TrialStart) -> None:
+        self._guidance = Guidance(Vocabulary.read(start.vocabulary))
+        self._words = -(-start.vocabulary.size // 32)
+        self._time_s = start.time_s
+        used = psutil.Process().memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def run(self, source: GrammarSource) -> TrialAnswer:
+        """Try one grammar; the kernel ends this process where it takes too long."""
+        seconds = int(time.process_time() + self._time_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        try:
+            matcher = self._guidance.compile(source).matcher()
+            mask = np.zeros((1, self._words), dtype=np.int32)
+            MaskFiller(1).fill([(matcher, 0)], mask)
+        except (EngineError, ValueError) as error:
+            return TrialAnswer(str(error))
+        if matcher.failure is not None or not mask.any():
+            return TrialAnswer(matcher.failure or "no text matches it")
+        return TrialAnswer()
+
+
+def main(fd: int) -> None:
+    """Serve the other end of a pipe until it is closed."""
+    pipe = Connection(fd)
+    try:
+        start = msgspec.msgpack.decode(pipe.recv_bytes(), type=TrialStart)
+        try:
+            trial = GrammarTrial(start)
+        except (EngineError, ImportError) as error:
+            pipe.send_bytes(msgspec.msgpack.encode(TrialAnswer(str(error))))
+            return
+        pipe.send_bytes(msgspec.msgpack.encode(TrialAnswer()))
+        while True:
+            source = msgspec.msgpack.decode(pipe.recv_bytes(), type=GrammarSource)
+            pipe.send_bytes(msgspec.msgpack.encode(trial.run(source)))
+    except EOFError:
+        return

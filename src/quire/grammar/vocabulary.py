@@ -1,0 +1,91 @@
+"""The vocabulary as grammars see it: the bytes that each token adds to a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from quire.errors import LoadError
+from quire.text.token_pieces import REPLACEMENT
+from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySource:
+    """Where a vocabulary is found: the tokenizer's folder, the number V of ids that the model has,
+    and ids that end a text beside the tokenizer's own.
+    """
+
+    folder: str
+    mode: str
+    size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class Vocabulary:
+    """Bytes by token id, as the detokeniser writes them, and which ids are no text at all.
+
+    `tokens` has V entries, b"" for ids that the tokenizer does not know. `special_ids` are control
+    tokens, `eos_ids` those of them that end a text. Calling it encodes a text into ordinary tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int] = ()) -> None:
+        library = tokenizer.library
+        eos = [tokenizer.eos_token_id, *eos_token_ids]
+        self.eos_ids = [index for index in dict.fromkeys(eos) if index is not None and index < size]
+        if not self.eos_ids:
+            raise LoadError("The model names no token that ends a text, which grammars need.")
+        special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = sorted(i for i in special | set(self.eos_ids) if i < size)
+        self.special_texts = {library.id_to_token(index): index for index in self.special_ids}
+        self.tokens = _token_bytes(tokenizer, size)
+        self._library = _plain(library)
+
+    @classmethod
+    def read(cls, source: VocabularySource) -> Vocabulary:
+        """Load it from the tokenizer's files. Raises LoadError where tokens have no bytes."""
+        tokenizer = Tokenizer.from_folder(Path(source.folder), mode=source.mode)
+        return cls(tokenizer, source.size, source.eos_token_ids)
+
+    @property
+    def eos_token_id(self) -> int:
+        return self.eos_ids[0]
+
+    @property
+    def bos_token_id(self) -> None:
+        """Never part of a text that a grammar describes."""
+        return None
+
+    @property
+    def special_token_ids(self) -> list[int]:
+        return self.special_ids
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """How the tokenizer writes a text; texts of control tokens are letters like all others."""
+        if isinstance(text, bytes):
+            text = text.decode()
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+
+def _token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes]:
+    if tokenizer.pieces.kind == "other":
+        raise LoadError("Structured output needs a tokenizer whose tokens have bytes of their own.")
+    table = tokenizer.pieces.table(False)
+    tokens = [b""] * size
+    for index in range(min(size, tokenizer.vocab_size)):
+        piece = table[index]
+        data = piece if isinstance(piece, bytes) else piece.encode()
+        tokens[index] = b"" if data == REPLACEMENT.encode() else data
+    return tokens
+
+
+def _plain(library: LibraryTokenizer) -> LibraryTokenizer:
+    """A copy for which the texts of control tokens mean nothing."""
+    copy = LibraryTokenizer.from_str(library.to_str())
+    copy.encode_special_tokens = True
+    copy.no_padding()
+    copy.no_truncation()
+    return copy

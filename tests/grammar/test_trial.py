@@ -1,0 +1,153 @@
+"""A grammar that explodes, hangs or kills the compiler costs its own request and nothing else."""
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from quire import embedded
+from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.errors import InvalidParameter
+from quire.grammar.trial import GrammarTrials
+from quire.grammar.vocabulary import VocabularySource
+from quire.params import StructuredOutputsParams as Form
+
+GOOD = Form(regex="[a-z]{2,9}")
+HUGE = Form(choice=[f"option {n:07d}" for n in range(60_000)])
+"""Several seconds of computing, and hundreds of MiB."""
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [{"type": "array", "items": schema}, {"properties": {"a": schema}}]}
+    return schema
+
+
+HOSTILE = {
+    "nested repeats": Form(regex="(a+)+b"),
+    "repeats of repeats": Form(regex="((a{1,500}){1,500}){1,500}"),
+    "many states": Form(regex="(.*a.{300}){20}"),
+    "thousands of brackets": Form(regex="(" * 5000 + "a" + ")" * 5000),
+    "unicode classes": Form(regex=r"(\p{L}|\p{N}|\p{S}){1,2000}\p{Greek}+"),
+    "empty language": Form(regex="[^\\s\\S]"),
+    "cycle of references": Form(json={"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+    "reference to a network": Form(json={"$ref": "http://127.0.0.1:9/schema"}),
+    "reference to a file": Form(json={"$ref": "file:///etc/passwd"}),
+    "wrong types": Form(json={"type": 3, "properties": [], "enum": {}}),
+    "huge bounds": Form(json={"type": "string", "minLength": 10**9, "maxLength": 10**12}),
+    "huge numbers": Form(json={"type": "integer", "minimum": 1e300, "multipleOf": 1e-300}),
+    "many properties": Form(
+        json={"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+    ),
+    "deep alternatives": Form(json=nested(10)),
+    "a bad pattern": Form(json={"type": "string", "pattern": "(?=a)"}),
+    "ambiguity": Form(grammar='start: start start | start | "a"'),
+    "left recursion": Form(grammar='start: start "a" | "a"'),
+    "no start": Form(grammar='begin: "a"'),
+    "a long rule": Form(grammar="start: " + " | ".join(f'"a{i}" start' for i in range(3000))),
+    "not GBNF": Form(grammar="root ::= ((((((("),
+    "bad blanks": Form(json={"type": "object"}, whitespace_pattern="("),
+}
+
+
+def make_trials(**limits):
+    folder = str(embedded.path())
+    config = StructuredOutputsConfig(**limits)
+    return GrammarTrials(VocabularySource(folder, "hf", 3072), config)
+
+
+@pytest.fixture(scope="module")
+def trials():
+    made = make_trials(compile_time_s=1.0)
+    yield made
+    made.close()
+
+
+def outcome(trials, form):
+    try:
+        trials.check(form)
+    except InvalidParameter as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_hostile_form_has_an_answer(trials, name):
+    error = outcome(trials, HOSTILE[name])
+    assert error is None or error.startswith("structured_outputs.")
+    assert error is None or ("0x" not in error and len(error) < 600)
+    assert outcome(trials, GOOD) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"compile_time_s": 0.01}, "takes more than 0.01 s"),
+        ({"compile_memory_mib": 1}, "takes more than 1 MiB"),
+    ],
+)
+def test_limits_end_the_process_and_the_next_form_has_a_new_one(limits, text):
+    trials = make_trials(**limits)
+    assert text in outcome(trials, HUGE)
+    assert outcome(trials, Form(choice=["a"])) is None
+    assert text in outcome(trials, HUGE), "remembered"
+    trials.close()
+
+
+def test_a_process_that_is_killed_costs_the_form_it_had():
+    trials = make_trials()
+    assert outcome(trials, GOOD) is None
+    first = trials._process._process
+    first.kill()
+    first.wait()
+    assert outcome(trials, GOOD) is None, "known without a process"
+    assert "makes the compiler fail" in outcome(trials, Form(regex="b"))
+    assert outcome(trials, Form(regex="c")) is None
+    trials.close()
+
+
+def test_close_leaves_no_process():
+    trials = make_trials()
+    trials.check(GOOD)
+    pid = trials._process._process.pid
+    trials.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_slow_grammar_holds_up_nobody(monkeypatch):
+    """While one is tried, other requests of the same event loop run from beginning to end."""
+    from quire import AsyncEngineArgs, SamplingParams
+    from quire.engine.async_llm import AsyncLLM
+
+    go_on = threading.Event()
+    real = GrammarTrials.check
+
+    def check(self, form):
+        if form.regex == "slow":
+            assert go_on.wait(60)
+        real(self, form)
+
+    monkeypatch.setattr(GrammarTrials, "check", check)
+
+    async def last(engine, name, **fields):
+        params = SamplingParams(max_tokens=8, **fields)
+        outputs = [output async for output in engine.generate("x = ", params, name)]
+        return outputs[-1].outputs[0]
+
+    async def both():
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=4, max_model_len=128))
+        slow = asyncio.create_task(last(engine, "slow", structured_outputs=Form(regex="slow")))
+        await asyncio.sleep(0)
+        quick = await last(engine, "quick")
+        is_waiting = not slow.done()
+        go_on.set()
+        done = await slow
+        engine.shutdown()
+        return quick, is_waiting, done
+
+    quick, is_waiting, done = asyncio.run(both())
+    assert quick.finish_reason == "length" and is_waiting
+    assert (done.text, done.finish_reason) == ("slow", "stop")
