@@ -190,14 +190,14 @@ async def stop_front_end(num_moments: int, *, stopped_s: float = 2.0, seed: int 
         expected = await streams.run()
         script = f"kill -STOP {os.getpid()}; sleep {stopped_s}; kill -CONT {os.getpid()}"
         for _ in range(num_moments):
-            helpers: list[subprocess.Popen[bytes]] = []
+            stoppers: list[subprocess.Popen[bytes]] = []
 
-            def strike(helpers: list[subprocess.Popen[bytes]] = helpers) -> None:
-                helpers.append(subprocess.Popen(["sh", "-c", script]))
+            def strike(stoppers: list[subprocess.Popen[bytes]] = stoppers) -> None:
+                stoppers.append(subprocess.Popen(["sh", "-c", script]))
 
             streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
             _count(row, await streams.run(), expected)
-            await asyncio.to_thread(helpers[0].wait, 30)
+            await asyncio.to_thread(stoppers[0].wait, 30)
         await _finish(row, streams)
     return row
 
