@@ -17,6 +17,7 @@ from quire.server.responses.store import ResponseStore
 from quire.server.transcript import TranscriptPlan, choose_transcripts
 from quire.text.tokenizer import Tokenizer
 
+_NO_VOCABULARY = 2**18
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
 """What of a plan an answer depends on."""
 
@@ -40,6 +41,7 @@ def build_server(
             body_timeout_s=args.body_timeout_s,
             completions=args.max_completions,
             stop_strings=args.max_stop_strings,
+            token_ids=_NO_VOCABULARY if tokenizer is None else tokenizer.vocab_size,
             reader_timeout_s=args.reader_timeout_s,
         ),
         sampling_defaults=plan.sampling_defaults,

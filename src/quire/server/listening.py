@@ -91,7 +91,18 @@ def address_of(listener: socket.socket, tls: Tls) -> str:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server without its own idea of signals."""
+    """uvicorn's server without its own idea of signals; `accepts` is set once it takes
+    connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepts = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections."""
+        await super().startup(sockets)
+        self.accepts.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,11 +167,13 @@ async def listen(
     listeners: Sequence[tuple[Listener, socket.socket]],
     ending: Ending,
     *,
+    on_started: Callable[[], None],
     drain: Callable[[], Awaitable[None]],
     abort: Callable[[], Awaitable[None]],
     drain_s: float,
 ) -> None:
-    """Serve until `ending` begins; then let what runs end by itself for `drain_s`, then abort it.
+    """Serve until `ending` begins, having called `on_started` when connections are taken; then let
+    what runs end by itself for `drain_s`, then abort it.
 
     `drain` returns when nothing runs any more, `abort` ends everything that does.
     """
@@ -169,6 +182,10 @@ async def listen(
         loop.add_signal_handler(number, ending.on_signal)
     serving = [asyncio.ensure_future(server.serve([sock])) for server, sock in listeners]
     try:
+        accepted = asyncio.gather(*(server.accepts.wait() for server, _ in listeners))
+        await _first(accepted, also=serving)
+        if accepted.done() and not accepted.cancelled():
+            on_started()
         await _first(asyncio.ensure_future(ending.begun.wait()), also=serving)
         for server, _ in listeners:
             server.config.timeout_graceful_shutdown = int(drain_s + _LAST_WORDS_S)

@@ -41,8 +41,13 @@ async def serve(
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how), admin_listener))
-        logger.info("Administration at %s", address_of(admin_listener, how.tls))
     ending = Ending()
+
+    def announce() -> None:
+        if admin_listener is not None:
+            logger.info("Administration at %s", address_of(admin_listener, how.tls))
+        logger.info("Outputs are taken apart as %s", server.chat.transcripts.described)
+        logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
 
     async def drain() -> None:
         server.traffic.is_draining = True
@@ -52,10 +57,15 @@ async def serve(
         await engine.abort(server.traffic.keys())
 
     watch = asyncio.create_task(_watch(engine, ending))
-    logger.info("Outputs are taken apart as %s", server.chat.transcripts.described)
-    logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
     try:
-        await listen(served, ending, drain=drain, abort=abort, drain_s=args.shutdown_timeout)
+        await listen(
+            served,
+            ending,
+            on_started=announce,
+            drain=drain,
+            abort=abort,
+            drain_s=args.shutdown_timeout,
+        )
     finally:
         watch.cancel()
     logger.info("Stopped.")

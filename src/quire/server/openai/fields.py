@@ -102,13 +102,19 @@ class GenerationFields(GuidedFields, kw_only=True, forbid_unknown_fields=True):
     session_id: str | None = None
 
     def check_amounts(self, limits: Limits, num_prompts: int = 1) -> None:
-        """Raise InvalidParameter for more completions or stop strings than a request may have."""
+        """Raise InvalidParameter for more completions, stop strings or ids than a request may have:
+        here, because each of them costs work before the engine looks at them.
+        """
         if num_prompts * (self.n or 1) > limits.completions:
             allowed = f"a request may have {limits.completions} completions in all"
             raise InvalidParameter("n", self.n, allowed)
         if isinstance(self.stop, list) and len(self.stop) > limits.stop_strings:
             allowed = f"a request may have {limits.stop_strings} stop strings"
             raise InvalidParameter("stop", len(self.stop), allowed)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            if len(getattr(self, name) or ()) > limits.token_ids:
+                allowed = f"the model has {limits.token_ids} tokens"
+                raise InvalidParameter(name, len(getattr(self, name)), allowed)
 
     def refuse_unbuilt(self) -> None:
         """Raise NotBuiltYet for a documented field that this release does not implement."""
