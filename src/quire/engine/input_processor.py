@@ -150,9 +150,9 @@ class InputProcessor:
             hint = "Give an engine with a tokenizer."
             allowed = "the engine has no tokenizer"
             raise InvalidParameter("structured_outputs", form.kind, allowed, hint)
-        checks.in_vocabulary(
-            "structured_outputs.starts_after", form.starts_after or (), self.limits.vocab_size
-        )
+        if isinstance(form.starts_after, list):
+            name = "structured_outputs.starts_after"
+            checks.in_vocabulary(name, form.starts_after, self.limits.vocab_size)
         if form.structural_tag is not None:
             hint = "Describe the whole output in `grammar`."
             raise NotBuiltYet("structured_outputs.structural_tag", form.structural_tag, hint)

@@ -37,7 +37,7 @@ class GrammarCompiler:
         self._forms: OrderedDict[bytes, Future[Form]] = OrderedDict()
         self._thread: ThreadPoolExecutor | None = None
         self._guidance: Guidance | None = None
-        self._eos_ids: list[int] = []
+        self._vocabulary: Vocabulary | None = None
 
     def constraint(self, params: SamplingParams) -> Constraint | None:
         """What the request's grammar demands of its output; None without one. Does not wait."""
@@ -48,7 +48,7 @@ class GrammarCompiler:
             raise RequestError("structured_outputs needs an engine with a tokenizer")
         return Constraint(
             self._compiled(source_of(form)),
-            eos_ids=self._end_ids,
+            vocabulary=self._known_vocabulary,
             starts_after=form.starts_after,
             may_end=not params.ignore_eos,
         )
@@ -66,9 +66,9 @@ class GrammarCompiler:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None
 
-    def _end_ids(self) -> list[int]:
-        """Known as soon as any form is compiled."""
-        return self._eos_ids
+    def _known_vocabulary(self) -> Vocabulary:
+        assert self._vocabulary is not None, "some form has been compiled"
+        return self._vocabulary
 
     def _compiled(self, source: GrammarSource) -> Future[Form]:
         key = source.digest
@@ -88,7 +88,6 @@ class GrammarCompiler:
     def _compile(self, source: GrammarSource) -> Form:
         if self._guidance is None:
             assert self._source is not None
-            vocabulary = Vocabulary.read(self._source)
-            self._eos_ids = vocabulary.eos_ids
-            self._guidance = Guidance(vocabulary)
+            self._vocabulary = Vocabulary.read(self._source)
+            self._guidance = Guidance(self._vocabulary)
         return self._guidance.compile(source)

@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.guidance import Form, Matcher
+from quire.grammar.vocabulary import Vocabulary
 
 
 class GrammarFailure(RequestError):
@@ -19,24 +20,27 @@ class Constraint:
     """A function of the request's output tokens alone, which is all that a preempted, resumed or
     restarted request needs: tokens that are new here are replayed.
 
-    `starts_after` are the ids behind whose first occurrence the form begins (None: at once).
-    `may_end` False: the ids that end a text are never drawn, the request ends with its grammar.
+    `vocabulary` is known once the grammar is compiled. `starts_after` is the text, or the ids,
+    behind whose first occurrence the form begins (None: at once). `may_end` False: the ids that end
+    a text are never drawn, the request ends with its grammar.
     """
 
     def __init__(
         self,
         compiled: Future[Form],
         *,
-        eos_ids: Callable[[], Sequence[int]],
-        starts_after: Sequence[int] | None = None,
+        vocabulary: Callable[[], Vocabulary],
+        starts_after: str | Sequence[int] | None = None,
         may_end: bool = True,
     ) -> None:
         self._compiled = compiled
         self._matcher: Matcher | None = None
-        self._eos_ids = eos_ids
-        self._starts_after = list(starts_after or ())
+        self._vocabulary = vocabulary
+        self._is_text = isinstance(starts_after, str)
+        self._mark = _marked(starts_after)
+        self._tail: list[int] = []
         self._may_end = may_end
-        self._has_begun = not self._starts_after
+        self._has_begun = not self._mark
         self._num_taken = 0
 
     @property
@@ -78,7 +82,7 @@ class Constraint:
         if not self._has_begun:
             mask[:] = -1
         if not (self._has_begun and self._may_end):
-            for index in self._eos_ids():
+            for index in self._vocabulary().eos_ids:
                 mask[index // 32] &= ~np.int32(np.uint32(1 << (index % 32)).view(np.int32))
 
     def _take_in(self, matcher: Matcher, token_ids: Sequence[int]) -> None:
@@ -90,10 +94,17 @@ class Constraint:
             matcher.consume(new)
 
     def _look_for_beginning(self, token_ids: Sequence[int]) -> None:
-        marker = self._starts_after
-        for start in range(max(0, self._num_taken - len(marker) + 1), len(token_ids)):
-            if list(token_ids[start : start + len(marker)]) == marker:
+        mark, tail = self._mark, self._tail
+        for place in range(self._num_taken, len(token_ids)):
+            index = token_ids[place]
+            tail += self._vocabulary().tokens[index] if self._is_text else (index,)
+            self._num_taken = place + 1
+            ends = range(len(mark), len(tail) + 1)
+            if any(tail[end - len(mark) : end] == mark for end in ends):
                 self._has_begun = True
-                self._num_taken = start + len(marker)
                 return
-        self._num_taken = len(token_ids)
+            del tail[: max(0, len(tail) - len(mark) + 1)]
+
+
+def _marked(mark: str | Sequence[int] | None) -> list[int]:
+    return list(mark.encode() if isinstance(mark, str) else mark or ())

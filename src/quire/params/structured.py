@@ -16,7 +16,7 @@ _MAX_CHARS = 2**20
 _MAX_CHOICES = 65536
 _MAX_DEPTH = {"json": 64, "structural_tag": 80}
 """Bounds on a form as it is written; what it costs to compile is found out by compiling it."""
-_MAX_START_IDS = 64
+_MAX_MARK = 64
 _MAX_COUNT = 2**31 - 1
 
 
@@ -31,8 +31,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     Between two tokens of JSON there may be one blank or line break; `whitespace_pattern` is a
     regular expression that says otherwise, `disable_any_whitespace` allows none.
     `disable_additional_properties` closes objects that do not say whether they are open. With
-    `starts_after` the form begins behind the first occurrence of these token ids in the output (the
-    end of a reasoning), and everything before it is free but for the end of the text.
+    `starts_after` the form begins behind the first occurrence of this text, or of these token ids,
+    in the output (the end of a reasoning), and everything before it is free but for the end of the
+    text.
 
     Raises InvalidParameter when no kind or more than one is given, or one cannot be read.
     """
@@ -46,7 +47,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
-    starts_after: list[int] | None = None
+    starts_after: str | list[int] | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
@@ -92,10 +93,19 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
                 allowed = "it goes with json or json_object and without disable_any_whitespace"
                 raise InvalidParameter(name, self.whitespace_pattern, allowed)
         if self.starts_after is not None:
-            name = "structured_outputs.starts_after"
-            self.starts_after = checks.integers(name, self.starts_after, _MAX_START_IDS)
-            if not self.starts_after:
-                raise InvalidParameter(name, [], "it must be None or have an id")
+            self.starts_after = _mark(self.starts_after)
+
+
+def _mark(value: object) -> str | list[int]:
+    name = "structured_outputs.starts_after"
+    allowed = f"it must be None, or 1 to {_MAX_MARK} characters or token ids"
+    if not isinstance(value, str):
+        value = checks.integers(name, value, _MAX_MARK)
+    elif len(checks.text(name, value)) > _MAX_MARK:
+        raise InvalidParameter(name, value, allowed)
+    if not value:
+        raise InvalidParameter(name, value, allowed)
+    return value
 
 
 def _check_text(name: str, value: object) -> None:
