@@ -1,0 +1,78 @@
+"""Outputs with a form over HTTP: a server of the embedded model, the `openai` client."""
+
+import json
+import re
+
+import openai
+import pytest
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": CITY}}
+OTHER = {"type": "function", "function": {"name": "other", "parameters": CITY}}
+
+
+def ask(server, **options):
+    options = {"model": "quire-embedded", "max_tokens": 120, "seed": 3, **options}
+    options = {"max_tokens": 120, "seed": 3, **options}
+    options["model"] = server.openai().models.list().data[0].id
+    [choice] = (
+        server.openai()
+        .chat.completions.create(messages=[{"role": "user", "content": "A city."}], **options)
+        .choices
+    )
+    return choice
+
+
+def is_city(value):
+    return value.keys() == {"name", "size"} and 1 <= value["size"] <= 99
+
+
+def test_response_format(server):
+    schema = {"name": "city", "schema": CITY, "strict": True}
+    choice = ask(server, response_format={"type": "json_schema", "json_schema": schema})
+    assert choice.finish_reason == "stop" and is_city(json.loads(choice.message.content))
+
+
+@pytest.mark.parametrize(
+    ("field", "form", "pattern"),
+    [
+        ("structured_outputs", {"choice": ["red", "green"]}, "red|green"),
+        ("structured_outputs", {"regex": r"\d\d:\d\d"}, r"\d\d:\d\d"),
+        ("structured_outputs", {"grammar": 'start: "a" "b"*  "."'}, r"ab*\."),
+        ("guided_choice", ["up", "down"], "up|down"),
+        ("guided_regex", "[xyz]{3}", "[xyz]{3}"),
+    ],
+)
+def test_the_fields_of_the_field(server, field, form, pattern):
+    choice = ask(server, extra_body={field: form})
+    assert re.fullmatch(pattern, choice.message.content)
+
+
+def test_forced_calls_follow_their_schema(server):
+    required = ask(server, tools=[LOOK_UP, OTHER], tool_choice="required", max_tokens=300)
+    named = {"type": "function", "function": {"name": "other"}}
+    chosen = ask(server, tools=[LOOK_UP, OTHER], tool_choice=named)
+    for call in required.message.tool_calls + chosen.message.tool_calls:
+        assert is_city(json.loads(call.function.arguments))
+    assert [call.function.name for call in chosen.message.tool_calls] == ["other"]
+    assert {call.function.name for call in required.message.tool_calls} <= {"look_up", "other"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"regex": "(a"}, {"json": {"type": "object", "not": {}}}, {"grammar": "start: b"}],
+    ids=lambda form: next(iter(form)),
+)
+def test_a_bad_form_is_the_sender_s_error(server, form):
+    [kind] = form
+    with pytest.raises(openai.BadRequestError, match=f"structured_outputs.{kind}"):
+        ask(server, extra_body={"structured_outputs": form})
+    assert ask(server, extra_body={"guided_choice": ["ok"]}).message.content == "ok"
