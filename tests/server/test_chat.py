@@ -205,3 +205,15 @@ def test_reasoning_is_told_from_the_answer():
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(d.model_extra.get("reasoning", "") for d in deltas) == "two and two"
     assert "".join(d.content or "" for d in deltas) == "four"
+
+
+def test_a_form_begins_behind_the_reasoning():
+    body = {"messages": HELLO, "max_tokens": 5, "response_format": {"type": "json_object"}}
+
+    async def use(http):
+        return (await http.post("/v1/chat/completions/render", json=body)).json()
+
+    plain = with_app(use, "x")["sampling_params"]["structured_outputs"]
+    assert plain == {"json_object": True}
+    form = with_app(use, "x", reasoning_parser="qwen3")["sampling_params"]["structured_outputs"]
+    assert form["starts_after"] == "</think>"

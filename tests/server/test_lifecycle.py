@@ -1,5 +1,6 @@
 """Start, flags, stop: the process as an operator sees it."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 
 import httpx
+import psutil
 import pytest
 from serve_process import SMALL, serving
 
@@ -107,3 +109,38 @@ def test_wrong_usage_is_one_line_and_code_2(flags, named):
     assert done.returncode == 2, done.stderr
     assert named in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_core_that_is_killed_costs_no_stream():
+    """64 streams of the official client, the core process killed in the middle: every text is
+    whole, and the one that it would have been.
+    """
+    prompts = [f"def f{number}(a, b):" for number in range(64)]
+    fields = {"model": "", "max_tokens": 48, "temperature": 0}
+
+    async def all_of(server, after_first):
+        from openai import AsyncOpenAI
+
+        first = asyncio.Event()
+
+        async def one(client, prompt):
+            events = await client.completions.create(prompt=prompt, stream=True, **fields)
+            text = ""
+            async for event in events:
+                text += event.choices[0].text
+                first.set()
+            return text
+
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", timeout=120) as client:
+            tasks = [asyncio.create_task(one(client, prompt)) for prompt in prompts]
+            await first.wait()
+            after_first()
+            return await asyncio.gather(*tasks)
+
+    with serving() as server:
+        right = asyncio.run(all_of(server, lambda: None))
+        [core] = psutil.Process(server.process.pid).children()
+        found = asyncio.run(all_of(server, core.kill))
+        assert found == right
+        assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+        assert server.get("/health").status_code == 200
