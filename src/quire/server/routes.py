@@ -15,6 +15,7 @@ from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import Server
 from quire.server.openai import chat, completions, models, rendering, replies, requests
+from quire.server.page import page
 from quire.server.responses import routes as responses
 from quire.server.responses.replies import ResponseObject
 from quire.server.responses.requests import ResponsesRequest
@@ -46,6 +47,7 @@ HEALTH_ROUTES: tuple[Entry, ...] = (
 )
 
 ROUTES: tuple[Entry, ...] = (
+    Entry("GET", "/", page),
     *HEALTH_ROUTES,
     Entry("GET", "/v1/models", models.models, gives=models.ModelList),
     Entry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),

@@ -1,0 +1,46 @@
+"""The page at `/`: a chat and a dashboard, one document without outside resources."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from quire.server.context import Server
+
+_SCRIPTS = ("server.js", "chat.js", "dashboard.js", "page.js")
+"""In this order, since they share one scope."""
+
+
+async def page(server: Server, request: Request) -> Response:
+    """A page to talk to the model and to watch the server, for a browser."""
+    text, policy = _document()
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+
+@cache
+def _document() -> tuple[str, str]:
+    """The document, and the policy that lets a browser run only what is in it."""
+    style = _read("page.css")
+    script = "\n".join(_read(name) for name in _SCRIPTS)
+    text = _read("index.html")
+    text = text.replace("/* page.css */", style).replace("/* scripts */", script)
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
+        " connect-src 'self'; img-src data:; form-action 'none'; base-uri 'none';"
+        " frame-ancestors 'none'"
+    )
+    return text, policy
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -1,0 +1,46 @@
+// Tabs, theme, and whether the server is well.
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function openTab(tab) {
+  for (const other of tabs) {
+    const isOpen = other === tab;
+    other.setAttribute("aria-selected", isOpen);
+    other.tabIndex = isOpen ? 0 : -1;
+    byId(other.getAttribute("aria-controls")).hidden = !isOpen;
+  }
+  if (tab.id === "tab-live") refresh();
+}
+
+for (const tab of tabs) {
+  tab.addEventListener("click", () => openTab(tab));
+  tab.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    openTab(next);
+    next.focus();
+  });
+}
+
+byId("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const isDark = getComputedStyle(root).colorScheme === "dark"
+    || (root.dataset.theme === undefined && matchMedia("(prefers-color-scheme: dark)").matches);
+  root.dataset.theme = isDark ? "light" : "dark";
+});
+
+async function checkHealth() {
+  const dot = byId("health");
+  const isWell = await fetch("health").then((response) => response.ok, () => false);
+  dot.className = isWell ? "dot good" : "dot bad";
+  dot.setAttribute("aria-label", isWell ? "The engine is well" : "The engine does not answer");
+}
+
+if (matchMedia("(max-width: 52rem)").matches) byId("panel").open = false;
+checkHealth();
+setInterval(checkHealth, 10_000);
+ask("v1/models").then(async (response) => {
+  byId("model").textContent = (await response.json()).data[0].id;
+}, () => {});
+watch();
