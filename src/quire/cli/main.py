@@ -20,7 +20,7 @@ COMMANDS = {
     "serve": "answer over HTTP, as OpenAI's API does",
     "show": "print what a model is made of",
     "doctor": "print what this machine offers",
-    "bench": "measure: throughput, latency, startup, kernels, scheduler",
+    "bench": "measure: throughput, latency, serve, startup, kernels, ...",
 }
 
 
