@@ -18,11 +18,12 @@ from collections.abc import Collection
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
+from quire.scheduling import turns
 from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.kv_memory import KVMemory
 from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
 from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
-from quire.scheduling.request import NextInput, Reason, Request, State, Stop
+from quire.scheduling.request import NextInput, Reason, Request, State
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import Chunk, StepPlan, StepResult
 from quire.scheduling.step_record import ScheduledChunk, StepRecord
@@ -78,7 +79,7 @@ class Scheduler:
         """
         if request.num_tokens < 1 or request.num_tokens >= self.config.max_model_len + 1:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
-        self._set_length(request)
+        turns.limit_length(request, self.config.max_model_len)
         needed = self.memory.num_needed(request.max_total_tokens, self._least_chunk(request))
         if needed > self.config.num_blocks - 1:
             raise RequestError(
@@ -360,65 +361,39 @@ class Scheduler:
                 continue
             if stop is None:
                 continue
-            ending = self._rest(request, stop) if request.resumable else self._stop(request, stop)
+            if request.resumable:
+                self._leave_steps(request)
+                turns.rest(request, stop)
+                ending = self._take_input(request)
+            else:
+                self._end(request)
+                ending = turns.stopped(request, stop)
             if ending is not None:
                 out.endings.append(ending)
 
-    def _stop(self, request: Request, stop: Stop) -> Ending:
-        self._end(request)
-        return Ending(
-            request.handle,
-            stop.reason,
-            stop.what,
-            num_preemptions=request.num_preemptions,
-            is_in_text=stop.is_in_text,
-        )
-
-    def _rest(self, request: Request, stop: Stop) -> Ending | None:
-        """A resumable request stopped: it keeps row and blocks, and goes on at once if its next
-        input is here.
-        """
-        self._leave_steps(request)
-        request.num_computed_tokens = request.num_confirmed_tokens = request.num_tokens - 1
-        request.is_decoding = False
-        request.state = State.IDLE
-        request.last_stop = stop
-        return self._take_input(request)
-
     def _take_input(self, request: Request) -> Ending | None:
-        """Apply the next input of an idle request, if there is one."""
+        """Apply the next input of a resting request, if there is one: it goes on, or it ends."""
         if not request.pending_input:
             return None
         given = request.pending_input.pop(0)
-        token_ids, request.resumable = given.token_ids, given.resumable
-        assert request.last_stop is not None
-        if not token_ids and not request.resumable:
-            return self._stop(request, request.last_stop)
-        if request.num_tokens - 1 + len(token_ids) > self.config.max_model_len - 1:
+        ending = turns.ending_of(request, given, self.config.max_model_len)
+        if ending is not None:
             self._end(request)
-            return Ending(request.handle, Reason.ERROR, None, "the input grew beyond max_model_len")
-        request.absorb(token_ids)
-        if given.params is not None:
-            self._change_params(request, given.params, given.needs_host_ids)
-        self._set_length(request)
-        if request.row < 0:
-            request.state = State.PREEMPTED
-            self.waiting.add(request)
-        else:
+            return ending
+        has_row = request.row >= 0
+        if has_row:
+            self._stops.remove(request)
+        turns.take(request, given, self.config.max_model_len)
+        if has_row:
+            self._stops.add(request)
             request.state = State.RUNNING
             self.chunked.append(request)
             self._removed.append(request.row)
             self._entered[request.handle] = request.num_computed_tokens
+        else:
+            request.state = State.PREEMPTED
+            self.waiting.add(request)
         return None
-
-    def _change_params(
-        self, request: Request, params: SamplingParams, needs_host_ids: bool
-    ) -> None:
-        if request.row >= 0:
-            self._stops.remove(request)
-        request.params, request.needs_host_ids = params, needs_host_ids
-        if request.row >= 0:
-            self._stops.add(request)
 
     def _end(self, request: Request) -> None:
         if request.row >= 0:
@@ -471,12 +446,6 @@ class Scheduler:
             self.chunked.remove(request)
         for step in self.in_flight:
             step.void.add(request.handle)
-
-    def _set_length(self, request: Request) -> None:
-        max_tokens = request.params.max_tokens
-        assert max_tokens is not None, "the input processor resolves max_tokens"
-        longest = self.config.max_model_len
-        request.max_total_tokens = min(longest, request.num_prompt_tokens + max_tokens)
 
     def _least_chunk(self, request: Request) -> int:
         return 1 if self.config.enable_chunked_prefill else request.num_tokens
