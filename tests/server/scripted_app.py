@@ -32,18 +32,46 @@ def tokenizer():
     return Tokenizer.from_folder(embedded.path())
 
 
-def make_app(text, *, tool_parser=None, reasoning_parser=None, queue=(100, 10_000), **core):
+class AnyForm:
+    """Takes every form of output: a script follows none."""
+
+    def submit(self, form):
+        return None
+
+    def completed(self, form):
+        return form
+
+    def check(self, form):
+        return None
+
+    def close(self):
+        return None
+
+
+def make_app(text, *, tool_parser=None, reasoning_parser=None, **options):
     """An app whose every answer is `text` (tokens of a few characters each), and its engine."""
+    transcripts = plan_transcripts(tool_parser, reasoning_parser)
+    chat = ChatSettings(template=TEMPLATE, transcripts=transcripts)
+    app, engine, _ = make_scripted(lambda: text, chat, **options)
+    return app, engine
+
+
+def make_scripted(says, chat, *, queue=(100, 10_000), **core):
+    """An app whose next answer is `says()`, its engine and its core."""
     words = tokenizer()
-    ids = [*words.encode(text, add_special_tokens=False), words.eos_token_id]
     inner = ScriptedCore(
-        lambda request: ids, vocab_size=words.vocab_size, max_model_len=MAX_LEN, **core
+        lambda request: [*words.encode(says(), add_special_tokens=False), words.eos_token_id],
+        vocab_size=words.vocab_size,
+        max_model_len=MAX_LEN,
+        **core,
     )
     client = LoopClient(inner, lambda: bool(inner.requests or inner._ended))
     front_end = FrontEnd(
         client=client,
         tokenizer=words,
-        inputs=InputProcessor(words, ModelLimits(words.vocab_size, MAX_LEN), seed=0),
+        inputs=InputProcessor(
+            words, ModelLimits(words.vocab_size, MAX_LEN), seed=0, forms=AnyForm()
+        ),
         outputs=OutputProcessor(words),
         model_name="scripted",
     )
@@ -54,11 +82,9 @@ def make_app(text, *, tool_parser=None, reasoning_parser=None, queue=(100, 10_00
         names=("scripted",),
         root="scripted",
         limits=Limits(max_model_len=MAX_LEN),
-        chat=ChatSettings(
-            template=TEMPLATE, transcripts=plan_transcripts(tool_parser, reasoning_parser)
-        ),
+        chat=chat,
     )
-    return build_app(server, Access(), ROUTES), engine
+    return build_app(server, Access(), ROUTES), engine, inner
 
 
 def with_app(use, text, library=httpx, **options):

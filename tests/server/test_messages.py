@@ -120,3 +120,11 @@ def test_results_of_calls_go_back_in():
     message = ask("Nice.", messages=messages, tools=[WEATHER])
     assert message.content[0].text == "Nice."
     assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": }', "[1]", '{"city": "U'])
+def test_arguments_that_are_no_object_are_shown_as_they_stand(arguments):
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}'
+    message = ask(text, tools=[WEATHER])
+    assert [block.text for block in message.content] == [arguments]
+    assert message.stop_reason == "end_turn"

@@ -4,7 +4,8 @@ import json
 
 import openai
 import pytest
-from scripted_server import embedded_tokenizer, scripted
+from scripted_app import tokenizer
+from scripted_server import scripted
 
 from quire.server.transcript import ReasoningFormat, TranscriptPlan, plan_transcripts
 
@@ -219,7 +220,7 @@ def test_what_cannot_be_served_is_refused(server, options, complaint):
 
 
 def test_a_server_without_a_format_refuses_auto():
-    with scripted() as server:
+    with scripted(TranscriptPlan()) as server:
         assert said(ask(server, "Yes.", tools=[WEATHER], tool_choice="none"))["content"] == "Yes."
         for choice in ({}, {"tool_choice": "auto"}):
             with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
@@ -227,7 +228,7 @@ def test_a_server_without_a_format_refuses_auto():
 
 
 def test_marks_that_are_special_tokens_are_seen():
-    first = embedded_tokenizer().all_special_tokens[0]
+    first = tokenizer().all_special_tokens[0]
     with scripted(TranscriptPlan(None, ReasoningFormat("x", (first,), ("</x>",)))) as server:
         found = said(ask(server, f"{first}hm</x>Yes."))
         assert (found["reasoning"], found["content"]) == ("hm", "Yes.")
@@ -236,3 +237,52 @@ def test_marks_that_are_special_tokens_are_seen():
 def test_arguments_can_be_read(server):
     found = gathered(ask(server, CALL, tools=[WEATHER], stream=True))
     assert json.loads(found["calls"][0][2]) == {"city": 'Bönn "1"'}
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def test_required_calls_are_a_form_that_begins_behind_the_reasoning(server):
+    says = '<think>hm</think>[{"name": "weather", "parameters": {"city": "Bonn"}}]'
+    for stream in (False, True):
+        reply = ask(server, says, tools=[WEATHER], tool_choice="required", stream=stream)
+        found = gathered(reply) if stream else said(reply)
+        assert without_ids(found) == {
+            "content": "",
+            "reasoning": "hm",
+            "calls": [["weather", '{"city": "Bonn"}']],
+            "finish": "tool_calls",
+        }
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert form.json["type"] == "array"
+    assert form.starts_after == "</think>"
+
+
+def test_a_named_call_is_a_form_and_ends_with_stop(server):
+    closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
+    says = '{"city": "Bonn"}'
+    for stream in (False, True):
+        options = {"tools": [WEATHER, NOW], "tool_choice": NAMED, "extra_body": closed}
+        reply = ask(server, says, stream=stream, **options)
+        found = gathered(reply) if stream else said(reply)
+        assert without_ids(found) == {
+            "content": "",
+            "reasoning": "",
+            "calls": [["weather", says]],
+            "finish": "stop",
+        }
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert (form.json, form.starts_after) == (WEATHER["function"]["parameters"], None)
+
+
+def test_a_response_format_begins_behind_the_reasoning_too(server):
+    ask(server, "<think>hm</think>{}", response_format={"type": "json_object"})
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert form.json_object
+    assert form.starts_after == "</think>"
+
+
+def test_a_forced_call_and_a_response_format_do_not_go_together(server):
+    options = {"tools": [WEATHER], "tool_choice": NAMED}
+    with pytest.raises(openai.BadRequestError, match="a form of its own"):
+        ask(server, "x", response_format={"type": "json_object"}, **options)

@@ -77,13 +77,21 @@ class MessageWriter:
         if block is None:
             return
         if isinstance(block, ToolUseBlock):
-            block.input, self._arguments = _object(self._arguments), ""
+            self._close_call(block)
         yield {"type": "content_block_stop", "index": self._index}
+
+    def _close_call(self, block: ToolUseBlock) -> None:
+        """A call's input must be an object: what the model wrote instead is shown as it stands."""
+        arguments, self._arguments = self._arguments, ""
+        try:
+            block.input = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            self.message.content[-1] = TextBlock(text=arguments)
 
     def _end(self, completion: CompletionOutput) -> Iterator[Tale]:
         yield from self._close()
         message = self.message
-        message.stop_reason = _stop_reason(completion, self._answer)
+        message.stop_reason = _stop_reason(completion, message)
         if message.stop_reason == "stop_sequence":
             message.stop_sequence = str(completion.stop_reason)
         delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
@@ -105,17 +113,9 @@ class MessageWriter:
         return len(self.message.content) - 1
 
 
-def _stop_reason(completion: CompletionOutput, answer: Answer) -> str:
+def _stop_reason(completion: CompletionOutput, message: MessageReply) -> str:
     if completion.finish_reason == "length":
         return "max_tokens"
-    if answer.has_calls:
+    if any(isinstance(block, ToolUseBlock) for block in message.content):
         return "tool_use"
     return "stop_sequence" if isinstance(completion.stop_reason, str) else "end_turn"
-
-
-def _object(text: str) -> Any:
-    """The arguments as an object; those that were cut short are none."""
-    try:
-        return msgspec.json.decode(text) if text else {}
-    except msgspec.DecodeError:
-        return {}
