@@ -120,6 +120,19 @@ def test_a_poisonous_request_costs_only_itself(engine, expected):
     assert found == expected
 
 
+def test_a_loop_that_hangs_is_a_death(engine):
+    engine.front_end.client.client.longest_turn_s = 1.0
+    engine.add_request("0", PROMPTS[0], params(KINDS[0], extra_args={"hang_at": 2}))
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert (outputs[-1].outputs[0].finish_reason, len(outputs[-1].outputs[0].token_ids)) == (
+        "error",
+        2,
+    )
+    engine.front_end.client.client.longest_turn_s = 300.0
+
+
 def test_the_other_core_goes_on_when_one_of_two_dies(expected, no_orphans):
     engine = engine_of(data_parallel_size=2)
     served_meanwhile = []

@@ -37,6 +37,8 @@ _Kind = EngineCoreRequestType
 TICK_S = 0.5
 SILENT_S = 10.0
 """A core that gave no sign of life for so long is killed."""
+LONGEST_TURN_S = 300.0
+"""A core whose loop is inside one turn for so long is killed, even if it gives signs of life."""
 STOPPED_S = 1.2
 """So soon, if the system says that the process is stopped: it would have beaten twice."""
 
@@ -52,6 +54,7 @@ class MPClient:
         folder: Path | None = None,
         balancer: LoadBalancer | None = None,
         silent_s: float = SILENT_S,
+        longest_turn_s: float = LONGEST_TURN_S,
     ) -> None:
         """`host` has the processes of the cores (None: somebody else has started them), `folder`
         the sockets. Both end with this client.
@@ -61,6 +64,7 @@ class MPClient:
         self._balancer = balancer or LoadBalancer()
         self._folder = folder
         self._silent_s = silent_s
+        self.longest_turn_s = longest_turn_s
         self._owners: dict[int, int] = {}
         self._killed: dict[int, str] = {}
         self._checked_at = time.monotonic()
@@ -232,6 +236,9 @@ class MPClient:
                 silent_s > STOPPED_S and self._host is not None and is_stopped(link.ready.pid)
             ):
                 self._give_up(engine_index, f"it gave no sign of life for {silent_s:.1f} s")
+            elif link.beat.turn_age_s > self.longest_turn_s:
+                age_s = link.beat.turn_age_s
+                self._give_up(engine_index, f"one turn of its loop took {age_s:.1f} s")
 
     def _give_up(self, engine_index: int, why: str) -> None:
         process = None if self._host is None else self._host.processes.get(engine_index)

@@ -1,9 +1,12 @@
-"""A logits processor by which a request kills the process that runs it: for tests of survival."""
+"""A logits processor by which a request kills or stops the loop that runs it: for tests of
+survival.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 
 from torch import Tensor
 
@@ -13,7 +16,8 @@ from quire.runner.sampling import AdapterLogitsProcessor, RequestLogitsProcessor
 
 class Poison(AdapterLogitsProcessor):
     """Kills its process as soon as a request has as many output tokens as its
-    `extra_args={"poison_at": n}` says, in every life of the engine.
+    `extra_args={"poison_at": n}` says, in every life of the engine; with `{"hang_at": n}` it waits
+    for ever instead.
     """
 
     def is_argmax_invariant(self) -> bool:
@@ -22,12 +26,15 @@ class Poison(AdapterLogitsProcessor):
 
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """None for a request that is harmless."""
-        at = (params.extra_args or {}).get("poison_at")
+        own = params.extra_args or {}
+        at, does_hang = own.get("poison_at", own.get("hang_at")), "hang_at" in own
         if at is None:
             return None
 
         def process(output_ids: list[int], logits: Tensor) -> Tensor:
-            if len(output_ids) >= at:
+            if len(output_ids) >= at and does_hang:
+                threading.Event().wait()
+            elif len(output_ids) >= at:
                 os.kill(os.getpid(), signal.SIGKILL)
             return logits
 
