@@ -286,3 +286,23 @@ def test_a_forced_call_and_a_response_format_do_not_go_together(server):
     options = {"tools": [WEATHER], "tool_choice": NAMED}
     with pytest.raises(openai.BadRequestError, match="a form of its own"):
         ask(server, "x", response_format={"type": "json_object"}, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+def test_the_channels_of_gpt_oss(choice, stream):
+    says = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.weather <|constrain|>json<|message|>{"city": "Bonn"}'
+    )
+    with scripted(plan_transcripts("openai", "openai_gptoss")) as server:
+        reply = ask(server, says, tools=[WEATHER], tool_choice=choice, stream=stream)
+        assert without_ids(gathered(reply) if stream else said(reply)) == {
+            "content": "",
+            "reasoning": "hm",
+            "calls": [["weather", '{"city": "Bonn"}']],
+            "finish": "stop" if choice == NAMED else "tool_calls",
+        }
+        form = server.seen[-1].sampling_params.structured_outputs
+        assert (form is None) is (choice == "auto")
+        assert form is None or ("functions.weather" in form.grammar and not form.starts_after)

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidParameter
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
@@ -77,22 +75,10 @@ def _params(
     )
     if needs_special_tokens(server, tools):
         params.skip_special_tokens = False
-    if (form := answer_form(server, tools, place)) is not None:
-        if params.structured_outputs is not None:
-            allowed = "a forced call has a form of its own"
-            raise InvalidParameter("response_format", body.response_format, allowed)
-        params.structured_outputs = form
-    _let_it_reason(server, params, tools, place)
+    params.structured_outputs = answer_form(server, params.structured_outputs, tools, place)
     if body.echo and params.prompt_logprobs is None and body.top_logprobs:
         params.prompt_logprobs = body.top_logprobs
     return params
-
-
-def _let_it_reason(server: Server, params: SamplingParams, tools: ToolUse, place: str) -> None:
-    """A form begins with the answer, except for a grammar that describes the reasoning, too."""
-    form, mark = params.structured_outputs, server.chat.transcripts.answer_mark(place)
-    if form is not None and mark is not None and tools.grammar is None:
-        params.structured_outputs = replace(form, starts_after=form.starts_after or mark)
 
 
 class ChatWriter:

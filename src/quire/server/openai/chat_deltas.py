@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from quire.errors import InvalidParameter
 from quire.params.structured import StructuredOutputsParams
@@ -68,16 +69,28 @@ def needs_special_tokens(server: Server, tools: ToolUse) -> bool:
     return server.chat.transcripts.needs_special_tokens(special, reads_calls=reads_calls)
 
 
-def answer_form(server: Server, tools: ToolUse, place: str) -> StructuredOutputsParams | None:
-    """The form that forced calls give the answer. Raises InvalidParameter where it cannot have
-    that form any more.
+def answer_form(
+    server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
+) -> StructuredOutputsParams | None:
+    """The form of the answer: that of forced calls, else what is `asked` for. It begins behind the
+    reasoning, but for a grammar that describes the reasoning too.
+
+    Raises InvalidParameter where an answer cannot have it.
     """
+    plan = server.chat.transcripts
+    if asked is not None and (tools.schema is not None or tools.grammar is not None):
+        allowed = "a forced call has a form of its own"
+        raise InvalidParameter("response_format", asked.kind, allowed, "Leave one of them out.")
     if tools.grammar is not None:
-        if place != server.chat.transcripts.place(""):
+        if place != plan.place(""):
             allowed = "a message that is continued cannot become a call"
             raise InvalidParameter("continue_final_message", True, allowed)
         return StructuredOutputsParams(grammar=tools.grammar)
-    return None if tools.schema is None else StructuredOutputsParams(json=dict(tools.schema))
+    form = asked if tools.schema is None else StructuredOutputsParams(json=dict(tools.schema))
+    mark = plan.answer_mark(place)
+    if form is None or mark is None or form.starts_after is not None:
+        return form
+    return replace(form, starts_after=mark)
 
 
 class Answer:
