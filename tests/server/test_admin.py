@@ -65,6 +65,7 @@ def test_running_requests_are_aborted_by_their_reply_s_id(admin, guarded):
         ("/sleep?nothing=1", None),
         ("/pause?mode=now", None),
         ("/collective_rpc", {"method": "__class__"}),
+        ("/collective_rpc", {"method": "sleep", "args": [10**30]}),
         ("/scale_elastic_ep", None),
         ("/start_profile", {"profile_prefix": "../x"}),
     ],
@@ -72,6 +73,12 @@ def test_running_requests_are_aborted_by_their_reply_s_id(admin, guarded):
 def test_what_cannot_be_done_is_refused(admin, path, body):
     reply = admin.post(path, json=body) if body else admin.post(path)
     assert reply.status_code == 400, reply.text
+
+
+def test_what_cannot_be_done_now_is_a_conflict(admin):
+    reply = admin.post("/release_kv_cache_memory")
+    assert reply.status_code == 409
+    assert "paused" in reply.json()["error"]["message"]
 
 
 def test_a_port_of_its_own():
@@ -94,7 +101,8 @@ def test_info_and_documents(server):
     request = document["components"]["schemas"]["ChatRequest"]
     assert request["additionalProperties"] is False
     assert "messages" in request["required"]
-    assert "/v1/responses/{id}" in document["paths"]
+    cancel = document["paths"]["/v1/responses/{id}/cancel"]["post"]
+    assert [parameter["name"] for parameter in cancel["parameters"]] == ["id"]
     page = server.get("/docs")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http" not in page.text.replace("<html", "")

@@ -1,9 +1,10 @@
-"""The reference page of all options, made from their declaration; run as a module to write it."""
+"""The reference pages of the options, made from their declarations; run it to write one."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from quire.config.engine_args import EngineArgs
 from quire.config.environment import VARIABLES
 from quire.config.option import Option, default_of, fields_of
+from quire.config.server_args import ServerArgs
 
 _HEAD = """\
 # Engine arguments
@@ -23,6 +25,16 @@ dashes for underscores. Flags that are on or off have a `--no-` twin (but for
 `--disable-log-stats`). Sizes may be written as `8k` (8000) or `8K` (8192). Objects are JSON, or
 dotted pieces: `--hf-overrides.rope_theta 1e6`. `--explain` prints what became of the wishes, each
 value with its reason.
+"""
+_SERVER_HEAD = """\
+# Server arguments
+
+Made from the declaration in `src/quire/config/server_args.py` by `python -m
+quire.config.reference_page docs/server_args.md`; do not edit.
+
+Every name is a flag of `quire serve`, with dashes for underscores, beside those of the engine
+([engine_args.md](engine_args.md)), and a key of the file of `--config`. [server.md](server.md) says
+how the server behaves.
 """
 _UNBUILT = """\
 ## Not built yet
@@ -42,14 +54,35 @@ _ENVIRONMENT = """\
 
 
 def render() -> str:
-    """The page as Markdown."""
-    fields = fields_of(EngineArgs)
+    """The page of the engine's options as Markdown."""
+    variables = "".join(f"| `{v.name}` | {v.form} | {v.help} |\n" for v in VARIABLES)
+    return "\n".join([_HEAD, *_tables(EngineArgs), _ENVIRONMENT + variables])
+
+
+def render_server() -> str:
+    """The page of the server's options as Markdown."""
+    return "\n".join([_SERVER_HEAD, *_tables(ServerArgs)])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "engine_args.md": render,
+    "server_args.md": render_server,
+}
+"""File name -> the page."""
+
+
+def _tables(declaration: type) -> list[str]:
+    fields = fields_of(declaration)
     built = [field for field in fields if _option(field).is_built]
     missing = [field for field in fields if not _option(field).is_built]
-    groups = [_group(name, list(rows)) for name, rows in groupby(built, lambda f: _option(f).group)]
-    variables = "".join(f"| `{v.name}` | {v.form} | {v.help} |\n" for v in VARIABLES)
+    by_group = sorted(built, key=lambda field: _first_of(built, _option(field).group))
+    groups = groupby(by_group, lambda field: _option(field).group)
     unbuilt = _UNBUILT + "".join(map(_unbuilt_row, missing))
-    return "\n".join([_HEAD, *groups, unbuilt, _ENVIRONMENT + variables])
+    return [*(_group(name, list(rows)) for name, rows in groups), unbuilt]
+
+
+def _first_of(fields: list[dataclasses.Field[Any]], group: str) -> int:
+    return next(i for i, field in enumerate(fields) if _option(field).group == group)
 
 
 def _option(field: dataclasses.Field[Any]) -> Option:
@@ -74,4 +107,5 @@ def _unbuilt_row(field: dataclasses.Field[Any]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    target = Path(sys.argv[1])
+    target.write_text(PAGES[target.name](), encoding="utf-8")

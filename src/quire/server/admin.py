@@ -12,7 +12,13 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidParameter, NotBuiltYet, ProfilerAlreadyActive
+from quire.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidParameter,
+    NotBuiltYet,
+    ProfilerAlreadyActive,
+)
 from quire.server.body import T
 from quire.server.context import Server
 from quire.server.failures import JSON, Refusal
@@ -128,7 +134,12 @@ async def reset_encoder_cache(server: Server, request: Request) -> Response:
 
 async def release_kv_cache_memory(server: Server, request: Request) -> Response:
     """Give the KV cache back, while paused."""
-    await server.engine.release_kv_cache_memory()
+    try:
+        await server.engine.release_kv_cache_memory()
+    except EngineDeadError:
+        raise
+    except EngineError as error:
+        raise Refusal(409, str(error)) from None
     return Response()
 
 
@@ -141,6 +152,9 @@ async def collective_rpc(server: Server, request: Request) -> Response:
         )
     except TimeoutError:
         raise Refusal(504, "The workers did not answer in time.") from None
+    except (TypeError, OverflowError):
+        allowed = "they must be values that a worker can be sent"
+        raise InvalidParameter("args", [body.args, body.kwargs], allowed) from None
     return _reply({"results": results})
 
 

@@ -93,7 +93,7 @@ def _operation(
         content = {JSON: {"schema": schemas[repr(entry.takes)]}}
         operation["requestBody"] = {"required": True, "content": content}
     if "{" in entry.path:
-        name = entry.path.partition("{")[2].rstrip("}").partition(":")[0]
+        name = entry.path.partition("{")[2].partition("}")[0].partition(":")[0]
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         ]
