@@ -18,6 +18,7 @@
 #include "bind/kv.hpp"
 #include "bind/limits.hpp"
 #include "bind/linear.hpp"
+#include "bind/mask.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
 #include "core/memory.hpp"
@@ -253,6 +254,7 @@ void bind_context(nb::module_& m) {
     bind_kv(m, context);
     bind_limits(m, context);
     bind_linear(m, context);
+    bind_mask(context);
 }
 
 }  // namespace

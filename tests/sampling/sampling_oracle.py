@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.ops import select
 from quire.params import SamplingParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling import Sampler
@@ -44,6 +45,7 @@ class Bench:
     def __init__(self, vocab_size, num_rows=16, mode="raw_logprobs", processors=()):
         self.history = History(num_rows)
         self.sampler = Sampler(
+            ops=select(device="cpu", dtype=torch.float32, providers=["torch"]),
             num_rows=num_rows,
             vocab_size=vocab_size,
             device=torch.device("cpu"),

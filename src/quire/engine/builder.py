@@ -114,6 +114,7 @@ def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -
     )
     classes = find_logits_processors(plan.logits_processors)
     sampler = Sampler(
+        ops=ops,
         num_rows=plan.max_num_seqs,
         vocab_size=spec.vocab,
         device=device.torch,

@@ -46,13 +46,20 @@ class Guidance:
         )
 
     def compile(self, source: GrammarSource) -> Form:
-        """Raises GrammarError for a source that is wrong, too large, or that nothing matches."""
+        """Raises GrammarError for a source that is wrong, too large, or that nothing matches.
+
+        The first mask is computed here, so that copies need not.
+        """
         grammar = self._lowered(source)
         matcher = self._library.LLMatcher(
             self._tokenizer, grammar, log_level=0, limits=self._limits
         )
         if matcher.is_error():
             raise GrammarError(_first_words(matcher.get_error()))
+        first = np.zeros((1, -(-len(self._vocabulary.tokens) // 32)), dtype=np.int32)
+        MaskFiller(1).fill([(Matcher(matcher), 0)], first)
+        if (failure := Matcher(matcher).failure) is not None or not first.any():
+            raise GrammarError(failure or "no text matches it")
         return Form(matcher)
 
     def _lowered(self, source: GrammarSource) -> str:

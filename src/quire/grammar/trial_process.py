@@ -7,22 +7,20 @@ import time
 from multiprocessing.connection import Connection
 
 import msgspec
-import numpy as np
 import psutil
 
 from quire.errors import EngineError
-from quire.grammar.guidance import Guidance, MaskFiller
+from quire.grammar.guidance import Guidance
 from quire.grammar.source import GrammarSource
 from quire.grammar.trial import TrialAnswer, TrialStart
 from quire.grammar.vocabulary import Vocabulary
 
 
 class GrammarTrial:
-    """Compiles grammars as a core would, and computes their first mask."""
+    """Compiles grammars as a core would."""
 
     def __init__(self, start: TrialStart) -> None:
         self._guidance = Guidance(Vocabulary.read(start.vocabulary))
-        self._words = -(-start.vocabulary.size // 32)
         self._time_s = start.time_s
         used = psutil.Process().memory_info().vms
         resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
@@ -33,13 +31,9 @@ class GrammarTrial:
         seconds = int(time.process_time() + self._time_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
-            matcher = self._guidance.compile(source).matcher()
-            mask = np.zeros((1, self._words), dtype=np.int32)
-            MaskFiller(1).fill([(matcher, 0)], mask)
+            self._guidance.compile(source)
         except (EngineError, ValueError) as error:
             return TrialAnswer(str(error))
-        if matcher.failure is not None or not mask.any():
-            return TrialAnswer(matcher.failure or "no text matches it")
         return TrialAnswer()
 
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer as LibraryTokenizer
-
 from quire.errors import LoadError
-from quire.text.token_pieces import REPLACEMENT
+from quire.text.token_pieces import REPLACEMENT, byte_level_bytes
 from quire.text.tokenizer import Tokenizer
 
 
@@ -30,6 +28,7 @@ class Vocabulary:
 
     `tokens` has V entries, b"" for ids that the tokenizer does not know. `special_ids` are control
     tokens, `eos_ids` those of them that end a text. Calling it encodes a text into ordinary tokens.
+    It takes the tokenizer over: who else uses that one encodes without control tokens from then on.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int] = ()) -> None:
@@ -42,7 +41,10 @@ class Vocabulary:
         self.special_ids = sorted(i for i in special | set(self.eos_ids) if i < size)
         self.special_texts = {library.id_to_token(index): index for index in self.special_ids}
         self.tokens = _token_bytes(tokenizer, size)
-        self._library = _plain(library)
+        library.encode_special_tokens = True  # the texts of control tokens mean nothing
+        library.no_padding()
+        library.no_truncation()
+        self._library = library
 
     @classmethod
     def read(cls, source: VocabularySource) -> Vocabulary:
@@ -73,19 +75,16 @@ class Vocabulary:
 def _token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes]:
     if tokenizer.pieces.kind == "other":
         raise LoadError("Structured output needs a tokenizer whose tokens have bytes of their own.")
+    is_byte_level = tokenizer.pieces.kind == "byte_level"
     table = tokenizer.pieces.table(False)
     tokens = [b""] * size
-    for index in range(min(size, tokenizer.vocab_size)):
-        piece = table[index]
-        data = piece if isinstance(piece, bytes) else piece.encode()
-        tokens[index] = b"" if data == REPLACEMENT.encode() else data
+    for token, index in tokenizer.get_vocab().items():
+        if index < size:
+            data = byte_level_bytes(token) if is_byte_level else None
+            tokens[index] = _encoded(table.piece(token)) if data is None else data
     return tokens
 
 
-def _plain(library: LibraryTokenizer) -> LibraryTokenizer:
-    """A copy for which the texts of control tokens mean nothing."""
-    copy = LibraryTokenizer.from_str(library.to_str())
-    copy.encode_special_tokens = True
-    copy.no_padding()
-    copy.no_truncation()
-    return copy
+def _encoded(piece: str | bytes) -> bytes:
+    data = piece if isinstance(piece, bytes) else piece.encode()
+    return b"" if data == REPLACEMENT.encode() else data

@@ -7,6 +7,7 @@ import torch
 from quire.kernels.cpu_attention import AttentionOps
 from quire.kernels.cpu_kv import KVOps
 from quire.kernels.cpu_linear import LinearOps
+from quire.kernels.cpu_mask import MaskOps
 from quire.kernels.cpu_rows import RowOps
 from quire.kernels.cpu_runtime import CpuRuntime, find_native
 from quire.ops.catalog import CATALOG
@@ -17,7 +18,8 @@ ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
 KV_OPS = ("allocate_kv", "export_kv", "import_kv", "copy_kv", "zero_kv")
 ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
 LINEAR_OPS = ("pack_linear", "linear", "mlp", "logits", "pack_experts", "moe")
-NATIVE_OPS = ROW_OPS + LINEAR_OPS + KV_OPS + ATTENTION_OPS
+MASK_OPS = ("mask_logits",)
+NATIVE_OPS = ROW_OPS + LINEAR_OPS + KV_OPS + ATTENTION_OPS + MASK_OPS
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -34,6 +36,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         (LinearOps(runtime), LINEAR_OPS),
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
+        (MaskOps(runtime), MASK_OPS),
     )
     return tuple(
         Implementation(op, "cpu", getattr(family, op), supports, batch_invariant=True)

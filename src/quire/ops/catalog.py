@@ -7,6 +7,7 @@ from types import MappingProxyType
 from quire.ops.activation import scale_gate
 from quire.ops.attention import attend, plan_attention
 from quire.ops.embed import embed
+from quire.ops.grammar_mask import mask_logits
 from quire.ops.kv import allocate_kv, copy_kv, export_kv, import_kv, zero_kv
 from quire.ops.linear import linear, logits, mlp, pack_linear
 from quire.ops.moe import moe, pack_experts
@@ -37,6 +38,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             attend,
             pack_experts,
             moe,
+            mask_logits,
         )
     }
 )

@@ -41,19 +41,6 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return ids.gather(1, best).flatten(), entries.gather(1, best).flatten()
 
 
-def mask_logits(logits: Tensor, rows: Tensor, mask: Tensor) -> None:
-    """Set the entries of some rows of logits [R, V] fp32 whose mask bit is 0 to -inf, in place.
-
-    mask [G, ceil(V / 32)] int32 is for the rows [G] int64, each named once: bit i of word w is
-    token 32 * w + i. Bits beyond V mean nothing.
-    """
-    size = logits.shape[1]
-    shifts = torch.arange(32, dtype=torch.int32, device=mask.device)
-    for row, words in zip(rows.tolist(), mask, strict=True):
-        allowed = torch.bitwise_right_shift(words[:, None], shifts).bitwise_and_(1)
-        logits[row].masked_fill_(allowed.flatten()[:size] == 0, -math.inf)
-
-
 def penalize_repetition_(logits: Tensor, token_ids: Tensor, penalty: float) -> None:
     """l / penalty where l > 0, else l * penalty, for the tokens that occur; logits [V] in place.
 

@@ -61,6 +61,7 @@ class Ops:
     attend: Callable[..., Any]
     pack_experts: Callable[..., Any]
     moe: Callable[..., Any]
+    mask_logits: Callable[..., Any]
     choices: tuple[Choice, ...]
     batch_invariant: bool
     invariance_reason: str

@@ -99,11 +99,13 @@ def results_of(case: Case, dtype: torch.dtype, ops: Ops) -> Results:
 
 
 def relative_error(value: Tensor, truth: Tensor) -> float:
-    """Largest error over largest true value; inf where one is NaN and the other is not."""
+    """Largest error over largest true value; inf where one is not finite and the other is not the
+    same.
+    """
     value, truth = value.double(), truth.double()
-    if not torch.equal(value.isnan(), truth.isnan()):
+    known, endless = truth.isfinite(), truth.isinf()
+    if not torch.equal(value.isnan(), truth.isnan()) or (value != truth)[endless].any():
         return float("inf")
-    known = ~truth.isnan()
     if not known.any():
         return 0.0
     largest = truth[known].abs().max().clamp(min=torch.finfo(torch.float64).tiny)

@@ -9,7 +9,7 @@ the small cases. The functions stand as a provider named "oracle".
 from __future__ import annotations
 
 from quire.ops import Implementation
-from quire.testing import op_oracle_paged, op_oracle_rows
+from quire.testing import op_oracle_masks, op_oracle_paged, op_oracle_rows
 
 IMPLEMENTATIONS = tuple(
     Implementation(function.__name__, "oracle", function, lambda _: True, batch_invariant=True)
@@ -33,5 +33,6 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.rope_store,
         op_oracle_paged.plan_attention,
         op_oracle_paged.attend,
+        op_oracle_masks.mask_logits,
     )
 )

@@ -58,9 +58,8 @@ class ByteLevelTable(PieceTable):
 
     def piece(self, token: str) -> Piece:
         """The bytes that the letters stand for; a token with any other letter stands for itself."""
-        try:
-            data = bytes(_BYTE_OF_LETTER[letter] for letter in token)
-        except KeyError:
+        data = byte_level_bytes(token)
+        if data is None:
             return token
         try:
             return data.decode("utf-8")
@@ -151,6 +150,13 @@ class TokenPieces:
         return WordTable(self.library, skipped, first=first)
 
 
+def byte_level_bytes(token: str) -> bytes | None:
+    """The bytes that the letters of a byte-level token stand for; None if one is no such letter."""
+    if not _LETTERS.issuperset(token):
+        return None
+    return token.translate(_LATIN_OF_LETTER).encode("latin-1")
+
+
 def token_of(library: LibraryTokenizer, index: int) -> str | None:
     """The token of an id, or None for whatever is no id of the vocabulary."""
     try:
@@ -194,3 +200,5 @@ def _letters_of_bytes() -> dict[str, int]:
 
 
 _BYTE_OF_LETTER = _letters_of_bytes()
+_LETTERS = frozenset(_BYTE_OF_LETTER)
+_LATIN_OF_LETTER = {ord(letter): byte for letter, byte in _BYTE_OF_LETTER.items()}

@@ -56,6 +56,10 @@ class Draw:
         """Given integers, int64."""
         return self._keep(torch.from_numpy(np.asarray(values, dtype=np.int64)).to(self.device))
 
+    def exact(self, values: np.ndarray) -> Tensor:
+        """Given numbers in their own dtype."""
+        return self._keep(torch.from_numpy(values).to(self.device))
+
     def _keep(self, tensor: Tensor) -> Tensor:
         self.tensors.append(tensor)
         return tensor
@@ -94,8 +98,14 @@ class Case:
         return Draw(self._seed, dtype, device)
 
     def run(self, ops: Ops, arguments: Arguments) -> Any:
-        """Call the op."""
-        return getattr(ops, self.op)(**arguments)
+        """Call the op; a tensor that it changes is a copy, and the result."""
+        changed = {
+            name: torch.empty_like(value).copy_(value)
+            for name in CATALOG[self.op].mutates
+            if isinstance(value := arguments[name], Tensor)
+        }
+        result = getattr(ops, self.op)(**{**arguments, **changed})
+        return next(iter(changed.values()), result)
 
     def num_bytes(self, arguments: Arguments) -> int:
         """The least memory traffic of the call."""

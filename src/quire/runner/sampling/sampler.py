@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops import Ops
 from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import greedy, mask_logits
+from quire.ops.sample import greedy
 from quire.ops.vocab_row import VocabRow
 from quire.params import SamplingParams
 from quire.runner.grammar_mask import GrammarMask
@@ -84,6 +85,7 @@ class Sampler:
     def __init__(
         self,
         *,
+        ops: Ops,
         num_rows: int,
         vocab_size: int,
         device: torch.device,
@@ -92,6 +94,7 @@ class Sampler:
         logprobs_mode: LogprobsMode,
         logits_processors: Sequence[LogitsProcessor] = (),
     ) -> None:
+        self._ops = ops
         self._vocab_size = vocab_size
         self._device = device
         self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
@@ -154,7 +157,7 @@ class Sampler:
         """
         if mask is not None:
             places = torch.tensor(mask.places, device=self._device)
-            mask_logits(logits, places, torch.from_numpy(mask.bits).to(self._device))
+            self._ops.mask_logits(logits, places, torch.from_numpy(mask.bits).to(self._device))
         if self._num_special == 0 and not self._custom.must_run(is_all_greedy=True):
             token_ids, peaks = greedy(logits)
             errors = _errors_of(peaks.tolist())
