@@ -291,8 +291,8 @@ def test_a_forced_call_and_a_response_format_do_not_go_together(server):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
 def test_the_channels_of_gpt_oss(choice, stream):
-    says = (
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+    says = (  # less the <|end|>, which ends a text of the tokenizer in use
+        "<|channel|>analysis<|message|>hm<|start|>assistant<|channel|>commentary"
         ' to=functions.weather <|constrain|>json<|message|>{"city": "Bonn"}'
     )
     with scripted(plan_transcripts("openai", "openai_gptoss")) as server:
