@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import shutil
 import signal
 
 import psutil
 import pytest
 
 from quire import LLM, EngineArgs, SamplingParams
+from quire.embedded import path as embedded_model
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.front_end import build_front_end
 from quire.engine.launcher import launch_async, supervised_async
@@ -181,6 +183,21 @@ def test_an_engine_is_given_up_when_restarts_bring_nothing(no_orphans):
                 os.kill(pid_of(engine), signal.SIGKILL)
                 engine.is_sleeping()
         with pytest.raises(EngineDeadError, match="was restarted 1 times"):
+            while True:
+                engine.step()
+    finally:
+        engine.close()
+
+
+def test_a_model_that_is_gone_is_no_reason_to_try_for_ever(tmp_path, no_orphans):
+    folder = shutil.copytree(embedded_model(), tmp_path / "model")
+    engine = engine_of(max_core_restarts=1, model=str(folder))
+    try:
+        engine.add_request("0", PROMPTS[0], params(KINDS[0]))
+        engine.step()
+        shutil.rmtree(folder)
+        os.kill(pid_of(engine), signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="restarted 1 times and died again.*could not"):
             while True:
                 engine.step()
     finally:

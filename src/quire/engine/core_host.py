@@ -73,7 +73,7 @@ class CoreHost:
         ending = process.exit_words()
         process.end(0.0)
         if words is not None:
-            return _error(engine_index, *words)
+            return _error(engine_index, *words, is_first=self.incarnations[engine_index] == 1)
         text = f"Engine core {engine_index} {ending}" + (f" ({why})" if why else "")
         return EngineDeadError(f"{text}.", engine_index=engine_index)
 
@@ -109,9 +109,11 @@ class CoreHost:
         )
 
 
-def _error(engine_index: int, kind: str, text: str) -> EngineError:
-    """What kept a core from serving: a LoadError stays one, the rest is a death."""
-    found = vars(errors).get(kind)
+def _error(engine_index: int, kind: str, text: str, *, is_first: bool) -> EngineError:
+    """What kept a core from serving: a LoadError stays one in its first life, the rest is a
+    death.
+    """
+    found = vars(errors).get(kind) if is_first else None
     if isinstance(found, type) and issubclass(found, LoadError):
         return found(text)
     text = f"Engine core {engine_index} could not start: {kind}: {text}"
