@@ -208,6 +208,31 @@ def test_a_grammar_that_fails_midway_costs_its_request_only(llm, monkeypatch):
             assert list(got.token_ids) == list(wanted.token_ids)
 
 
+class Panic(BaseException):
+    """As the library raises it."""
+
+    __module__ = "pyo3_runtime"
+
+
+def test_a_panic_of_the_library_costs_the_request_at_fault_only(llm, monkeypatch):
+    real, broken = Matcher.advance_by, []
+
+    def advance_by(self, token_ids):
+        broken.append(self)
+        if self is broken[0] and len(token_ids) and len(broken) > 20:
+            raise Panic("unreachable")
+        return real(self, token_ids)
+
+    expected = generate(llm, *MANY)
+    monkeypatch.setattr(Matcher, "advance_by", advance_by)
+    found = generate(llm, *MANY)
+    reasons = [c.finish_reason for c in found]
+    assert reasons.count("error") == 1
+    assert "failed" in found[reasons.index("error")].error
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.finish_reason == "error" or list(got.token_ids) == list(wanted.token_ids)
+
+
 def test_where_a_text_may_end(llm):
     """EOS only where the grammar accepts, whatever else is asked for; and the grammar's end ends
     the request, also one that ignores EOS or wanted more tokens.

@@ -117,6 +117,18 @@ def test_close_leaves_no_process():
         os.kill(pid, 0)
 
 
+def test_a_vocabulary_that_grammars_cannot_use_is_said_to_each_request(tmp_path):
+    for file in embedded.path().glob("*token*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    trials = GrammarTrials(VocabularySource(str(tmp_path), "hf", 3072), StructuredOutputsConfig())
+    for _ in range(2):
+        with pytest.raises(InvalidParameter, match="no token that ends a text"):
+            trials.check(GOOD)
+        assert trials._process is None
+    trials.close()
+
+
 def test_a_slow_grammar_holds_up_nobody(monkeypatch):
     """While one is tried, other requests of the same event loop run from beginning to end."""
     from quire import AsyncEngineArgs, SamplingParams

@@ -50,10 +50,12 @@ class Guidance:
 
         The first mask is computed here, so that copies need not.
         """
-        grammar = self._lowered(source)
-        matcher = self._library.LLMatcher(
-            self._tokenizer, grammar, log_level=0, limits=self._limits
-        )
+        try:
+            matcher = self._library.LLMatcher(
+                self._tokenizer, self._lowered(source), log_level=0, limits=self._limits
+            )
+        except BaseException as error:
+            raise _told(error) from None
         if matcher.is_error():
             raise GrammarError(_first_words(matcher.get_error()))
         first = np.zeros((1, -(-len(self._vocabulary.tokens) // 32)), dtype=np.int32)
@@ -106,9 +108,16 @@ class Matcher:
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Go on behind these tokens. Raises GrammarError if they are not what may come."""
-        for token_id in token_ids:
-            if not self.native.consume_token(token_id):
-                raise GrammarError(self.failure or "the output left the grammar")
+        try:
+            is_allowed = self.advance_by(token_ids)
+        except BaseException as error:
+            raise _told(error) from None
+        if not is_allowed:
+            raise GrammarError(self.failure or "the output left the grammar")
+
+    def advance_by(self, token_ids: Sequence[int]) -> bool:
+        """Whether the library took all these tokens."""
+        return all(map(self.native.consume_token, token_ids))
 
     @property
     def failure(self) -> str | None:
@@ -131,7 +140,14 @@ class MaskFiller:
     def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
         """Write the mask of each matcher into its row of masks [G, ceil(V/32)] int32: bit i of word
         w is token 32 * w + i, 1 where it may come. A matcher that fails says so in `failure`.
+        Raises GrammarError where it cannot be told which one failed.
         """
+        try:
+            self._fill(matchers, masks)
+        except BaseException as error:
+            raise _told(error) from None
+
+    def _fill(self, matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
         if len(matchers) == 1:
             matcher, row = matchers[0]
             matcher.native.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
@@ -152,6 +168,13 @@ def _json_options(source: GrammarSource) -> dict[str, Any]:
     if not source.whitespace:
         return {"whitespace_flexible": False, "lenient": False}
     return {"whitespace_pattern": source.whitespace, "lenient": False}
+
+
+def _told(error: BaseException) -> BaseException:
+    """A panic of the library, which is no Exception, as an error of the grammar; others stay."""
+    if type(error).__module__ == "pyo3_runtime":
+        return GrammarError("the library that makes masks failed")
+    return error
 
 
 def _first_words(error: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config.structured_outputs import StructuredOutputsConfig
-from quire.errors import EngineError, InvalidParameter
+from quire.errors import EngineError, InvalidParameter, LoadError
 from quire.grammar.source import GrammarSource, source_of, with_defaults
 from quire.grammar.vocabulary import VocabularySource
 from quire.params import StructuredOutputsParams
@@ -63,6 +63,7 @@ class GrammarTrials:
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self._lock = threading.Lock()
         self._process: _TrialProcess | None = None
+        self._unusable: str | None = None
 
     def completed(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """A request's form with what the engine was told for all of them."""
@@ -76,7 +77,8 @@ class GrammarTrials:
         return self._thread.submit(self.check, completed)
 
     def check(self, params: StructuredOutputsParams) -> None:
-        """Raises InvalidParameter for a form that cannot be served, EngineError where none can.
+        """Raises InvalidParameter for a form that cannot be served, EngineError where nothing can
+        be tried.
 
         A new form takes milliseconds, the first one as long as reading the vocabulary.
         """
@@ -101,8 +103,13 @@ class GrammarTrials:
                 self._process = None
 
     def _try(self, source: GrammarSource) -> str | None:
+        if self._process is None and self._unusable is None:
+            try:
+                self._process = _TrialProcess(self._start)
+            except LoadError as error:
+                self._unusable = str(error)
         if self._process is None:
-            self._process = _TrialProcess(self._start)
+            return self._unusable
         limit_s = self._start.time_s
         process = self._process
         try:
@@ -120,7 +127,11 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """One life of a trial process; it ends when its pipe is closed, however that happens."""
+    """One life of a trial process; it ends when its pipe is closed, however that happens.
+
+    Making it raises LoadError for a vocabulary that grammars cannot use, EngineError where it does
+    not start.
+    """
 
     def __init__(self, start: TrialStart) -> None:
         self._pipe, theirs = Pipe()
@@ -141,10 +152,11 @@ class _TrialProcess:
         try:
             error = self.ask(start, _START_S).error
         except (TimeoutError, EOFError, OSError):
-            error = "its process did not start"
+            self.end()
+            raise EngineError("The process that tries grammars did not start.") from None
         if error is not None:
             self.end()
-            raise EngineError(f"Structured output cannot be served: {error}")
+            raise LoadError(error)
 
     def ask(self, message: msgspec.Struct, timeout_s: float) -> TrialAnswer:
         """Send a message and wait for its answer. Raises TimeoutError, EOFError or OSError."""
