@@ -14,10 +14,11 @@ from quire.engine.async_llm import AsyncLLM
 
 @dataclass(frozen=True)
 class Sample:
-    """All processes together; `at_s` counts from the first sample."""
+    """All processes together, and of the memory this one's part; `at_s` counts from the first."""
 
     at_s: float
     resident_bytes: int
+    front_end_bytes: int
     num_files: int
     num_threads: int
     num_tasks: int
@@ -62,6 +63,7 @@ class ProcessFigures:
         return Sample(
             at_s,
             sum(process.memory_info().rss for process in processes),
+            processes[0].memory_info().rss,
             sum(process.num_fds() for process in processes),
             sum(process.num_threads() for process in processes),
             len(asyncio.all_tasks()),

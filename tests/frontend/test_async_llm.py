@@ -217,6 +217,19 @@ def test_deadlines_hold_for_the_blocking_face_too():
     assert not engine.has_unfinished_requests()
 
 
+def test_deadlines_of_requests_that_have_ended_are_not_kept():
+    engine = make_engine(lambda request: TOKENS[:1])
+    times = {"max_tokens": 1, "extra_args": {"timeout_s": 3600}}
+    for _ in range(1000):
+        engine.add_request("r", [4], SamplingParams(**times))
+        assert engine.step()[0].finished
+        assert len(engine.front_end._deadlines) <= 66
+    engine.add_request("late", [4], SamplingParams(max_tokens=9, extra_args={"timeout_s": 1e-6}))
+    for _ in range(200):
+        engine.add_request("r", [4], SamplingParams(**times))
+    assert engine.step()[0].outputs[0].stop_reason == "timeout", "the earliest is still first"
+
+
 @looped
 async def test_bad_requests_are_refused_and_nothing_else_happens():
     engine = make_async()

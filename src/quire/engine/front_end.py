@@ -28,6 +28,8 @@ from quire.text.tokenizer import Tokenizer
 
 Client = TypeVar("Client", bound=CoreConnection)
 
+_FEW = 64
+
 
 class FrontEnd(Generic[Client]):
     """The requests of one engine on the caller's side: both faces, `LLMEngine` and `AsyncLLM`, add
@@ -115,7 +117,7 @@ class FrontEnd(Generic[Client]):
         self._next_handle += len(requests)
         self._submit(group, requests)
         if timeout_s is not None:
-            heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, group.internal_id))
+            self._set_deadline(time.monotonic() + timeout_s, group.internal_id)
         return group
 
     def extend(
@@ -181,6 +183,14 @@ class FrontEnd(Generic[Client]):
         while self._deadlines and self._deadlines[0][0] <= now:
             late.append(heapq.heappop(self._deadlines)[1])
         return self.abort(late, internal=True, stop_reason="timeout").outputs if late else []
+
+    def _set_deadline(self, when: float, internal_id: str) -> None:
+        """Those of requests that have ended are swept out once they are the most."""
+        heapq.heappush(self._deadlines, (when, internal_id))
+        if len(self._deadlines) > 2 * self.outputs.num_unfinished + _FEW:
+            live = set(self.outputs.unfinished_ids())
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
+            heapq.heapify(self._deadlines)
 
     def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
         """Give all the requests to the core, or none."""
