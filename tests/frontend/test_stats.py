@@ -3,6 +3,7 @@
 import functools
 import logging
 import random
+from pathlib import Path
 
 import msgspec
 import prometheus_client
@@ -395,3 +396,9 @@ def test_both_faces_count_the_same():
 
 def test_finished_stats_need_no_times():
     assert FinishedRequestStats(FinishReason.ABORT).e2e_latency == 0.0
+
+
+def test_the_page_names_every_metric():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
+    assert {row[0].strip("| `"): row[-1].strip(" |") for row in rows} == DESCRIPTIONS
