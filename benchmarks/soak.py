@@ -2,7 +2,8 @@
 
 Streams are read to the end, left, cancelled, aborted and timed out; prompts stream in; the engine
 sleeps, pauses, forgets its caches. Between all that a few greedy requests whose answers are known
-are asked again. Memory, open files, threads and tasks are sampled, and their slopes printed.
+are asked again. Open files, threads and tasks are sampled, memory where the KV cache is given back
+(in between its pages come and go), and their slopes printed.
 
     PYTHONPATH=src python benchmarks/soak.py --minutes 30
 """
@@ -57,16 +58,17 @@ class Callers:
             await way()
             self.done[way.__name__.strip("_")] += 1
 
-    async def control_until(self, end: float) -> None:
+    async def control_until(self, end: float, figures: ProcessFigures) -> None:
         """Now and then, do something to the engine as a whole."""
         engine = self._engine
         while time.monotonic() < end:
             await asyncio.sleep(self._draw.uniform(0.5, 3.0))
             what = self._draw.choice(["sleep", "pause", "reset"])
             if what == "sleep":
-                await engine.sleep(
-                    self._draw.choice([0, 1, 2]), self._draw.choice(["abort", "keep"])
-                )
+                level = self._draw.choice([0, 1, 2])
+                await engine.sleep(level, self._draw.choice(["abort", "keep"]))
+                if level == 1:
+                    figures.note_asleep()
                 await engine.wake_up()
             elif what == "pause":
                 await engine.pause_generation(self._draw.choice(["abort", "wait", "keep"]))
@@ -164,7 +166,7 @@ async def measure(engine: AsyncLLM, args: argparse.Namespace) -> dict[str, objec
     sampler = asyncio.create_task(figures.run())
     end = time.monotonic() + 60 * args.minutes
     await asyncio.gather(
-        callers.control_until(end), *(callers.call_until(end) for _ in range(args.callers))
+        callers.control_until(end, figures), *(callers.call_until(end) for _ in range(args.callers))
     )
     await engine.wait_for_requests_to_drain(60)
     sampler.cancel()
@@ -175,10 +177,10 @@ async def measure(engine: AsyncLLM, args: argparse.Namespace) -> dict[str, objec
         "wrong_answers": callers.wrong[:5],
         "unfinished": outputs.num_unfinished,
         "queued_tokens": outputs.num_queued_tokens,
-        "resident_growth_bytes_per_minute": figures.slope("resident_bytes"),
+        "resident_growth_bytes_per_minute": figures.slope("resident_bytes", is_asleep=True),
         "front_end_growth_bytes_per_minute": figures.slope("front_end_bytes"),
         "resident_most_bytes": figures.most("resident_bytes"),
-        "resident_mib": [round(s.resident_bytes / 2**20) for s in figures.samples[::10]],
+        "asleep_mib": [round(s.resident_bytes / 2**20, 1) for s in figures.asleep],
         "front_end_mib": [round(s.front_end_bytes / 2**20, 1) for s in figures.samples[::10]],
         "files_per_minute": figures.slope("num_files"),
         "threads_per_minute": figures.slope("num_threads"),
