@@ -122,6 +122,13 @@ def test_a_poisonous_request_costs_only_itself(engine, expected):
     assert found == expected
 
 
+def test_a_core_that_dies_idle_is_missed_by_nobody(engine, expected):
+    process = psutil.Process(pid_of(engine))
+    process.kill()
+    process.wait(10)
+    assert serve(engine) == expected
+
+
 def test_a_loop_that_hangs_is_a_death(engine):
     engine.front_end.client.client.longest_turn_s = 1.0
     engine.add_request("0", PROMPTS[0], params(KINDS[0], extra_args={"hang_at": 2}))
