@@ -5,9 +5,12 @@ elsewhere, heads and bodies that are too large or too slow.
 import socket
 import time
 
+import httpx
 import pytest
 from serve_process import serving
 
+from quire.cli import serve
+from quire.config.server_args import ServerArgs
 from quire.server.routes import ADMIN_ROUTES, ROUTES
 
 FREE = ("/", "/health", "/ping", "/ready")
@@ -132,7 +135,7 @@ def tight():
     """A server with small bounds."""
     with serving(
         "--max-header-bytes", "8K", "--max-body-bytes", "64K", "--header-timeout-s", "1",
-        "--body-timeout-s", "1", "--root-path", "/base", "--api-key", KEY,
+        "--body-timeout-s", "1", "--root-path", "/base", "--host", "0.0.0.0", "--api-key", KEY,
     ) as running:  # fmt: skip
         yield running
 
@@ -220,19 +223,30 @@ def test_tls(tmp_path):
 
 
 def test_a_unix_socket_is_its_owner_s(tmp_path):
-    import httpx
-
+    """With a key from the environment, which no process list shows."""
     path = tmp_path / "quire.sock"
-    with serving("--uds", str(path)):
+    with (
+        serving("--uds", str(path), environ={"QUIRE_API_KEY": "hidden"}),
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client,
+    ):
         assert path.stat().st_mode & 0o777 == 0o600
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
-            assert client.get("http://x/health").status_code == 200
+        assert client.get("http://x/health").status_code == 200
+        assert client.get("http://x/v1/models").status_code == 401
+        head = {"Authorization": "Bearer hidden"}
+        assert client.get("http://x/v1/models", headers=head).status_code == 200
 
 
-def test_serving_everybody_is_warned_of():
-    """T3: by default 127.0.0.1 alone is served."""
-    with serving("--host", "0.0.0.0") as server:
-        assert "give --api-key" in server.log
-    with serving(environ={"QUIRE_API_KEY": "of-the-environment"}) as server:
-        assert server.url.startswith("http://127.0.0.1:")
-        assert server.get("/v1/models").status_code == 401
+def test_t3_this_machine_alone_is_served_unless_asked_for(server, tight, caplog):
+    assert server.url.startswith("http://127.0.0.1:")
+    assert tight.url.startswith("http://0.0.0.0:")
+    assert "Everybody who reaches 0.0.0.0" not in tight.log  # it has a key
+    for options, keys, warns in (
+        (ServerArgs(host="0.0.0.0"), (), True),
+        (ServerArgs(host="0.0.0.0"), ("k",), False),
+        (ServerArgs(), (), False),
+        (ServerArgs(host="::"), (), True),
+        (ServerArgs(uds="x"), (), False),
+    ):
+        caplog.clear()
+        serve._warn_if_open(options, keys)
+        assert ("give --api-key" in caplog.text) == warns, options

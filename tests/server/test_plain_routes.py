@@ -93,3 +93,10 @@ def test_harmless_fields_are_accepted(server):
     reply = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **harmless})
     assert reply.status_code == 200
     assert server.post("/v1/completions", {"prompt": "a", "store": True}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/v1/audio/transcriptions"])
+def test_what_other_models_serve_is_refused_as_such(server, path):
+    reply = server.post(path, {"model": "", "input": "a"})
+    assert shape(reply) == (501, "NotImplementedError")
+    assert "generates text" in reply.json()["error"]["message"]

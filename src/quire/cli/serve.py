@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
     _start_logging(options.uvicorn_log_level)
-    from quire.server.listening import bind
+    from quire.server.builder import listening_of
+    from quire.server.listening import bind, check_tls
+
+    check_tls(listening_of(options).tls)
 
     with ExitStack() as stack:
         listener = stack.enter_context(bind(options.host, options.port, options.uds))

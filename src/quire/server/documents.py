@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from quire.release import __version__
 from quire.server.context import Server
 from quire.server.failures import JSON, ErrorBody
+from quire.server.health import unserved
 
 _REF = "#/components/schemas/{name}"
 _STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -59,6 +60,8 @@ def document(entries: Sequence[Documented]) -> dict[str, Any]:
     refused = schemas[-1]
     paths: dict[str, Any] = {}
     for entry in entries:
+        if entry.handler is unserved:
+            continue
         operations = paths.setdefault(entry.path.replace(":path", ""), {})
         for method in entry.methods.split():
             operations[method.lower()] = _operation(entry, found, refused)

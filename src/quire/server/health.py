@@ -51,3 +51,9 @@ async def metrics(server: Server, request: Request) -> Response:
     registry = registry_of(server.engine.metrics_collector(server.metrics_prefix))
     text, kind = exposition(registry)
     return Response(text, headers={"Content-Type": kind})
+
+
+async def unserved(server: Server, request: Request) -> Response:
+    """Refused: this release generates text, with one model and no adapters."""
+    text = "This server generates text: /v1/chat/completions, /v1/completions, /v1/responses."
+    return error_response(Refusal(501, text))

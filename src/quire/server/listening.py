@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,10 +111,23 @@ class Listener(uvicorn.Server):
         yield
 
 
+def check_tls(tls: Tls) -> None:
+    """Raise InvalidParameter for files that cannot be used, before an engine is started."""
+    if tls.certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certfile, tls.keyfile, tls.keyfile_password)
+        if tls.ca_certs is not None:
+            context.load_verify_locations(tls.ca_certs)
+        if tls.ciphers is not None:
+            context.set_ciphers(tls.ciphers)
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidParameter("--ssl-certfile", tls.certfile, str(error)) from None
+
+
 def make_listener(app: ASGIApp, how: Listening) -> Listener:
-    """A server of `app` that answers connections as `how` says. Raises InvalidParameter for TLS
-    files that cannot be used.
-    """
+    """A server of `app` that answers connections as `how` says; its files were checked."""
     tls = how.tls
     config = uvicorn.Config(
         app,
@@ -134,10 +148,6 @@ def make_listener(app: ASGIApp, how: Listening) -> Listener:
         ssl_cert_reqs=tls.cert_reqs,
         ssl_ciphers=tls.ciphers or _CIPHERS,
     )
-    try:
-        config.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise InvalidParameter("--ssl-certfile", tls.certfile, str(error)) from None
     return Listener(config)
 
 

@@ -46,9 +46,17 @@ HEALTH_ROUTES: tuple[Entry, ...] = (
     Entry("GET", "/docs", documents.docs),
 )
 
+UNSERVED = (
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
+    *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/audio/transcriptions"),
+    *("/v1/audio/translations", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
+"""Documented paths that other releases or other models serve: known, and refused as such."""
+
 ROUTES: tuple[Entry, ...] = (
     Entry("GET", "/", page),
     *HEALTH_ROUTES,
+    *(Entry("POST", path, health.unserved) for path in UNSERVED),
     Entry("GET", "/v1/models", models.models, gives=models.ModelList),
     Entry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
     Entry(

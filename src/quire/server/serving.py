@@ -30,7 +30,7 @@ async def serve(
     """Answer requests at `listener` until a signal comes or the engine dies; the exit code.
 
     The routes that control the engine are at `admin_listener`, or beside the others. The engine
-    stays the caller's. Raises InvalidParameter for TLS files that cannot be used.
+    stays the caller's.
     """
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
