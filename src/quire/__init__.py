@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "AdapterLogitsProcessor": "quire.runner.sampling",
     "AsyncEngineArgs": "quire.config.engine_args",
+    "AsyncLLM": "quire.engine.async_llm",
     "BatchUpdate": "quire.runner.sampling",
     "BeamSearchParams": "quire.params",
     "CompletionOutput": "quire.outputs",
@@ -32,6 +33,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, RequestOutput
@@ -49,6 +51,7 @@ __all__ = [
     "LLM",
     "AdapterLogitsProcessor",
     "AsyncEngineArgs",
+    "AsyncLLM",
     "BatchUpdate",
     "BeamSearchParams",
     "CompletionOutput",

@@ -17,8 +17,20 @@ import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
 from quire.engine import utility
+from quire.engine.core_host import CoreHost
+from quire.engine.core_links import CoreLinks
 from quire.engine.launcher import launch_async, launch_sync
-from quire.engine.protocol import EngineCoreRequest
+from quire.engine.protocol import (
+    CLIENT_SHIFT,
+    PROTOCOL_VERSION,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    EngineZmqAddresses,
+    core_header,
+)
+from quire.engine.socket_folder import make_socket_folder
+from quire.engine.sync_mp_client import SyncMPClient
 from quire.errors import EngineDeadError, InvalidParameter, LoadError, RequestError
 
 pytestmark = pytest.mark.slow
@@ -195,17 +207,115 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
     stranger.connect(endpoint)
     lost.connect(links.to_cores.last_endpoint.rstrip(b"\0").decode())
     good = links._encoder.encode(request(301))[0]
+    kinds = list(EngineCoreRequestType)
     for place in range(200):
         noise = rng.choice(
             [rng.randbytes(rng.randrange(60)), good[: place % len(good)], pickle.dumps(print)]
         )
-        kind = rng.choice([b"\x00", b"\x01", b"\x03", b"", b"\x63", noise])
+        header = core_header(rng.choice(kinds), rng.randrange(links.links[0].num_sent + 1))
+        kind = rng.choice([header, header, header[: place % 9], b"\x63" + header[1:], b"", noise])
         links.to_cores.send_multipart([identity, kind, noise])
         stranger.send_multipart([noise, kind])
         lost.send_multipart([noise])
     assert drain_one(client, 300) == expected
     assert client.call(utility.is_sleeping()) is False
     context.destroy(0)
+
+
+def add_frames(links, number, message):
+    header = core_header(EngineCoreRequestType.ADD, number)
+    return [links.links[0].identity, header, *links._encoder.encode(message)]
+
+
+def test_a_repeated_request_runs_once(client):
+    links = client._links
+    client.add_request(request(310))
+    links.to_cores.send_multipart(add_frames(links, links.links[0].num_sent, request(310)))
+    tokens = drain(client, [310])
+    assert tokens == {310: drain_one(client, 330)}
+    assert client.get_output().finished == []
+
+
+def test_a_lost_request_is_the_death_of_the_core(plan):
+    client = launch_sync(plan)
+    try:
+        client.add_request(request(1))
+        client._links.links[0].num_sent += 1
+        client.add_request(request(2))
+        with pytest.raises(EngineDeadError, match="message 3 came behind message 1"):
+            while True:
+                client.get_output()
+        client.restart_core(0)
+        assert len(drain_one(client, 3)) == 8
+    finally:
+        client.shutdown()
+
+
+def test_repeated_outputs_are_dropped_and_a_gap_is_the_death_of_the_core(plan):
+    client = launch_sync(plan)
+    context = zmq.Context()
+    try:
+        links = client._links
+        stranger = context.socket(zmq.PUSH)
+        stranger.connect(links.from_cores.last_endpoint.rstrip(b"\0").decode())
+        expected = drain_one(client, 20)
+
+        def forge(sequence, incarnation=1, protocol_version=PROTOCOL_VERSION):
+            outputs = EngineCoreOutputs(
+                handles=[40],
+                token_ids=[1],
+                sequence=sequence,
+                incarnation=incarnation,
+                protocol_version=protocol_version,
+            )
+            stranger.send_multipart(links._encoder.encode(outputs))
+
+        forge(1)
+        forge(99, incarnation=7)
+        forge(99, protocol_version=PROTOCOL_VERSION + 1)
+        client.add_request(request(40))
+        assert drain(client, [40]) == {40: expected}
+        forge(links.links[0].order.num_taken + 2)
+        client.add_request(request(41, max_tokens=200))
+        with pytest.raises(EngineDeadError, match="of its messages to us"):
+            while True:
+                client.get_output()
+    finally:
+        context.destroy(0)
+        client.shutdown()
+
+
+def test_one_core_serves_two_front_ends(plan):
+    folder = make_socket_folder()
+    ends = [[f"ipc://{folder}/{way}-{index}" for way in ("input", "output")] for index in (0, 1)]
+    links = [CoreLinks([to], [back], index) for index, (to, back) in enumerate(ends)]
+    inputs, outputs = zip(*ends, strict=True)
+    host = CoreHost(plan, EngineZmqAddresses(list(inputs), list(outputs)), [0])
+    first = SyncMPClient(links[0], host, folder=folder)
+    second = SyncMPClient(links[1], None)
+    try:
+        first.start_cores([0])
+        links[1].expect(0, 1)
+        for client in (first, second):
+            client.wait_until_ready()
+        handles = [(number, (1 << CLIENT_SHIFT) + number) for number in range(1, 5)]
+        for mine, theirs in handles:
+            first.add_request(request(mine, max_tokens=mine + 3))
+            second.add_request(request(theirs, max_tokens=mine + 3))
+        mine, theirs = zip(*handles, strict=True)
+        tokens = drain(first, mine)
+        assert sorted(tokens) == list(mine)
+        assert sorted(drain(second, theirs)) == list(theirs)
+        assert second.call(utility.is_sleeping()) is False
+        assert first.call(utility.reset_prefix_cache()) is True
+        os.kill(first.core_status(0).pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            first.call(utility.is_sleeping())
+        with pytest.raises(EngineDeadError, match="not ours to restart"):
+            second.restart_core(0)
+    finally:
+        second.shutdown()
+        first.shutdown()
 
 
 def test_a_core_that_cannot_load_says_why(plan, tmp_path):

@@ -63,6 +63,11 @@ def run(args: argparse.Namespace) -> int:
     choose_transcripts(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     if args.explain:
         return explain(args)
+    if options.headless:
+        from quire.engine.headless import run_headless
+
+        _start_logging(options.uvicorn_log_level)
+        return run_headless(EngineArgs.from_cli_args(args))
     keys = (*options.keys, *read_environment().api_keys)
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")

@@ -214,6 +214,60 @@ class EngineArgs(UnbuiltArgs):
         minimum=0,
         maximum=1000,
     )
+    data_parallel_size_local: int | None = option(
+        None,
+        "How many of them run on this machine; None: all.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        unit="cores",
+        minimum=0,
+        maximum=1024,
+        flags=("-dpl",),
+    )
+    data_parallel_start_rank: int | None = option(
+        None,
+        "The first of them on this machine; None: 0.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        minimum=0,
+        maximum=1023,
+        flags=("-dpr",),
+    )
+    data_parallel_rank: int | None = option(
+        None,
+        "The one of them that this engine is, balanced from outside.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        minimum=0,
+        maximum=1023,
+        flags=("-dpn",),
+    )
+    data_parallel_address: str | None = option(
+        None,
+        "The front end's address, at which cores on other machines find it.",
+        Kind.TEXT,
+        _SCHEDULE,
+        flags=("-dpa",),
+    )
+    data_parallel_rpc_port: int = option(
+        29550,
+        "The front end's port for cores on other machines.",
+        Kind.INTEGER,
+        _SCHEDULE,
+        minimum=1,
+        maximum=65535,
+        flags=("-dpp",),
+    )
+    data_parallel_hybrid_lb: bool = option(
+        False,
+        "Serve with this machine's copies only; balance between machines outside.",
+        Kind.FLAG,
+        _SCHEDULE,
+        flags=("-dph",),
+    )
+    data_parallel_external_lb: bool = option(
+        False, "Serve with one copy; balance outside.", Kind.FLAG, _SCHEDULE, flags=("-dpe",)
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "Most tokens computed in one step; None: 4096.",
@@ -353,10 +407,16 @@ class EngineArgs(UnbuiltArgs):
             **{field.name: given[field.name] for field in fields(cls) if field.name in given}
         )
 
-    def create_engine_config(self) -> EnginePlan:
-        """Look at model and machine and decide everything: what an engine is built from."""
+    def create_engine_config(
+        self, usage_context: object = None, headless: bool = False
+    ) -> EnginePlan:
+        """Look at model and machine and decide everything: what an engine is built from.
+
+        `headless`: its cores serve a front end on another machine. `usage_context` is for reports
+        of usage, which are never sent.
+        """
         facts = importlib.import_module("quire.engine.facts")  # upward, hence by name
-        plan: EnginePlan = facts.make_plan(self)
+        plan: EnginePlan = facts.make_plan(self, is_headless=headless)
         return plan
 
 

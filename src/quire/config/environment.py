@@ -47,6 +47,11 @@ VARIABLES = (
         "keys with commas between",
         "Keys that `quire serve` asks for, beside those of --api-key.",
     ),
+    Variable(
+        "QUIRE_CLUSTER_SECRET",
+        "16 characters or more",
+        "What a front end and headless cores on other machines know; all others are refused.",
+    ),
     Variable("OMP_NUM_THREADS", "an integer >= 1", "At most so many threads compute."),
 )
 
@@ -60,6 +65,7 @@ class Environment(msgspec.Struct, frozen=True):
     cpu_isa: str | None
     log_stats_interval_s: float
     api_keys: tuple[str, ...]
+    cluster_secret: str | None
     unknown: tuple[str, ...]
     """Names that begin like ours and mean nothing."""
 
@@ -77,6 +83,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         cpu_isa=given.get("QUIRE_CPU_ISA") or None,
         log_stats_interval_s=_seconds(given, "QUIRE_LOG_STATS_INTERVAL", 10.0),
         api_keys=tuple(key for key in given.get("QUIRE_API_KEY", "").split(",") if key),
+        cluster_secret=given.get("QUIRE_CLUSTER_SECRET") or None,
         unknown=tuple(sorted(n for n in given if n.startswith(_PREFIX) and n not in known)),
     )
 

@@ -17,7 +17,9 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
 
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
-    `num_threads`, `num_blocks` and `kv_cache_bytes` are each core's own.
+    `data_parallel_ranks` are the cores that run here; in the mode "internal" those that are missing
+    run elsewhere and come to `data_parallel_address`. `num_threads`, `num_blocks` and
+    `kv_cache_bytes` are each core's own.
     `kv_cache_bytes` is what the blocks take in all groups' layers. `tokenizer_folder` is None when
     no tokenizer is wanted. `max_logprobs` is at most the vocabulary. `reasons` has an entry for
     every field shown by `explain()`; `notes` are what a user should hear.
@@ -42,6 +44,10 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     data_parallel_size: int
     max_core_restarts: int
+    data_parallel_mode: str
+    data_parallel_ranks: tuple[int, ...]
+    data_parallel_address: str | None
+    data_parallel_rpc_port: int
     use_graphs: bool
     # KV memory
     block_size: int

@@ -1,7 +1,7 @@
 """Wishes and facts become a plan: a pure function, so that a changed default is a changed line in a
 golden file.
 
-Rules 12.2 to 12.6 and 12.13 of the reference, as far as this release has what they speak of.
+Rules 12.2 to 12.7 and 12.13 of the reference, as far as this release has what they speak of.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from quire.config.plan import EnginePlan
 from quire.config.profiler import profiler_config
 from quire.config.resolve_dtype import decide_dtype, decide_quantization
 from quire.config.resolve_memory import decide_memory
+from quire.config.resolve_parallel import decide_data_parallel
 from quire.config.resolve_schedule import decide_schedule
 from quire.config.structured_outputs import structured_outputs_config
 
 
-def resolve(args: EngineArgs, model: ModelFacts, machine: MachineFacts) -> EnginePlan:
-    """Decide everything about an engine. Pure; `args` is not changed.
+def resolve(
+    args: EngineArgs, model: ModelFacts, machine: MachineFacts, *, is_headless: bool = False
+) -> EnginePlan:
+    """Decide everything about an engine. Pure; `args` is not changed. `is_headless`: its cores
+    serve a front end elsewhere.
 
     Raises InvalidParameter, InvalidType or NotBuiltYet for an argument that cannot be, LoadError
     where model and machine do not go together.
@@ -30,7 +34,7 @@ def resolve(args: EngineArgs, model: ModelFacts, machine: MachineFacts) -> Engin
     _decide_model(decisions)
     decide_dtype(decisions)
     decide_quantization(decisions)
-    _decide_machine(decisions)
+    _decide_machine(decisions, is_headless)
     decide_memory(decisions, decide_schedule(decisions))
     _decide_output(decisions)
     return decisions.plan()
@@ -75,10 +79,10 @@ def _decide_names(d: Decisions) -> None:
     d.decide("served_model_names", names, "served_model_name was given")
 
 
-def _decide_machine(d: Decisions) -> None:
+def _decide_machine(d: Decisions, is_headless: bool) -> None:
     machine = d.machine
     d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
-    d.wished("data_parallel_size")
+    decide_data_parallel(d, is_headless)
     d.wished("max_core_restarts")
     _decide_threads(d)
     reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
@@ -86,7 +90,7 @@ def _decide_machine(d: Decisions) -> None:
 
 
 def _decide_threads(d: Decisions) -> None:
-    machine, size = d.machine, d.args.data_parallel_size
+    machine, size = d.machine, max(1, len(d.value("data_parallel_ranks")))
     limit = machine.thread_limit
     if d.args.cpu_threads is not None:
         d.decide("num_threads", d.args.cpu_threads, "cpu_threads was given")

@@ -74,7 +74,7 @@ def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
     """Bytes for the KV cache, by what is free now, and the sum in words."""
     weights = weight_bytes(d)
     workspace = _workspace_bytes(d, length)
-    free = d.machine.free_memory_bytes // d.args.data_parallel_size
+    free = d.machine.free_memory_bytes // max(1, len(d.value("data_parallel_ranks")))
     share = d.args.gpu_memory_utilization
     taken = f"weights {gib(weights)}, workspace {gib(workspace)}"
     if share is None:

@@ -30,6 +30,12 @@ class ServerArgs:
     uds: str | None = option(
         None, "Path of a Unix socket to listen on instead of a port.", Kind.TEXT, _LISTEN
     )
+    headless: bool = option(
+        False,
+        "Run this machine's data-parallel cores for a server elsewhere, and no server here.",
+        Kind.FLAG,
+        _LISTEN,
+    )
     root_path: str = option("", "Path below which a proxy serves this server.", Kind.TEXT, _LISTEN)
     ssl_keyfile: str | None = option(None, "TLS: file of the private key.", Kind.TEXT, _LISTEN)
     ssl_certfile: str | None = option(None, "TLS: file of the certificate.", Kind.TEXT, _LISTEN)
@@ -231,7 +237,6 @@ class ServerArgs:
         _LOG,
         choices=("vllm:", "quire:"),
     )
-    headless: bool = unbuilt(False, "engines without a server", _ONE_FRONT_END)
     api_server_count: int | None = unbuilt(None, "server processes", _ONE_FRONT_END, 1)
     middleware: list[str] = unbuilt([], "further middleware", _NO_MIDDLEWARE)
     lora_modules: list[str] | None = unbuilt(

@@ -82,31 +82,18 @@ class UnbuiltArgs:
     # Parallel and distributed
     tensor_parallel_size: int = unbuilt(1, "devices per layer", _ONE_DEVICE, flags=("-tp",))
     pipeline_parallel_size: int = unbuilt(1, "stages of layers", _ONE_DEVICE, flags=("-pp",))
-    data_parallel_size_local: int | None = unbuilt(
-        None, "copies on this machine", _ONE_DEVICE, 1, flags=("-dpl",)
-    )
-    data_parallel_start_rank: int | None = unbuilt(
-        None, "first copy here", _ONE_DEVICE, 0, flags=("-dpr",)
-    )
-    data_parallel_rank: int | None = unbuilt(
-        None, "number of this copy", _ONE_DEVICE, flags=("-dpn",)
-    )
-    data_parallel_address: str | None = unbuilt(
-        None, "address of the first copy", _ONE_DEVICE, flags=("-dpa",)
-    )
-    data_parallel_rpc_port: int | None = unbuilt(
-        None, "port between copies", _ONE_DEVICE, 29550, flags=("-dpp",)
-    )
     data_parallel_backend: str = unbuilt(
-        "mp", "who starts the copies", _ONE_DEVICE, flags=("-dpb",)
+        "mp",
+        "who starts the copies",
+        "Start the copies of other machines there with --headless.",
+        flags=("-dpb",),
     )
-    data_parallel_hybrid_lb: bool = unbuilt(
-        False, "balance load per machine", _ONE_DEVICE, flags=("-dph",)
+    enable_expert_parallel: bool = unbuilt(
+        False,
+        "spread the experts over the copies",
+        "Leave it out: each copy holds all experts and steps for itself.",
+        flags=("-ep",),
     )
-    data_parallel_external_lb: bool = unbuilt(
-        False, "balance load outside", _ONE_DEVICE, flags=("-dpe",)
-    )
-    enable_expert_parallel: bool = unbuilt(False, "spread the experts", _ONE_DEVICE, flags=("-ep",))
     distributed_executor_backend: Any = unbuilt(None, "how workers are started", _ONE_DEVICE, "uni")
     nnodes: int = unbuilt(1, "machines", _ONE_DEVICE, flags=("-n",))
     node_rank: int = unbuilt(0, "number of this machine", _ONE_DEVICE, flags=("-r",))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from quire.engine import utility
 from quire.engine.utility import PauseMode
-from quire.errors import NotBuiltYet
+from quire.errors import EngineError, NotBuiltYet
 
 T = TypeVar("T")
 
@@ -21,6 +21,9 @@ class AsyncControl(ABC):
 
     @abstractmethod
     def _note_sleep(self, level: int | None) -> None: ...
+
+    @abstractmethod
+    async def _scale(self, num_cores: int, drain_timeout_s: float) -> None: ...
 
     async def pause_generation(
         self,
@@ -107,6 +110,19 @@ class AsyncControl(ABC):
         """What requests can be for."""
         tasks = await self._call(utility.get_supported_tasks())
         return tuple(tasks)
+
+    async def scale_elastic_ep(
+        self, new_data_parallel_size: int, drain_timeout: float = 300
+    ) -> None:
+        """Have so many data-parallel cores while requests run; nothing is lost.
+
+        New cores get requests once they are ready. Those that go finish theirs first: TimeoutError
+        when they do not within `drain_timeout` seconds, and all cores stay. Raises EngineError
+        while the engine is paused or asleep, which a new core would not be.
+        """
+        if await self.is_paused() or await self.is_sleeping():
+            raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
+        await self._scale(new_data_parallel_size, drain_timeout)
 
     # documented, not built
 

@@ -533,6 +533,9 @@ class AsyncLLM(AsyncControl):
         self._start_handler()
         return await self.front_end.client.call(call)
 
+    async def _scale(self, num_cores: int, drain_timeout_s: float) -> None:
+        await self.front_end.client.scale(num_cores, drain_timeout_s)
+
     def _require_alive(self) -> None:
         if self.errored:
             raise EngineDeadError(str(self.dead_error)) from self.dead_error

@@ -124,3 +124,9 @@ class AsyncEngineCoreClient(CoreConnection, Protocol):
         after the utility's `timeout_s`.
         """
         ...
+
+    async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
+        """Have so many cores. New ones get requests once they are ready; those that go finish
+        theirs first. Raises TimeoutError when they do not within `drain_timeout_s`.
+        """
+        ...

@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from quire import errors
 from quire.config.plan import EnginePlan
 from quire.engine.core_process import GRACE_S, CoreProcess
@@ -23,6 +25,7 @@ class CoreHost:
     """Starts cores of one plan, restarts them with the next incarnation number, and ends them.
 
     `first` is a process that was started ahead of its plan, for core `engine_indices[0]`.
+    `server_key` is the public key of a front end that is closed to strangers.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class CoreHost:
         first: CoreProcess | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         is_headless: bool = False,
-        process_group: tuple[str, int] | None = None,
+        server_key: bytes | None = None,
     ) -> None:
         self._plan = plan
         self._addresses = addresses
@@ -45,10 +48,17 @@ class CoreHost:
         self._first = first
         self._heartbeat_s = heartbeat_s
         self._is_headless = is_headless
-        self._process_group = process_group
+        self._server_key = server_key
         self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
         self.processes: dict[int, CoreProcess] = {}
         """The present life of each core; one that was taken away is not here."""
+
+    def resize(self, num_cores: int) -> None:
+        """Cores that start from now on share the machine's threads with so many."""
+        total = self._plan.num_threads * self._data_parallel_size
+        share = max(1, total // num_cores)
+        self._plan = msgspec.structs.replace(self._plan, num_threads=share)
+        self._data_parallel_size = num_cores
 
     def start(self, engine_index: int) -> CoreProcess:
         """Begin the next life of a core. Does not wait for it to be ready."""
@@ -91,7 +101,6 @@ class CoreHost:
             process.terminate()
 
     def _message(self, engine_index: int) -> StartMessage:
-        group = self._process_group
         return StartMessage(
             plan=self._plan,
             engine_index=engine_index,
@@ -104,8 +113,7 @@ class CoreHost:
             heartbeat_s=self._heartbeat_s,
             is_headless=self._is_headless,
             data_parallel_size=self._data_parallel_size,
-            process_group_host="127.0.0.1" if group is None else group[0],
-            process_group_port=None if group is None else group[1],
+            server_key=self._server_key,
         )
 
 

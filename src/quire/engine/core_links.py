@@ -12,24 +12,29 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
 
 from quire.engine.client import CoreStatus
+from quire.engine.cluster_keys import ClusterKeys, close_to_strangers
 from quire.engine.codec import BadMessage, Decoder, Encoder, Frame, has_input
 from quire.engine.core_calls import CoreCalls
+from quire.engine.frame_order import FrameOrder, LostFrames
 from quire.engine.protocol import (
     ENGINE_CORE_DEAD,
     PROTOCOL_VERSION,
     EngineCoreOutputs,
     EngineCoreReadyResponse,
     EngineCoreRequestType,
+    EngineZmqAddresses,
     Heartbeat,
     UtilityRequest,
+    core_header,
     core_identity,
 )
+from quire.engine.traffic import Traffic
 from quire.engine.utility import Utility
 from quire.errors import EngineError
 
@@ -37,12 +42,18 @@ logger = logging.getLogger(__name__)
 
 _Kind = EngineCoreRequestType
 
+LAST_WORD_MS = 1000
+OVERDUE_S = 5.0
+"""So long may a message stay away that a heartbeat knows of. Only time in which the receiver looked
+counts: neither a long step of the core nor a pause of this process loses anything."""
+
 
 @dataclass(slots=True)
 class CoreLink:
     """One core as its front end knows it. `waiting` are messages that it gets when it is ready.
 
-    `last_words` is the error that a core told us before it ended.
+    `last_words` is the error that a core told us before it ended; `lost` says that messages
+    between us are missing, so that nothing that follows can be trusted.
     """
 
     engine_index: int
@@ -51,6 +62,10 @@ class CoreLink:
     ready: EngineCoreReadyResponse | None = None
     is_dead: bool = False
     last_words: str = ""
+    lost: str = ""
+    num_sent: int = 0
+    order: FrameOrder = field(default_factory=FrameOrder)
+    traffic: Traffic = field(default_factory=lambda: Traffic(OVERDUE_S))
     waiting: list[list[Frame]] = field(default_factory=list)
     last_sign: float = 0.0
     last_step: float = 0.0
@@ -68,8 +83,17 @@ class CoreLinks:
     Messages of an earlier life of a core are dropped. Not thread-safe.
     """
 
-    def __init__(self, inputs: Sequence[str], outputs: Sequence[str], client_index: int) -> None:
-        """`inputs` and `outputs`: the endpoints at which cores find us."""
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        client_index: int,
+        keys: ClusterKeys | None = None,
+    ) -> None:
+        """`inputs` and `outputs`: the endpoints at which cores find us. With `keys` only those do
+        that know the secret.
+        """
+        self._keys = keys
         self._context = zmq.Context(io_threads=1)
         self.to_cores = self._bound(zmq.ROUTER, inputs)
         self.from_cores = self._bound(zmq.PULL, outputs)
@@ -100,6 +124,11 @@ class CoreLinks:
         link.waiting.clear()
         self.events.append(error)
         self.calls.fail(engine_index, error)
+
+    @property
+    def addresses(self) -> EngineZmqAddresses:
+        """Where cores find these sockets."""
+        return EngineZmqAddresses([_endpoint(self.to_cores)], [_endpoint(self.from_cores)])
 
     @property
     def live(self) -> list[int]:
@@ -135,7 +164,9 @@ class CoreLinks:
         Raises TypeError for a message that cannot travel.
         """
         link = self.links[engine_index]
-        frames = [link.identity, kind.value, *self._encoder.encode(message)]
+        payload = self._encoder.encode(message)
+        link.num_sent += 1
+        frames = [link.identity, core_header(kind, link.num_sent), *payload]
         if link.ready is None:
             link.waiting.append(frames)
         elif not link.is_dead:
@@ -213,7 +244,11 @@ class CoreLinks:
         link = self.links.get(outputs.engine_index)
         if link is None or link.is_dead or outputs.incarnation != link.incarnation:
             return
+        if outputs.protocol_version != PROTOCOL_VERSION or link.ready is None or link.lost:
+            return
         link.last_sign = time.monotonic()
+        if outputs.sequence and not self._is_next(link, outputs.sequence):
+            return
         if outputs.heartbeat is not None:
             self._note_beat(link, outputs.heartbeat)
         elif outputs.utility_output is not None:
@@ -222,7 +257,26 @@ class CoreLinks:
             link.last_step = link.last_sign
             self.events.append(outputs)
 
+    def _is_next(self, link: CoreLink, sequence: int) -> bool:
+        try:
+            return link.order.accept(sequence)
+        except LostFrames as error:
+            link.lost = f"of its messages to us {error}"
+            return False
+
+    def look(self, passed_s: float) -> None:
+        """So long have we looked on since the last call: what should have come by now?"""
+        for link in self.links.values():
+            try:
+                link.traffic.look(link.beat, link.order.num_taken, passed_s)
+            except LostFrames as error:
+                link.lost = f"of its messages to us {error}"
+
     def _note_beat(self, link: CoreLink, beat: Heartbeat) -> None:
+        try:
+            link.traffic.note_beat(link.beat, beat, link.num_sent, link.last_sign)
+        except LostFrames as error:
+            link.lost = f"of our messages to it {error}"
         if beat.num_steps != link.beat.num_steps or not beat.has_work:
             link.last_step = link.last_sign
         link.beat = beat
@@ -235,8 +289,8 @@ class CoreLinks:
     # sockets
 
     def close(self) -> None:
-        """Close the sockets; what was not sent is lost."""
-        self._context.destroy(linger=0)
+        """Close the sockets. What was not sent is lost, but for a last word to other machines."""
+        self._context.destroy(linger=0 if self._keys is None else LAST_WORD_MS)
 
     def _bound(self, kind: int, endpoints: Sequence[str]) -> zmq.Socket[bytes]:
         found = self._context.socket(kind)
@@ -244,9 +298,16 @@ class CoreLinks:
         found.linger = 0
         if kind == zmq.ROUTER:
             found.router_mandatory = True
+        if self._keys is not None:
+            close_to_strangers(found, self._keys)
         for endpoint in endpoints:
             found.bind(endpoint)
         return found
+
+
+def _endpoint(socket: zmq.Socket[bytes]) -> str:
+    """Where a bound socket is found: where the system chose the port, with that."""
+    return cast(bytes, socket.last_endpoint).rstrip(b"\0").decode()
 
 
 def is_stopped(pid: int) -> bool:

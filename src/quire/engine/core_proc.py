@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ import msgspec
 import zmq
 
 from quire.config.plan import EnginePlan
-from quire.engine.codec import BadMessage, Decoder, Encoder, Frame, has_input
+from quire.engine.cluster_keys import introduce
+from quire.engine.codec import BadMessage, Decoder, Encoder, has_input
 from quire.engine.core import EngineCore
+from quire.engine.frame_order import FrameOrder
 from quire.engine.protocol import (
     CLIENT_SHIFT,
     ENGINE_CORE_DEAD,
@@ -38,6 +40,7 @@ from quire.engine.protocol import (
     UtilityOutput,
     UtilityRequest,
     core_identity,
+    read_core_header,
 )
 from quire.engine.split_outputs import split_outputs
 from quire.engine.start_message import StartMessage
@@ -81,11 +84,13 @@ class EngineCoreProc:
         self._is_told_to_end = False
         self._poller = self._make_poller()
         self._encoder = Encoder()
-        self._decoders: dict[bytes, Callable[[Sequence[Frame]], None]] = {
-            _Kind.ADD.value: self._decoding(EngineCoreRequest, self.add_request),
-            _Kind.ABORT.value: self._decoding(list[int], core.abort_requests),
-            _Kind.UTILITY.value: self._decoding(UtilityRequest, self._serve_utility),
-            _Kind.SHUTDOWN.value: self._decoding(float, self.request_shutdown),
+        self._orders = [FrameOrder() for _ in self._inputs]
+        self._num_sent = [0] * len(self._outputs)
+        self._decoders: dict[bytes, _Decoding] = {
+            _Kind.ADD.value: _decoding(EngineCoreRequest, self.add_request),
+            _Kind.ABORT.value: _decoding(list[int], core.abort_requests),
+            _Kind.UTILITY.value: _decoding(UtilityRequest, self._serve_utility),
+            _Kind.SHUTDOWN.value: _decoding(float, self.request_shutdown),
         }
         self._vitals = Vitals(pipe, message.heartbeat_s, self._beat, message.socket_folder)
         self._watchdog = Watchdog("The core's loop", STALL_S, guards_process=True)
@@ -169,13 +174,18 @@ class EngineCoreProc:
                 self.request_shutdown(0.0)
 
     def _take(self, front_end: int, frames: list[zmq.Frame]) -> None:
-        take = self._decoders.get(frames[0].bytes)
+        """Serve one message: a repeat is dropped, and one behind a gap raises LostFrames."""
         try:
-            if take is None or len(frames) < 2:
+            kind, sequence = read_core_header(frames[0].bytes)
+            if kind not in self._decoders or len(frames) < 2:
                 raise BadMessage("no message begins like this")
-            take(frames[1:])
-        except BadMessage as error:
+            decoder, serve = self._decoders[kind]
+            message = decoder.decode(frames[1:])
+        except ValueError as error:
             logger.error("Front end %d sent what is no message: %s", front_end, error)
+            return
+        if self._orders[front_end].accept(sequence):
+            serve(message)
 
     # what goes out
 
@@ -189,6 +199,10 @@ class EngineCoreProc:
             self._send_to(index, part)
 
     def _send_to(self, client_index: int, outputs: EngineCoreOutputs) -> None:
+        """The one way out of everything that is numbered."""
+        outputs.protocol_version = PROTOCOL_VERSION
+        self._num_sent[client_index] += 1
+        outputs.sequence = self._num_sent[client_index]
         frames = self._encoder.encode(outputs)
         self._outputs[client_index].send_multipart(frames, copy=len(frames) == 1)
 
@@ -200,7 +214,8 @@ class EngineCoreProc:
 
     def _serve_utility(self, request: UtilityRequest) -> None:
         if not 0 <= request.client_index < len(self._outputs):
-            raise BadMessage(f"there is no front end {request.client_index}")
+            logger.error("There is no front end %d to answer to.", request.client_index)
+            return
         try:
             if self._deadline is not None:
                 raise RuntimeError("the engine is shutting down")
@@ -277,11 +292,13 @@ class EngineCoreProc:
         outputs = EngineCoreOutputs(
             engine_index=message.engine_index,
             incarnation=message.incarnation,
-            heartbeat=Heartbeat(self._num_steps, self._has_more_to_do(), age),
+            protocol_version=PROTOCOL_VERSION,
         )
-        data = msgspec.msgpack.encode(outputs)
-        for socket_ in self._beats:
-            socket_.send(data)
+        has_work = self._has_more_to_do()
+        for index, socket_ in enumerate(self._beats):
+            num_sent, num_taken = self._num_sent[index], self._orders[index].num_taken
+            outputs.heartbeat = Heartbeat(self._num_steps, has_work, age, num_sent, num_taken)
+            socket_.send(msgspec.msgpack.encode(outputs))
 
     # sockets and signals
 
@@ -291,6 +308,8 @@ class EngineCoreProc:
         found.linger = LINGER_MS
         if identity is not None:
             found.identity = identity
+        if self._message.server_key is not None:
+            introduce(found, self._message.server_key)
         found.connect(to)
         return found
 
@@ -307,11 +326,12 @@ class EngineCoreProc:
         with contextlib.suppress(BlockingIOError):
             self._wake.send(b"\0")
 
-    def _decoding(
-        self, kind: Any, take: Callable[[Any], None]
-    ) -> Callable[[Sequence[Frame]], None]:
-        decoder: Decoder[Any] = Decoder(kind)
-        return lambda frames: take(decoder.decode(frames))
+
+_Decoding = tuple[Decoder[Any], Callable[[Any], None]]
+
+
+def _decoding(kind: Any, serve: Callable[[Any], None]) -> _Decoding:
+    return Decoder(kind), serve
 
 
 def make_core_proc(

@@ -72,6 +72,11 @@ class CoreProcess:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; negative: by which signal. None while it runs."""
+        return self._process.poll()
+
     def last_words(self) -> tuple[str, str] | None:
         """The class and the text of the error that kept it from serving, if that was so."""
         return last_words(self.pipe)

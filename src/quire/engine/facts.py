@@ -31,13 +31,15 @@ _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float
 _LARGEST_HEADER = 100 << 20
 
 
-def make_plan(args: EngineArgs) -> EnginePlan:
-    """Everything about the engine that `args` describe, on this machine as it is now.
+def make_plan(args: EngineArgs, *, is_headless: bool = False) -> EnginePlan:
+    """Everything about the engine that `args` describe, on this machine as it is now;
+    `is_headless`: its cores serve a front end elsewhere.
 
     Raises RequestError for an argument, LoadError for a model that cannot be.
     """
     check_args(args)
-    return resolve(args, gather_model_facts(args), gather_machine_facts())
+    model, machine = gather_model_facts(args), gather_machine_facts()
+    return resolve(args, model, machine, is_headless=is_headless)
 
 
 def gather_model_facts(args: EngineArgs) -> ModelFacts:
@@ -61,6 +63,7 @@ def gather_model_facts(args: EngineArgs) -> ModelFacts:
         num_layers=len(decoder.blocks),
         hidden_size=decoder.dim,
         widest=max(map(_width, decoder.blocks)),
+        num_experts=max(b.mlp.experts if isinstance(b.mlp, Moe) else 0 for b in decoder.blocks),
         vocab_size=decoder.vocab,
         kv_groups=tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
         kv_values_per_token=layer_slots(groups) * 2 * first.kv_heads * first.head_dim,

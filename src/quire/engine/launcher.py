@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config.engine_args import EngineArgs
+from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
+from quire.config.resolve_parallel import INTERNAL
+from quire.engine.async_mp_client import AsyncMPClient
 from quire.engine.client import AsyncEngineCoreClient, EngineCoreClient
+from quire.engine.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.core_host import HEARTBEAT_S, CoreHost
 from quire.engine.core_links import CoreLinks
 from quire.engine.core_process import CoreProcess
 from quire.engine.front_end import FrontEnd, build_front_end
-from quire.engine.mp_client import AsyncMPClient, MPClient, SyncMPClient
-from quire.engine.protocol import EngineZmqAddresses
+from quire.engine.handshake import HandshakeServer
+from quire.engine.mp_client import MPClient
 from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
 from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.supervisor import AsyncSupervisor, SyncSupervisor
+from quire.engine.sync_mp_client import SyncMPClient
 
 C = TypeVar("C", bound=MPClient)
 
@@ -92,34 +98,58 @@ def launch_async(plan: EnginePlan) -> AsyncMPClient:
 
 
 def start(make: Callable[..., C], plan: EnginePlan, first: CoreProcess | None = None) -> C:
-    """The client of the plan's cores, which have been started and are not ready yet.
+    """The client of the plan's cores, of which those on this machine have been started; none is
+    ready yet.
 
-    `first` is a process that was started ahead; it becomes core 0.
+    `first` is a process that was started ahead; it becomes this machine's first core. Raises
+    InvalidParameter where cores on other machines are to come and no secret is set.
     """
+    here = list(plan.data_parallel_ranks)
+    missing = _missing(plan)
+    keys = cluster_keys(read_environment().cluster_secret) if missing else None
+    if first is not None and not here:
+        first.end(0.0)
     folder = make_socket_folder()
-    indices = list(range(plan.data_parallel_size))
     try:
-        addresses = EngineZmqAddresses([f"ipc://{folder}/input-0"], [f"ipc://{folder}/output-0"])
-        links = CoreLinks(addresses.inputs, addresses.outputs, client_index=0)
+        links = _links(plan, folder, keys)
+        addresses, handshake = links.addresses, None
+        if keys is not None:
+            endpoint = f"tcp://{plan.data_parallel_address}:{plan.data_parallel_rpc_port}"
+            handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
     except BaseException:
         remove_socket_folder(folder)
         raise
     host = CoreHost(
         plan,
         addresses,
-        indices,
+        here,
         data_parallel_size=plan.data_parallel_size,
         socket_folder=folder,
         first=first,
         heartbeat_s=HEARTBEAT_S,
+        server_key=None if keys is None else keys.public,
     )
-    client = make(links, host, folder=folder)
+    client = make(links, host, folder=folder, handshake=handshake)
     try:
-        client.start_cores(indices)
+        client.start_cores(here)
     except BaseException:
         client.shutdown()
         raise
     return client
+
+
+def _missing(plan: EnginePlan) -> list[int]:
+    """The cores that come from other machines."""
+    if plan.data_parallel_mode != INTERNAL:
+        return []
+    return [i for i in range(plan.data_parallel_size) if i not in plan.data_parallel_ranks]
+
+
+def _links(plan: EnginePlan, folder: Path, keys: ClusterKeys | None) -> CoreLinks:
+    if keys is None:
+        return CoreLinks([f"ipc://{folder}/input-0"], [f"ipc://{folder}/output-0"], 0)
+    endpoint = f"tcp://{plan.data_parallel_address}:*"
+    return CoreLinks([endpoint], [endpoint], 0, keys)
 
 
 def _ready(client: C) -> C:

@@ -1,12 +1,12 @@
-"""Clients of cores in other processes: one for a thread that blocks, one for an event loop.
+"""What the clients of cores in other processes share; how they wait is theirs: a thread blocks in
+sync_mp_client.py, an event loop is given back in async_mp_client.py.
 
-They differ in how they wait and in nothing else. With several cores a balancer says which of them
+With several cores a balancer says which of them
 gets a request (load_balancer.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import weakref
@@ -21,7 +21,8 @@ import zmq
 from quire.engine.client import CoreStatus
 from quire.engine.core_host import CoreHost
 from quire.engine.core_links import CoreLinks, is_stopped
-from quire.engine.core_process import GRACE_S
+from quire.engine.core_process import GRACE_S, CoreProcess
+from quire.engine.handshake import HANDSHAKE_TIMEOUT_MINS, HandshakeServer
 from quire.engine.load_balancer import LoadBalancer
 from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
 from quire.engine.socket_folder import remove_socket_folder
@@ -55,9 +56,10 @@ class MPClient:
         balancer: LoadBalancer | None = None,
         silent_s: float = SILENT_S,
         longest_turn_s: float = LONGEST_TURN_S,
+        handshake: HandshakeServer | None = None,
     ) -> None:
-        """`host` has the processes of the cores (None: somebody else has started them), `folder`
-        the sockets. Both end with this client.
+        """`host` has the processes of the cores that are ours, `folder` the sockets; those on other
+        machines come to `handshake`. All end with this client.
         """
         self._links = links
         self._host = host
@@ -67,9 +69,15 @@ class MPClient:
         self.longest_turn_s = longest_turn_s
         self._owners: dict[int, int] = {}
         self._killed: dict[int, str] = {}
+        self._new: dict[int, EngineError | None] = {}
+        self._leaving: set[int] = set()
         self._checked_at = time.monotonic()
         self._is_closed = False
-        self._finalizer = weakref.finalize(self, _let_go, links, host, folder)
+        self._handshake = handshake
+        self._absent = set(() if handshake is None else handshake.missing)
+        for engine_index in self._absent:
+            links.expect(engine_index, 1)
+        self._finalizer = weakref.finalize(self, _let_go, links, host, folder, handshake)
 
     # requests
 
@@ -108,14 +116,14 @@ class MPClient:
         return self._owners.get(handle)
 
     def _choose(self, request: EngineCoreRequest) -> int:
-        live = self._require_live()
+        live = [index for index in self._require_live() if index not in self._leaving]
         pinned = request.data_parallel_rank
         if pinned is None:
             return self._balancer.choose(request, live)
-        if pinned not in self._links.links:
-            known = ", ".join(map(str, self._links.links))
+        if pinned not in self.engine_indices:
+            known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
-        if pinned not in live:
+        if pinned not in self._links.live:
             raise EngineDeadError(f"Engine core {pinned} is dead.", engine_index=pinned)
         self._balancer.note(request, pinned)
         return pinned
@@ -130,7 +138,7 @@ class MPClient:
 
     @property
     def engine_indices(self) -> Sequence[int]:
-        return list(self._links.links)
+        return [index for index in self._links.links if index not in self._new]
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """What is known of one core now."""
@@ -150,20 +158,28 @@ class MPClient:
         return handles
 
     def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
-        """Start a dead core anew; what is sent to it meanwhile waits until it is ready, `first`
-        before all else.
+        """Start a dead core anew, or wait for it to come again from its machine. What is sent to it
+        meanwhile waits until it is ready, `first` before all else.
         """
         self._require_open()
-        if self._host is None:
+        self._let_lives_go(engine_index)
+        if self._is_ours(engine_index):
+            self.start_cores([engine_index])
+        elif self._handshake is not None:
+            self._links.expect(engine_index, self._links.links[engine_index].incarnation + 1)
+            self._absent.add(engine_index)
+        else:
             text = f"Engine core {engine_index} is not ours to restart."
             raise EngineDeadError(text, engine_index=engine_index)
-        for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
-            self._forget(handle)
-        self._balancer.forget(engine_index)
-        self.start_cores([engine_index])
         for utility in first:
             _, future = self._links.begin_call(utility, [engine_index])
             future.add_done_callback(partial(_note_failure, utility.method))
+
+    def _let_lives_go(self, engine_index: int) -> None:
+        """What a core had is lost."""
+        for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
+            self._forget(handle)
+        self._balancer.forget(engine_index)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the cores; requests may finish for `timeout_s`. Idempotent, and leaves no process
@@ -182,14 +198,56 @@ class MPClient:
             self._host.start(engine_index)
             self._links.expect(engine_index, self._host.incarnations[engine_index])
 
+    # more and fewer cores (scaling.py)
+
+    def start_new(self, engine_indices: Sequence[int]) -> None:
+        """Begin cores that get nothing until `admit`."""
+        if self._host is None:
+            raise EngineDeadError("The cores are not ours: start and end them where they run.")
+        self._new |= dict.fromkeys(engine_indices)
+        self._host.resize(len(self._links.links) + len(engine_indices))
+        self.start_cores(engine_indices)
+
+    def is_ready(self, engine_index: int) -> bool:
+        """Whether a new core has said READY. Raises what kept it from it."""
+        error = self._new.get(engine_index)
+        if error is not None:
+            raise error
+        return self._links.links[engine_index].ready is not None
+
+    def admit(self, engine_indices: Sequence[int]) -> None:
+        """New cores get requests from now on."""
+        for engine_index in engine_indices:
+            del self._new[engine_index]
+
+    def set_leaving(self, engine_indices: Sequence[int]) -> None:
+        """These cores, and no others, finish what they have and get no new requests."""
+        self._leaving = set(engine_indices)
+
+    def num_requests(self, engine_index: int) -> int:
+        """The requests that the core has."""
+        return sum(owner == engine_index for owner in self._owners.values())
+
+    def retire(self, engine_index: int) -> CoreProcess | None:
+        """Tell a core to end that nobody needs, and forget it; its process, if it has one still."""
+        self._new.pop(engine_index, None)
+        if engine_index in self._links.links:
+            self._tell_to_end(engine_index, 0.0)
+            self._links.forget(engine_index)
+        self._balancer.forget(engine_index)
+        return None if self._host is None else self._host.processes.pop(engine_index, None)
+
+    def _tell_to_end(self, engine_index: int, drain_s: float) -> None:
+        process = None if self._host is None else self._host.processes.get(engine_index)
+        if self._links.links[engine_index].ready is not None:
+            self._links.send(engine_index, _Kind.SHUTDOWN, drain_s)
+        elif process is not None:
+            process.terminate()
+
     def _end_cores(self, engine_indices: Sequence[int], drain_s: float) -> None:
         """Tell cores to end, and wait for those that are ours."""
         for engine_index in engine_indices:
-            process = None if self._host is None else self._host.processes.get(engine_index)
-            if self._links.links[engine_index].ready is not None:
-                self._links.send(engine_index, _Kind.SHUTDOWN, drain_s)
-            elif process is not None:
-                process.terminate()
+            self._tell_to_end(engine_index, drain_s)
         if self._host is not None:
             self._host.end(engine_indices, drain_s + GRACE_S)
 
@@ -199,7 +257,8 @@ class MPClient:
 
     def _require_live(self) -> list[int]:
         self._require_open()
-        live = self._links.live
+        hidden = self._absent.union(self._new)
+        live = [index for index in self._links.live if index not in hidden]
         if not live:
             raise EngineDeadError("No engine core is left.")
         return live
@@ -211,29 +270,59 @@ class MPClient:
         if self._is_closed:
             return
         self._links.take()
+        if self._handshake is not None:
+            self._handshake.take(self._join)
+        for engine_index, link in self._links.links.items():
+            why = link.lost or ("" if self._is_ours(engine_index) else link.last_words)
+            if why and not link.is_dead and engine_index not in self._killed:
+                self._give_up(engine_index, why)
         for engine_index, process in list(self._host.processes.items() if self._host else ()):
-            link = self._links.links.get(engine_index)
-            if link is not None and not link.is_dead and not process.is_running:
+            its = self._links.links.get(engine_index)
+            if its is not None and not its.is_dead and not process.is_running:
                 self._bury(engine_index)
+
+    def _join(self, engine_indices: Sequence[int]) -> list[int] | None:
+        """Expect cores that come from another machine, for the first time or after their death."""
+        links = self._links.links
+        if any(not links[i].is_dead and i not in self._absent for i in engine_indices):
+            return None
+        for engine_index in engine_indices:
+            if links[engine_index].is_dead:
+                self._let_lives_go(engine_index)
+                self._links.expect(engine_index, links[engine_index].incarnation + 1)
+            self._absent.discard(engine_index)
+        return [links[index].incarnation for index in engine_indices]
+
+    def _is_ours(self, engine_index: int) -> bool:
+        """Whether the core's processes are children of this one."""
+        return self._host is not None and engine_index in self._host.incarnations
 
     def _bury(self, engine_index: int) -> None:
         assert self._host is not None
         self._links.take()
         why = self._killed.pop(engine_index, "") or self._links.links[engine_index].last_words
-        self._links.lose(engine_index, self._host.death_of(engine_index, why))
+        error = self._host.death_of(engine_index, why)
+        if engine_index in self._new:  # whoever waits for it hears of it, nobody else
+            self._new[engine_index] = error
+            self._links.forget(engine_index)
+        else:
+            self._links.lose(engine_index, error)
 
     def _check_vitals(self) -> None:
         """Kill cores of ours that give no sign of life: then they are dead in the ordinary way."""
         now = time.monotonic()
-        late_s, self._checked_at = now - self._checked_at, now
-        if late_s > 2 * TICK_S:
+        passed_s, self._checked_at = now - self._checked_at, now
+        if passed_s > 2 * TICK_S:
             return  # it was this process that stood still
+        self._links.look(passed_s)
         for engine_index, link in self._links.links.items():
+            if engine_index in self._absent and now - link.since > HANDSHAKE_TIMEOUT_MINS * 60:
+                self._give_up(engine_index, "it did not come back from its machine")
             if link.ready is None or link.is_dead:
                 continue
             silent_s = now - link.last_sign
             if silent_s > self._silent_s or (
-                silent_s > STOPPED_S and self._host is not None and is_stopped(link.ready.pid)
+                silent_s > STOPPED_S and self._is_ours(engine_index) and is_stopped(link.ready.pid)
             ):
                 self._give_up(engine_index, f"it gave no sign of life for {silent_s:.1f} s")
             elif link.beat.turn_age_s > self.longest_turn_s:
@@ -287,6 +376,8 @@ class MPClient:
         poller = zmq.Poller()
         poller.register(self._links.from_cores, zmq.POLLIN)
         poller.register(self._links.to_cores, zmq.POLLIN)
+        if self._handshake is not None:
+            poller.register(self._handshake.socket, zmq.POLLIN)
         for engine_index, process in self._host.processes.items() if self._host else ():
             link = self._links.links.get(engine_index)
             if link is not None and not link.is_dead:
@@ -295,155 +386,22 @@ class MPClient:
         self._take()
 
 
-class SyncMPClient(MPClient):
-    """`EngineCoreClient` of cores in other processes; for one thread."""
-
-    def get_output(self) -> EngineCoreOutputs:
-        """The next outputs. Empty when the cores have no requests of ours, or stand still."""
-        self._require_open()
-        links = self._links
-        links.take()
-        if not links.events:
-            self._take()
-        beats = [link.beat for link in links.links.values()]
-        while not links.events and self._owners:
-            self._wait(TICK_S)
-            self._check_vitals()
-            if not links.events and self._stands_still(beats):
-                break
-        return self._next_event() if links.events else EngineCoreOutputs()
-
-    def call(self, utility: Utility[T]) -> T:
-        """Ask every core, and give their one answer."""
-        call_id, future = self._begin(utility)
-        limit_s = utility.timeout_s
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        while not future.done():
-            left_s = TICK_S if deadline is None else min(TICK_S, deadline - time.monotonic())
-            if left_s <= 0:
-                self._links.calls.forget(call_id)
-                raise TimeoutError(f"{utility.method} was not answered within {limit_s:g} s.")
-            self._wait(left_s)
-            self._check_vitals()
-        return future.result()
-
-    def _stands_still(self, before: list[Any]) -> bool:
-        """Has every core said since `before` that it has nothing to do?"""
-        now = [link.beat for link in self._links.links.values() if not link.is_dead]
-        return all(beat not in before and not beat.has_work for beat in now)
-
-
-class AsyncMPClient(MPClient):
-    """`AsyncEngineCoreClient` of cores in other processes; for one event loop at a time."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._watched: list[int] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._arrival: asyncio.Future[None] | None = None
-
-    async def get_output(self) -> EngineCoreOutputs:
-        """The next outputs; waits until there are some."""
-        self._attach()
-        while not self._links.events:
-            self._require_open()
-            assert self._loop is not None
-            if self._arrival is None or self._arrival.done():
-                self._arrival = self._loop.create_future()
-            await self._arrival
-        return self._next_event()
-
-    async def call(self, utility: Utility[T]) -> T:
-        """Ask every core, and give their one answer."""
-        self._attach()
-        call_id, future = self._begin(utility)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), utility.timeout_s)
-        except TimeoutError:
-            text = f"{utility.method} was not answered within {utility.timeout_s:g} s."
-            raise TimeoutError(text) from None
-        finally:
-            self._links.calls.forget(call_id)
-
-    def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
-        super().restart_core(engine_index, first)
-        if self._loop is not None:
-            self._watch_again()
-
-    def shutdown(self, timeout_s: float | None = None) -> None:
-        self._detach()
-        super().shutdown(timeout_s)
-        self._announce()
-
-    def _attach(self) -> None:
-        """Let the running loop call us when something comes."""
-        self._require_open()
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        self._detach()
-        self._loop = loop
-        self._watch_again()
-        self._tick()
-
-    def _detach(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._loop is not None and not self._loop.is_closed():
-            for fd in self._watched:
-                self._loop.remove_reader(fd)
-        self._loop, self._watched, self._timer = None, [], None
-
-    def _watch_again(self) -> None:
-        """Watch the sockets and the pipes of the present processes."""
-        loop = self._loop
-        assert loop is not None
-        for fd in self._watched:
-            loop.remove_reader(fd)
-        sockets = (self._links.from_cores, self._links.to_cores)
-        self._watched = [socket.fileno() for socket in sockets]
-        if self._host is not None:
-            self._watched += [
-                process.pipe.fileno()
-                for index, process in self._host.processes.items()
-                if index in self._links.links and not self._links.links[index].is_dead
-            ]
-        for fd in self._watched:
-            loop.add_reader(fd, self._on_arrival)
-        loop.call_soon(self._on_arrival)  # what came before anybody watched gives no sign
-
-    def _on_arrival(self) -> None:
-        if self._is_closed or self._loop is None:
-            return
-        num_live = len(self._links.live)
-        self._take()
-        if len(self._links.live) != num_live:
-            self._watch_again()
-        if self._links.events:
-            self._announce()
-
-    def _announce(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def _tick(self) -> None:
-        if self._is_closed or self._loop is None:
-            return
-        self._on_arrival()
-        self._check_vitals()
-        self._timer = self._loop.call_later(TICK_S, self._tick)
-
-
 def _note_failure(method: str, future: Future[Any]) -> None:
     if future.exception() is not None:
         logger.error("A new life of a core could not %s: %s", method, future.exception())
 
 
-def _let_go(links: CoreLinks, host: CoreHost | None, folder: Path | None) -> None:
+def _let_go(
+    links: CoreLinks,
+    host: CoreHost | None,
+    folder: Path | None,
+    handshake: HandshakeServer | None,
+) -> None:
     """End what is left of a client that is gone."""
     if host is not None:
         host.end(list(host.processes), 0.0)
     links.close()
+    if handshake is not None:
+        handshake.close()
     if folder is not None:
         remove_socket_folder(folder)

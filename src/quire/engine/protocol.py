@@ -10,6 +10,7 @@ every change of their meaning changes `PROTOCOL_VERSION`.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class FinishReason(enum.IntEnum):
 
 
 class EngineCoreRequestType(enum.Enum):
-    """The first frame of a message to a core: what the rest of it is."""
+    """What a message to a core is: the first byte of its first frame (`core_header`)."""
 
     ADD = b"\x00"
     """An EngineCoreRequest; of a handle that is alive already, its next input."""
@@ -180,11 +181,14 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
 class Heartbeat(msgspec.Struct, array_like=True, gc=False):
     """What a core's loop was doing when this was sent: how many steps it has made, whether it has
     work, and since when (seconds) it is inside its present turn (0: it waits for input).
+    `num_sent` and `num_taken` are the numbers of the last message to and from this front end.
     """
 
     num_steps: int = 0
     has_work: bool = False
     turn_age_s: float = 0.0
+    num_sent: int = 0
+    num_taken: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -192,8 +196,9 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `token_ids` (None: one each).
 
     A request in `finished` may have no new token (an error, an abort by the core). Outputs of a
-    core process carry its `incarnation`: a front end drops those of an earlier one. Iterating gives
-    a view for each request.
+    core process carry its `incarnation`: a front end drops those of an earlier one. Their
+    `sequence` counts the messages to one front end from 1, so that a lost one is noticed; 0 is a
+    heartbeat, which overtakes them. Iterating gives a view for each request.
     """
 
     handles: list[int] = []
@@ -211,6 +216,8 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     heartbeat: Heartbeat | None = None
     wave_complete: int | None = None
     start_wave: int | None = None
+    protocol_version: int = 0
+    sequence: int = 0
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:
@@ -317,12 +324,14 @@ class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc
 
 
 class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The answer to HELLO: the addresses, or why there is none."""
+    """The answer to HELLO: the addresses and the incarnation of each core in the order of HELLO, or
+    why there is none.
+    """
 
     protocol_version: int
     addresses: EngineZmqAddresses | None = None
     refusal: str | None = None
-    incarnation: int = 0
+    incarnations: list[int] = []
     data_parallel_size: int = 1
 
 
@@ -362,6 +371,23 @@ class ReconfigureDistributedRequest(msgspec.Struct, gc=False):
     new_data_parallel_rank_local: int
     new_data_parallel_master_ip: str
     new_data_parallel_master_port: int
+
+
+_HEADER = struct.Struct("<cQ")
+
+
+def core_header(kind: EngineCoreRequestType, sequence: int) -> bytes:
+    """The first frame of a message to a core: its kind, and its number among the messages from one
+    front end to one life of a core, which count from 1.
+    """
+    return _HEADER.pack(kind.value, sequence)
+
+
+def read_core_header(frame: bytes) -> tuple[bytes, int]:
+    """The kind's byte and the number. Raises ValueError for bytes that are no header."""
+    if len(frame) != _HEADER.size:
+        raise ValueError("no message begins like this")
+    return _HEADER.unpack(frame)
 
 
 def core_identity(engine_index: int, incarnation: int) -> bytes:

@@ -24,7 +24,7 @@ class StartMessage(msgspec.Struct, kw_only=True):
 
     `socket_folder` is removed by a core that outlives the front end. `dies_with_thread`: the
     system may kill the core when the thread that started it ends. `parent_pid` started it.
-    `process_group_port`: where lock-step cores meet; None for cores that are independent.
+    `server_key`: the public key of front ends that are not on this machine.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -39,9 +39,8 @@ class StartMessage(msgspec.Struct, kw_only=True):
     log_level: int = 30
     heartbeat_s: float = 0.5
     is_headless: bool = False
+    server_key: bytes | None = None
     data_parallel_size: int = 1
-    process_group_host: str = "127.0.0.1"
-    process_group_port: int | None = None
 
 
 def send_start(pipe: socket.socket, message: StartMessage) -> None:

@@ -325,6 +325,11 @@ class AsyncSupervisor(Supervision[AsyncLivesClient]):
                 self._control.note(utility, answer)
                 return answer
 
+    async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
+        """Have so many cores."""
+        self._require_alive()
+        await self.client.scale(num_cores, drain_timeout_s)
+
     async def _wait_for_restart(self, utility: Utility[Any], error: EngineDeadError) -> None:
         """`get_output`, which somebody awaits, finds the death and restarts the core."""
         while not self._are_running():

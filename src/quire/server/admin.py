@@ -16,7 +16,6 @@ from quire.errors import (
     EngineDeadError,
     EngineError,
     InvalidParameter,
-    NotBuiltYet,
     ProfilerAlreadyActive,
 )
 from quire.server.body import T
@@ -60,6 +59,13 @@ class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     timeout: Annotated[float, Meta(gt=0)] | None = None
+
+
+class ScaleRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How many cores, and how long those that go may take to finish (seconds)."""
+
+    new_data_parallel_size: Annotated[int, Meta(ge=1, le=1024)]
+    drain_timeout: Annotated[float, Meta(gt=0)] = 120
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -167,8 +173,13 @@ async def abort_requests(server: Server, request: Request) -> Response:
 
 
 async def scale_elastic_ep(server: Server, request: Request) -> Response:
-    """Refused: the number of cores is chosen at the start."""
-    raise NotBuiltYet("route", "/scale_elastic_ep", "Restart with another --data-parallel-size.")
+    """Have more or fewer data-parallel cores; replies when they serve, or have finished theirs."""
+    body = await server.read(request, ScaleRequest)
+    try:
+        await server.engine.scale_elastic_ep(body.new_data_parallel_size, body.drain_timeout)
+    except TimeoutError as error:
+        raise Refusal(408, str(error)) from None
+    return _reply({"data_parallel_size": body.new_data_parallel_size})
 
 
 async def start_profile(server: Server, request: Request) -> Response:

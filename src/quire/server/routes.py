@@ -118,7 +118,7 @@ ADMIN_ROUTES: tuple[Entry, ...] = (
     Entry("POST", "/release_kv_cache_memory", admin.release_kv_cache_memory),
     Entry("POST", "/collective_rpc", admin.collective_rpc, admin.RpcRequest),
     Entry("POST", "/abort_requests", admin.abort_requests, admin.AbortRequest),
-    Entry("POST", "/scale_elastic_ep", admin.scale_elastic_ep),
+    Entry("POST", "/scale_elastic_ep", admin.scale_elastic_ep, admin.ScaleRequest),
     Entry("POST", "/start_profile", admin.start_profile, admin.ProfileRequest),
     Entry("POST", "/stop_profile", admin.stop_profile),
 )

@@ -9,6 +9,7 @@ from typing import TypeVar
 from quire.engine.client import CoreStatus, EngineCoreClient
 from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.utility import Utility
+from quire.errors import InvalidParameter
 
 T = TypeVar("T")
 
@@ -53,6 +54,11 @@ class LoopClient:
         answer = self.inner.call(utility)
         self._news.set()
         return answer
+
+    async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
+        """Refused: there is one core, in this process."""
+        hint = "Run the cores in processes."
+        raise InvalidParameter("new_data_parallel_size", num_cores, "it must be 1 here", hint)
 
     def engine_of(self, handle: int) -> int | None:
         """The core that has the request."""

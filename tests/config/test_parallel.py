@@ -1,0 +1,85 @@
+"""Who runs which copies, and who balances between them (rule 12.7)."""
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quire.config.engine_args import EngineArgs
+from quire.config.resolve import resolve
+from quire.errors import InvalidParameter, NotBuiltYet
+
+_spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("plans.py"))
+plans = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(plans)
+
+MODEL, MACHINE = plans.make_model(), plans.make_machine(num_cores=8)
+MOE = msgspec.structs.replace(MODEL, num_experts=8)
+
+
+def plan(model=MODEL, headless=False, **wishes):
+    wishes = {f"data_parallel_{name}": value for name, value in wishes.items()}
+    return resolve(EngineArgs(max_model_len=2048, **wishes), model, MACHINE, is_headless=headless)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "mode", "ranks"),
+    [
+        ({}, "internal", (0,)),
+        ({"size": 4}, "internal", (0, 1, 2, 3)),
+        ({"size": 4, "size_local": 1}, "internal", (0,)),
+        ({"size": 4, "size_local": 0}, "internal", ()),
+        ({"size": 4, "size_local": 2, "start_rank": 2}, "hybrid", (2, 3)),
+        ({"size": 4, "size_local": 2, "hybrid_lb": True}, "hybrid", (0, 1)),
+        ({"size": 4, "size_local": 4, "hybrid_lb": True}, "internal", (0, 1, 2, 3)),
+        ({"size": 4, "size_local": 2, "start_rank": 2, "headless": True}, "internal", (2, 3)),
+    ],
+)
+def test_modes_and_ranks(wishes, mode, ranks):
+    headless = wishes.pop("headless", False)
+    found = plan(headless=headless, **wishes)
+    assert (found.data_parallel_mode, found.data_parallel_ranks) == (mode, ranks)
+    assert found.num_threads == max(1, MACHINE.num_cores // max(1, len(ranks)))
+
+
+def test_one_copy_of_a_mixture_may_be_balanced_from_outside():
+    found = plan(MOE, size=4, rank=3)
+    assert (found.data_parallel_mode, found.data_parallel_ranks) == ("external", (3,))
+    assert plan(MOE, size=2, rank=1, external_lb=True).data_parallel_mode == "external"
+
+
+def test_addresses_are_for_cores_that_run_elsewhere():
+    assert plan(size=2).data_parallel_address is None
+    assert plan(size=2, size_local=1).data_parallel_address == "127.0.0.1"
+    assert plan(size=2, size_local=1, address="10.0.0.7").data_parallel_address == "10.0.0.7"
+    assert plan(size=2, size_local=1, start_rank=1, headless=True).data_parallel_address
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"size": 2, "rank": 1}, "Start independent engines"),
+        ({"size": 4, "hybrid_lb": True, "external_lb": True, "size_local": 2}, "choose one"),
+        ({"size": 4, "hybrid_lb": True}, "data_parallel_size_local"),
+        ({"size": 4, "size_local": 2, "start_rank": 3}, "beyond data_parallel_size=4"),
+        ({"size": 4, "start_rank": 1}, "the front end has the first copies"),
+        ({"size": 2, "size_local": 0, "headless": True}, "has some"),
+    ],
+)
+def test_wishes_that_do_not_go_together(wishes, words):
+    headless = wishes.pop("headless", False)
+    with pytest.raises(InvalidParameter, match=words):
+        plan(headless=headless, **wishes)
+
+
+def test_an_engine_balanced_from_outside_has_one_core():
+    with pytest.raises(InvalidParameter, match="has 1 core"):
+        plan(MOE, size=4, rank=1, size_local=2)
+    with pytest.raises(InvalidParameter, match="needs it"):
+        plan(MOE, size=4, external_lb=True)
+
+
+def test_shared_experts_are_refused_by_name():
+    with pytest.raises(NotBuiltYet, match="enable_expert_parallel"):
+        resolve(EngineArgs(enable_expert_parallel=True), MOE, MACHINE)

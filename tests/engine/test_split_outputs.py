@@ -1,0 +1,84 @@
+"""One step's columns, cut into those of each front end: nothing is lost, nothing is mixed up."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.engine.protocol import (
+    CLIENT_SHIFT,
+    EngineCoreOutputs,
+    Finished,
+    FinishReason,
+    LogprobColumns,
+    PromptLogprobs,
+    SchedulerStats,
+    Started,
+)
+from quire.engine.split_outputs import split_outputs
+
+NUM_CLIENTS = 3
+
+
+def columns(index):
+    count = len(index)
+    return LogprobColumns(
+        index=index,
+        token_ids=np.array([[place, -1] for place in index], np.int32).reshape(count, 2),
+        values=np.array([[-place, 0] for place in index], np.float32).reshape(count, 2),
+        ranks=np.array(index, np.int32),
+        counts=[1] * count,
+    )
+
+
+@st.composite
+def steps(draw):
+    clients = draw(st.lists(st.integers(0, NUM_CLIENTS - 1), max_size=12))
+    handles = [(client << CLIENT_SHIFT) + place for place, client in enumerate(clients)]
+    counts = draw(st.none() | st.lists(st.integers(0, 3), min_size=len(handles),
+                                       max_size=len(handles)))  # fmt: skip
+    total = len(handles) if counts is None else sum(counts)
+    index = [place for place in range(total) if draw(st.booleans())]
+    ended = [handle for handle in handles if draw(st.booleans())]
+    arrays = (np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32), np.zeros(1, np.int32))
+    return EngineCoreOutputs(
+        handles=handles,
+        token_ids=list(range(total)),
+        counts=counts,
+        finished=[Finished(handle, FinishReason.STOP) for handle in ended],
+        started=[Started(handle, 1, 0.5) for handle in ended],
+        prompt_logprobs=[PromptLogprobs(handle, *arrays) for handle in ended],
+        logprobs=columns(index) if draw(st.booleans()) else None,
+        stats=SchedulerStats(num_running_reqs=4),
+        timestamp=3.5,
+        engine_index=2,
+        incarnation=5,
+    )
+
+
+def rows(step):
+    """What each request is told, by its handle."""
+    return {
+        one.handle: (
+            one.new_token_ids,
+            one.end,
+            one.new_prompt_logprobs is not None,
+            one.num_cached_tokens,
+            None
+            if one.new_logprobs is None
+            else (one.new_logprobs.index, one.new_logprobs.token_ids.tolist()),
+        )
+        for one in step
+    }
+
+
+@settings(deadline=None, max_examples=200)
+@given(steps())
+def test_each_front_end_gets_its_own_rows(step):
+    parts = dict(split_outputs(step, NUM_CLIENTS))
+    found = {}
+    for client, part in parts.items():
+        assert {handle >> CLIENT_SHIFT for handle in rows(part)} <= {client}
+        assert (part.engine_index, part.incarnation, part.timestamp) == (2, 5, 3.5)
+        found |= rows(part)
+    assert found == rows(step)
+    assert [part.stats for part in parts.values() if part.stats] == [step.stats]
