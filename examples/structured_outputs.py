@@ -2,8 +2,7 @@
 
 import json
 
-from quire import LLM, SamplingParams
-from quire.params import StructuredOutputsParams
+from quire import LLM, SamplingParams, StructuredOutputsParams
 
 BOOK = {
     "type": "object",

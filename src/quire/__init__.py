@@ -25,6 +25,7 @@ _HOMES = {
     "PromptType": "quire.prompts",
     "RequestOutput": "quire.outputs",
     "SamplingParams": "quire.params",
+    "StructuredOutputsParams": "quire.params",
     "TextPrompt": "quire.prompts",
     "TokensPrompt": "quire.prompts",
     "__version__": "quire.release",
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, RequestOutput
-    from quire.params import BeamSearchParams, PoolingParams, SamplingParams
+    from quire.params import (
+        BeamSearchParams,
+        PoolingParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from quire.prompts import PromptType, TextPrompt, TokensPrompt
     from quire.release import __version__, __version_tuple__
     from quire.runner.sampling import (
@@ -63,6 +69,7 @@ __all__ = [
     "PromptType",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
