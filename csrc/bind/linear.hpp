@@ -15,8 +15,10 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
                           {reinterpret_cast<void*>(x), x_token, 0},
                           {reinterpret_cast<void*>(y), y_token, 0},
                           {kind, act, scale, softcap}};
-    const bool is_plain = weight.form == WeightForm::plain;
-    c.submit(is_plain ? c.kernels.linear : c.kernels.linear_quantized, args, tokens);
+    const Kernels& kernels = c.kernels;
+    const auto rounded =
+        weight.is_weight_only ? kernels.linear_dequantized : kernels.linear_quantized;
+    c.submit(weight.form == WeightForm::plain ? kernels.linear : rounded, args, tokens);
 }
 
 // Fill the panels of a weight from [out, in], its rows source_row apart.
@@ -55,7 +57,8 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def("__init__",
              [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
-                int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias) {
+                int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
+                bool is_weight_only) {
                  new (self) PackedWeight{type,
                                          form,
                                          in,
@@ -63,7 +66,8 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                          group,
                                          reinterpret_cast<const void*>(panels),
                                          reinterpret_cast<const float*>(scales),
-                                         reinterpret_cast<const float*>(bias)};
+                                         reinterpret_cast<const float*>(bias),
+                                         is_weight_only};
              });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>).def("pack", &pack<Context>);

@@ -118,6 +118,7 @@ enum class WeightForm : int32_t { plain, int8, int4 };
 // A weight [out, in] in panels: of the activations' type (linear_pack.cpp), or of small integers
 // (quantized.cpp), int4 with a scale for every `group` inputs, a multiple of 4. bias, and the scales
 // of int8, are fp32 and as long as out rounded up to panels, the bias one panel more; or null.
+// is_weight_only: rows of activations keep their values, else they become int8 for the product.
 struct PackedWeight {
     Type type;
     WeightForm form;
@@ -127,6 +128,7 @@ struct PackedWeight {
     const void* panels;
     const float* scales;
     const float* bias;
+    bool is_weight_only = false;
 };
 
 // y = finish(x @ weight + bias); x and y are of the weight's type (logits are fp32).
@@ -262,6 +264,7 @@ struct Kernels {
     Kernel<AttendArgs> attend;
     Kernel<LinearArgs> linear;
     Kernel<LinearArgs> linear_quantized;
+    Kernel<LinearArgs> linear_dequantized;  // of weights with is_weight_only
     Kernel<PackArgs> pack;
     Kernel<PackQuantizedArgs> pack_quantized;
     Kernel<ReadArgs> read;

@@ -69,7 +69,11 @@ struct Int8 {
     using Sum = __m512i;
     static constexpr int kSums = kChains;
     static constexpr int64_t kOperations = 8 * kLanes;
-    static Sum step(Sum sum, Sum x) { return _mm512_dpbusd_epi32(sum, x, x); }
+    // In assembler, because GCC 12 copies the sums around the intrinsic: a third of the speed.
+    static Sum step(Sum sum, Sum x) {
+        __asm__("vpdpbusd %1, %1, %0" : "+v"(sum) : "v"(x));
+        return sum;
+    }
 };
 #elif defined(__AVX2__)
 struct Int8 {

@@ -3,56 +3,34 @@
 // A row of x has one scale. A weight in int8 has one per output: y = x_scale * w_scale * (a sum of
 // integers). A weight in int4 has one per output and group of inputs: the groups' sums are integers,
 // and they are added in fp32, in order of the groups.
-//
-// Panels: for every four inputs, [kPanel][4] bytes q + 128; or, for int4, 64 bytes that hold q + 8 of
-// [16][4] for the first 16 outputs in their low halves, for the other 16 in their high halves, and
-// after every group its scales, [kPanel] bf16. Inputs are filled up with zeros to a whole group.
 
 #include "kernels/element.hpp"
 #include "kernels/integers.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/product.hpp"
 #include "kernels/quantize.hpp"
+#include "kernels/quantized_panel.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
-
-constexpr int64_t kFour = 4;
-constexpr int64_t kByteLine = kFour * kPanel;  // four inputs of a panel in int8
-constexpr int64_t kPrefetch = 2048;
-
-inline bool is_int4(const PackedWeight& w) { return w.form == WeightForm::int4; }
-
-// Inputs with one scale: a group, or all.
-inline int64_t group_of(const PackedWeight& w) { return is_int4(w) ? w.group : round_up(w.in, kFour); }
-
-inline int64_t groups_of(const PackedWeight& w) { return (w.in + group_of(w) - 1) / group_of(w); }
-
-// Of an int4 group with its scales.
-inline int64_t group_bytes(const PackedWeight& w) {
-    return w.group * kPanel / 2 + kPanel * sizeof(BF16);
-}
-
-inline int64_t panel_bytes(const PackedWeight& w) {
-    return is_int4(w) ? groups_of(w) * group_bytes(w) : round_up(w.in, kFour) * kPanel;
-}
 
 // Inputs of a row that lie side by side when it is prepared. All groups divide it.
 constexpr int64_t kRun = 256;
 
 // Rows that are prepared: bytes [run of kRun inputs][row][kRun], so that the rows of a register block
-// lie at constant distances; what the sum of a group begins with, [group][row]; scales [row].
+// lie at constant distances; what the sum of a group begins with, [group][row], since stored weights
+// are too large by a constant; scales [row].
 struct Prepared {
     int64_t rows;
     int8_t* bytes;
-    int32_t* offsets;
+    int32_t* starts;
     float* scales;
 
     Prepared(const PackedWeight& w, int64_t num_rows, void* memory)
         : rows(num_rows),
           bytes(static_cast<int8_t*>(memory)),
-          offsets(reinterpret_cast<int32_t*>(bytes + runs_of(w) * kRun * rows)),
-          scales(reinterpret_cast<float*>(offsets + groups_of(w) * rows)) {}
+          starts(reinterpret_cast<int32_t*>(bytes + runs_of(w) * kRun * rows)),
+          scales(reinterpret_cast<float*>(starts + groups_of(w) * rows)) {}
 
     static int64_t runs_of(const PackedWeight& w) {
         return (groups_of(w) * group_of(w) + kRun - 1) / kRun;
@@ -70,7 +48,7 @@ inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_
     Integers acc[M][V];
 #pragma GCC unroll 16
     for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(-kByteOffset * x.offsets[row + r]);
+        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(x.starts[row + r]);
     const int8_t* run = x.bytes + row * kRun;
     for (int64_t k = 0; k < weight.in; k += kRun, run += x.rows * kRun) {
         const int64_t left = round_up(weight.in - k, kFour), count = left < kRun ? left : kRun;
@@ -100,12 +78,12 @@ inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_
 
 // total += a group's sum times its scales; w is at the group, run at its inputs.
 template <int M, int V>
-inline void add_group(F32 (&total)[M][V], const PackedWeight& weight, const int32_t* offsets,
+inline void add_group(F32 (&total)[M][V], const PackedWeight& weight, const int32_t* starts,
                       const int8_t* run, const uint8_t* w, int vector) {
     Integers acc[M][V];
 #pragma GCC unroll 16
     for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(-8 * offsets[r]);
+        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(starts[r]);
     for (int64_t i = 0; i < weight.group; i += kFour, w += kLine) {
         const Bytes both = load_bytes(w);
         __builtin_prefetch(w + kPrefetch);
@@ -136,11 +114,15 @@ inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int6
 #pragma GCC unroll 16
     for (int r = 0; r < M; ++r)
         for (int v = 0; v < V; ++v) total[r][v] = splat(0);
-    const int64_t groups = groups_of(weight), per_run = kRun / weight.group;
-    for (int64_t group = 0; group < groups; ++group, w += group_bytes(weight)) {
-        const int8_t* run = x.bytes + (group / per_run * x.rows + row) * kRun;
-        add_group(total, weight, x.offsets + group * x.rows + row,
-                  run + group % per_run * weight.group, w, vector);
+    const int64_t inputs = groups_of(weight) * weight.group;
+    const int8_t* run = x.bytes + row * kRun;
+    const int32_t* starts = x.starts + row;
+    for (int64_t k = 0; k < inputs; k += kRun, run += x.rows * kRun) {
+        const int64_t count = inputs - k < kRun ? inputs - k : kRun;
+        for (int64_t i = 0; i < count; i += weight.group, starts += x.rows) {
+            add_group(total, weight, starts, run + i, w, vector);
+            w += group_bytes(weight);
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < M; ++r)
@@ -170,8 +152,9 @@ class QuantizedProduct {
             quantize(x + k, count, steps.inverse, -127, 127, run);
             for (int64_t i = round_up(count, kLanes); i < left && i < kRun; ++i) run[i] = 0;
         }
+        const int32_t excess = is_int4(weight_) ? 8 : kByteOffset;
         for (int64_t g = 0; g < groups; ++g)
-            x_.offsets[g * x_.rows + row] = sum_of(row, g * group, (g + 1) * group);
+            x_.starts[g * x_.rows + row] = -excess * sum_of(row, g * group, (g + 1) * group);
     }
 
     void multiply(int64_t panel, float* sums, int64_t stride) const {

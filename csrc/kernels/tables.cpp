@@ -6,6 +6,7 @@ namespace quire {
 // for.
 namespace portable {
 void fill_attention(Kernels&);
+void fill_dequantized(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_linear_pack(Kernels&);
@@ -16,6 +17,7 @@ void fill_rows(Kernels&);
 #if defined(__x86_64__)
 namespace avx2 {
 void fill_attention(Kernels&);
+void fill_dequantized(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_quantized(Kernels&);
@@ -24,6 +26,7 @@ void fill_rows(Kernels&);
 }
 namespace avx512 {
 void fill_attention(Kernels&);
+void fill_dequantized(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
@@ -42,6 +45,7 @@ void fill_linear(Kernels&);
 Kernels kernels_for(Level level) {
     Kernels table{};
     portable::fill_attention(table);
+    portable::fill_dequantized(table);
     portable::fill_limits(table);
     portable::fill_linear(table);
     portable::fill_linear_pack(table);
@@ -51,6 +55,7 @@ Kernels kernels_for(Level level) {
 #if defined(__x86_64__)
     if (level >= Level::avx2) {
         avx2::fill_attention(table);
+        avx2::fill_dequantized(table);
         avx2::fill_limits(table);
         avx2::fill_linear(table);
         avx2::fill_quantized(table);
@@ -59,6 +64,7 @@ Kernels kernels_for(Level level) {
     }
     if (level >= Level::avx512) {
         avx512::fill_attention(table);
+        avx512::fill_dequantized(table);
         avx512::fill_limits(table);
         avx512::fill_linear(table);
         avx512::fill_rope_store(table);

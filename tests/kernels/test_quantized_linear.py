@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
 LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
+KEPT_ROWS = [WeightFormat("int8", 0, False), WeightFormat("int4", 64, False)]
 SHAPES = [(1, 1), (3, 33), (31, 65), (64, 32), (127, 31), (255, 40), (257, 96), (600, 33)]
 TINY = 6e-8
 """The distance of the smallest numbers of fp16."""
@@ -29,7 +30,7 @@ def cpu_ops(isa, dtype=torch.float32, num_threads=2):
 
 def name_of(value):
     if isinstance(value, WeightFormat):
-        return f"{value.name}-{value.group}"
+        return f"{value.name}-{value.group}" + ("" if value.rounds_rows else "-weight-only")
     return str(value).removeprefix("torch.")
 
 
@@ -45,7 +46,7 @@ def draw(*shape, dtype=torch.float32, seed=0):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("format", FORMATS, ids=name_of)
+@pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
 @pytest.mark.parametrize("isa", LEVELS)
 def test_native_products_are_the_definition(isa, format, shape):
     width, out = shape
@@ -57,14 +58,16 @@ def test_native_products_are_the_definition(isa, format, shape):
         for rows in ROWS:
             x = draw(rows, width, dtype=dtype, seed=2)
             y, expected = ops.linear(x, packed), plain.multiply(x)
-            # products with scales round differently, by units of fp32 and one of the dtype
+            # products with scales round differently, by units of fp32 and one of the dtype; where
+            # the sums are not of integers, their order matters too
             largest = expected.float().abs().amax(1, keepdim=True)
-            limit = torch.finfo(dtype).eps * expected.float().abs() + 2e-6 * largest + TINY
+            units = 2e-6 if format.rounds_rows else 2e-5
+            limit = torch.finfo(dtype).eps * expected.float().abs() + units * largest + TINY
             assert ((y.float() - expected.float()).abs() <= limit).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("format", FORMATS, ids=name_of)
+@pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
 @pytest.mark.parametrize("isa", LEVELS)
 def test_a_row_has_the_same_bits_in_any_company(isa, format, shape):
     one, two = cpu_ops(isa, num_threads=1), cpu_ops(isa, num_threads=2)
@@ -103,7 +106,7 @@ def test_a_weight_of_sixteen_steps_is_exact_in_int4(isa):
         assert torch.equal(ops.linear(x, packed).double(), x.double() @ weight.double().T)
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=name_of)
+@pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
 @pytest.mark.parametrize("isa", LEVELS)
 def test_a_row_that_is_not_finite_stays_alone(isa, format):
     ops = cpu_ops(isa)
@@ -112,7 +115,7 @@ def test_a_row_that_is_not_finite_stays_alone(isa, format):
     before = ops.linear(x, packed)
     x[0, 69], x[3, 2] = float("nan"), float("inf")
     y = ops.linear(x, packed)
-    assert y[0].isnan().all() and y[3].isnan().all()
+    assert not y[[0, 3]].isfinite().any()
     assert torch.equal(y[1:3], before[1:3])
 
 

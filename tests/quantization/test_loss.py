@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire import embedded
+from quire import EngineArgs, embedded
+from quire.config.option import options_of
+from quire.config.resolve_dtype import BITS_PER_WEIGHT
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.weights import load_model
@@ -98,6 +100,14 @@ def test_plain_torch_and_native_code_agree(name):
     )
     assert (native - plain).norm() < 0.03 * plain.norm()
     assert (native.argmax(-1) == plain.argmax(-1)).float().mean() > 0.9
+
+
+def test_every_name_has_a_recipe_and_the_size_that_memory_is_planned_with():
+    assert set(options_of(EngineArgs)["quantization"].choices) == set(RECIPES)
+    assert set(RECIPES) == set(BITS_PER_WEIGHT)
+    for name, recipe in RECIPES.items():
+        bits = {"int8": 8, "int4": 4 + 16 / (recipe.projections.group or 1)}
+        assert BITS_PER_WEIGHT[name] == bits[recipe.projections.name]
 
 
 def test_only_routers_tables_and_norms_keep_their_values():

@@ -53,6 +53,13 @@ def store_of(plan: EnginePlan, head_dim: int) -> Store:
     return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
 
 
+def operand_of(plan: EnginePlan) -> str:
+    """What the products of an engine with this plan multiply: a dtype or int8."""
+    recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
+    form = recipe.projections
+    return plan.dtype if form is None or not form.rounds_rows else "int8"
+
+
 def _bytes(form: WeightFormat | None, itemsize: int) -> float:
     """Of one weight, with its part of the scales: an int4 group has one of two bytes."""
     if form is None:

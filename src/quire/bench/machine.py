@@ -24,7 +24,7 @@ _TILES = 64
 _ROUNDS = 20_000
 """Multiply-adds of a tile and chain: with _TILES, ten milliseconds or so for two threads."""
 
-_OPERANDS = {"float32": "f32", "float16": "f32", "bfloat16": "bf16", "int8": "int8", "int4": "int8"}
+_OPERANDS = {"float32": "f32", "float16": "f32", "bfloat16": "bf16", "int8": "int8"}
 
 
 class MachineLimits(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class MachineLimits(msgspec.Struct, frozen=True):
 
 
 class LimitProbe:
-    """Measures the limits for products of `operand` (a dtype, int8 or int4) again and again.
+    """Measures the limits for products of `operand` (a dtype or int8) again and again.
 
     Holds 0.5 GiB. The thread count of torch is as before after every call.
     """

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.bench.limits import Workload, decode_seconds, least_seconds, prefill_seconds, store_of
+from quire.bench.limits import (
+    Workload,
+    decode_seconds,
+    least_seconds,
+    operand_of,
+    prefill_seconds,
+    store_of,
+)
 from quire.bench.machine import LimitProbe, MachineLimits, between
 from quire.config.plan import EnginePlan
 from quire.models import read_spec
@@ -46,7 +53,7 @@ class Bench:
     @classmethod
     def of(cls, plan: EnginePlan, work: Workload) -> Bench:
         """Measures torch's products, which takes a second or two."""
-        probe = LimitProbe(plan.quantization or plan.dtype, plan.num_threads)
+        probe = LimitProbe(operand_of(plan), plan.num_threads)
         return cls(plan, work, probe, read_spec(plan.hf_config))
 
     def trials(self, count: int, run: Callable[[], Timing]) -> list[tuple[Timing, MachineLimits]]:

@@ -56,11 +56,19 @@ class EngineArgs(UnbuiltArgs):
     )
     quantization: str | None = option(
         None,
-        "Round the weights while loading: int8 (one scale per output) or int4 (one per 32 inputs); "
-        "activations are then int8 in products. None keeps `dtype`.",
+        "Round the weights while loading: int8 (one scale per output) or int4 (one per 32 inputs; "
+        "int4_g64 and int4_g128: per 64, 128). Activations are then int8 in products, unless the "
+        "name ends with weight_only, which is slower. None keeps `dtype`.",
         Kind.TEXT,
         _MODEL,
-        choices=("int8", "int4"),
+        choices=(
+            "int8",
+            "int4",
+            "int4_g64",
+            "int4_g128",
+            "int8_weight_only",
+            "int4_weight_only",
+        ),
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
     )
     seed: int = option(

@@ -35,8 +35,15 @@ def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
         raise NotBuiltYet("kv_cache_dtype", f"{given} beside dtype={dtype}", hint)
 
 
-_BITS_PER_WEIGHT = {"int8": 8.0, "int4": 4.5}
-"""Of the layers' weights: int4 has a scale of 16 bits for every 32."""
+BITS_PER_WEIGHT = {
+    "int8": 8.0,
+    "int8_weight_only": 8.0,
+    "int4": 4.5,
+    "int4_g64": 4.25,
+    "int4_g128": 4.125,
+    "int4_weight_only": 4.5,
+}
+"""Of the layers' weights: int4 has a scale of 16 bits for every group."""
 
 
 def decide_quantization(d: Decisions) -> None:
@@ -60,7 +67,7 @@ def weight_bytes(d: Decisions) -> int:
     if rounded is None:
         return model.num_parameters * itemsize
     table = model.vocab_size * model.hidden_size
-    layers = (model.num_parameters - table) * _BITS_PER_WEIGHT[rounded] / 8
+    layers = (model.num_parameters - table) * BITS_PER_WEIGHT[rounded] / 8
     return table * (itemsize + 1) + int(layers)
 
 

@@ -93,6 +93,7 @@ class LinearOps:
             panels.data_ptr(),
             0 if scales is None else scales.data_ptr(),
             0 if wide_bias is None else wide_bias.data_ptr(),
+            stored_as is not None and not stored_as.rounds_rows,
         )
         self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr())
         return CpuLinear(native, weight.dtype, in_features, out_features, panels, scales, wide_bias)

@@ -23,12 +23,16 @@ class WeightFormat:
     """How a weight is stored that is not kept in the model's dtype.
 
     int8: whole numbers of -127..127 with an fp32 scale per output. int4: -8..7 with a bf16 scale
-    per output and `group` inputs (32, 64 or 128). Rows of activations are rounded to -127..127 with
-    one scale per row while the model runs, so that products are sums of integers.
+    per output and `group` inputs (32, 64 or 128).
+
+    rounds_rows: rows of activations are rounded to -127..127 with one scale per row while the model
+    runs, so that products are sums of integers. Otherwise they keep their values, and weights are
+    widened to fp32: slower, for models whose activations have outliers.
     """
 
     name: Literal["int8", "int4"]
     group: int = 0
+    rounds_rows: bool = True
 
     def __post_init__(self) -> None:
         assert self.group in ((0,) if self.name == "int8" else (32, 64, 128))
@@ -38,13 +42,15 @@ class WeightFormat:
 class QuantizedLinear:
     """A weight as q [out, G, group] int8 times scales [out, G], and its bias [out] or None.
 
-    Inputs are filled up with zeros to G whole groups; int8 has one group.
+    Inputs are filled up with zeros to G whole groups; int8 has one group. rounds_rows: see
+    WeightFormat.
     """
 
     in_features: int
     q: Tensor
     scales: Tensor
     bias: Tensor | None
+    rounds_rows: bool = True
 
     @property
     def out_features(self) -> int:
@@ -55,9 +61,11 @@ class QuantizedLinear:
         return nbytes(self.q, self.scales, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [*, in] -> [*, out] in x's dtype. The sum of a group is exact; groups are added in
-        order, in fp32.
+        """x [*, in] -> [*, out] in x's dtype. Of rounded rows the sum of a group is exact, and
+        groups are added in order, in fp32.
         """
+        if not self.rounds_rows:
+            return self._multiply_widened(x)
         rows, row_scale = quantize_rows(x.reshape(-1, self.in_features).float())
         _, groups, group = self.q.shape
         rows = F.pad(rows, (0, groups * group - self.in_features)).view(-1, groups, group)
@@ -69,6 +77,11 @@ class QuantizedLinear:
         if self.bias is not None:
             total += self.bias
         return total.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _multiply_widened(self, x: Tensor) -> Tensor:
+        weight = (self.q * self.scales.unsqueeze(-1)).flatten(1)[:, : self.in_features]
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), weight, bias).to(x.dtype)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,11 +102,12 @@ def quantize_weight(weight: Tensor, bias: Tensor | None, format: WeightFormat) -
     wide = weight.float()
     if format.name == "int8":
         q, scales = quantize_rows(wide)
-        return QuantizedLinear(weight.shape[1], q.to(torch.int8).unsqueeze(1), scales, bias)
+        q = q.to(torch.int8).unsqueeze(1)
+        return QuantizedLinear(weight.shape[1], q, scales, bias, format.rounds_rows)
     padded = F.pad(wide, (0, -weight.shape[1] % format.group))
     groups = padded.unflatten(1, (-1, format.group))
     q, scales = _quantize_groups(groups)
-    return QuantizedLinear(weight.shape[1], q.to(torch.int8), scales, bias)
+    return QuantizedLinear(weight.shape[1], q.to(torch.int8), scales, bias, format.rounds_rows)
 
 
 def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:

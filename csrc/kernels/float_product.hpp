@@ -1,0 +1,73 @@
+// Sums of products in fp32, a few rows times a panel: what products with weights of every form share
+// whose activations are not rounded.
+//
+// The order of an output's additions, for any number of rows: the products of kDepth inputs one
+// after the other, then these sums one after the other.
+#pragma once
+
+#include "kernels/element.hpp"
+#include "kernels/pairs.hpp"
+
+namespace quire::QUIRE_LEVEL {
+
+// The height of a register block becomes a constant.
+template <int M, class E>
+inline void multiply_rows(int64_t height, const typename Dots<E>::X* x, const E* w, int64_t pairs,
+                          float* sums, int64_t stride, bool is_first) {
+    if (height == M) {
+        for (int v = 0; v < kPanel / kLanes; v += kVectors)
+            multiply_block<M, kVectors>(x, w, v, pairs, sums, stride, is_first);
+    } else if constexpr (M > 1) {
+        multiply_rows<M - 1>(height, x, w, pairs, sums, stride, is_first);
+    }
+}
+
+// Rows of x as [kDepth inputs][row][kDepth], so that a register block's rows lie side by side and a
+// pass over all rows reads one stream.
+template <class E>
+struct FloatRows {
+    using X = typename Dots<E>::X;
+    int64_t in;
+    int64_t rows;
+    X* x;
+
+    static size_t num_bytes(int64_t in, int64_t rows) {
+        return (in + kDepth - 1) / kDepth * kDepth * rows * sizeof(X);
+    }
+
+    template <class From>
+    void prepare(int64_t row, const From* from) const {
+        for (int64_t k = 0; k < in; k += kDepth) {
+            X* to = x + k * rows + row * kDepth;
+            const int64_t count = in - k < kDepth ? in - k : kDepth;
+            each(count, [&](auto lanes, int64_t i) { put(lanes, to + i, get(lanes, from + k + i)); });
+            if (count % 2) to[count] = X{};
+        }
+    }
+
+    // sums [rows, kPanel] of a panel, `stride` apart; weights(pair, count) gives so many of its
+    // pairs of inputs, from the first on, a multiple of kDepth / 2.
+    template <class Weights>
+    void multiply(float* sums, int64_t stride, const Weights& weights) const {
+        const int64_t pairs = (in + 1) / 2;
+        for (int64_t pair = 0; pair < pairs; pair += kDepth / 2) {
+            const int64_t count = pairs - pair < kDepth / 2 ? pairs - pair : kDepth / 2;
+            add_block(pair, count, weights(pair, count), sums, stride);
+        }
+    }
+
+   private:
+    // Register blocks of equal height, give or take one row: none is left with a single row.
+    void add_block(int64_t pair, int64_t count, const E* w, float* sums, int64_t stride) const {
+        const X* from = x + pair * 2 * rows;
+        const int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
+        for (int64_t block = 0, row = 0; block < blocks; ++block) {
+            const int64_t next = (block + 1) * rows / blocks;
+            multiply_rows<kRowBlock>(next - row, from + row * kDepth, w, count,
+                                     sums + row * stride, stride, pair == 0);
+            row = next;
+        }
+    }
+};
+
+}  // namespace quire::QUIRE_LEVEL
