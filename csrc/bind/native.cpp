@@ -19,6 +19,7 @@
 #include "bind/limits.hpp"
 #include "bind/linear.hpp"
 #include "bind/mask.hpp"
+#include "bind/sample.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
 #include "core/memory.hpp"
@@ -211,7 +212,7 @@ void add_norm(Context& c, Type type, int64_t tokens, int64_t width, float scale,
 }
 
 void embed(Context& c, Type type, int64_t tokens, int64_t width, float scale, Address ids,
-           Address table, int64_t table_rows, int64_t table_stride, Address positions,
+           Address table, int64_t table_rows, int64_t table_stride, bool in_panels, Address positions,
            Address position_table, int64_t position_rows, int64_t position_stride, Address out) {
     const EmbedArgs args{type,
                          width,
@@ -220,6 +221,7 @@ void embed(Context& c, Type type, int64_t tokens, int64_t width, float scale, Ad
                          pointer(table),
                          table_rows,
                          table_stride,
+                         in_panels,
                          static_cast<const int64_t*>(pointer(positions)),
                          pointer(position_table),
                          position_rows,
@@ -255,6 +257,7 @@ void bind_context(nb::module_& m) {
     bind_limits(m, context);
     bind_linear(m, context);
     bind_mask(context);
+    bind_sample(context);
 }
 
 }  // namespace

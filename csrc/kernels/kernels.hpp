@@ -69,7 +69,8 @@ struct AddNormArgs {
     NormParams norm;
 };
 
-// out = table[ids] * scale (+ position_table[positions]); position_table may be null.
+// out = table[ids] * scale (+ position_table[positions]); position_table may be null. The table's
+// rows are table_stride apart, or with in_panels they are the outputs of a packed weight.
 struct EmbedArgs {
     Type type;
     int64_t width;
@@ -78,6 +79,7 @@ struct EmbedArgs {
     const void* table;
     int64_t table_rows;
     int64_t table_stride;
+    bool in_panels;
     const int64_t* positions;
     const void* position_table;
     int64_t position_rows;
@@ -253,6 +255,49 @@ struct MultiplyArgs {
     int64_t* operations;
 };
 
+// Logits [T, width] of fp32, rows `stride` elements apart; width > 0.
+struct LogitsRows {
+    const float* data;
+    int64_t stride;
+    int64_t width;
+};
+
+// The largest entry of each row; see ops/sample.py, as for the three below.
+struct GreedyArgs {
+    LogitsRows logits;
+    int64_t* ids;
+    float* values;
+};
+
+// A token of each row: settings [T, 4], keys [T, 2], hashes [width].
+struct DrawArgs {
+    LogitsRows logits;
+    const double* settings;
+    const int32_t* keys;
+    const int32_t* hashes;
+    int64_t* ids;
+    float* peaks;
+};
+
+// out [T, width]: what temperature and filters leave.
+struct TruncateArgs {
+    LogitsRows logits;
+    const double* settings;
+    float* out;
+};
+
+// Peak, log of the sum and rank of a token [T]; the largest entries [T, num_top].
+struct RankArgs {
+    LogitsRows logits;
+    const int64_t* token_ids;
+    int64_t num_top;
+    int32_t* top_ids;
+    float* top_values;
+    int32_t* ranks;
+    float* peaks;
+    float* log_sums;
+};
+
 // The functions of one level; a level that brings none of its own keeps those of the level before.
 struct Kernels {
     Kernel<NormArgs> norm;
@@ -269,6 +314,10 @@ struct Kernels {
     Kernel<PackQuantizedArgs> pack_quantized;
     Kernel<ReadArgs> read;
     Kernel<MultiplyArgs> multiply_add;
+    Kernel<GreedyArgs> greedy;
+    Kernel<DrawArgs> draw;
+    Kernel<TruncateArgs> truncate;
+    Kernel<RankArgs> rank;
 };
 
 }  // namespace quire

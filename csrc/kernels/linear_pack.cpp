@@ -11,13 +11,6 @@
 namespace quire::QUIRE_LEVEL {
 namespace {
 
-template <class E>
-inline int64_t place_of(int64_t lane, int64_t input) {
-    constexpr bool is_paired = __is_same(E, BF16);
-    const int64_t odd = input % 2;
-    return (input - odd) * kPanel + (is_paired ? lane * 2 + odd : odd * kPanel + lane);
-}
-
 // Inputs first..stop-1 of an output, first being even.
 template <class E>
 inline void pack_run(E* panel, int64_t lane, const E* row, int64_t first, int64_t stop) {

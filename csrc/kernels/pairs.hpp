@@ -26,6 +26,14 @@ constexpr int kRowBlock = 2;
 constexpr int kVectors = 1;
 #endif
 
+// Where an input of a lane lies in its panel.
+template <class E>
+inline int64_t place_of(int64_t lane, int64_t input) {
+    constexpr bool is_paired = __is_same(E, BF16);
+    const int64_t odd = input % 2;
+    return (input - odd) * kPanel + (is_paired ? lane * 2 + odd : odd * kPanel + lane);
+}
+
 // The weights of 16 lanes for two inputs, in fp32.
 struct TwoInputs {
     F32 even, odd;

@@ -3,6 +3,7 @@
 #include "kernels/element.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/norm.hpp"
+#include "kernels/pairs.hpp"
 #include "kernels/tiles.hpp"
 #include "kernels/vec.hpp"
 
@@ -67,13 +68,23 @@ Status add_norm(const AddNormArgs& a, int64_t tokens, Pool& pool) {
     return Status::ok;
 }
 
+// A row of the table, copied to `out` where its elements lie apart.
+template <class E>
+inline const E* table_row(const EmbedArgs& a, int64_t id, E* out) {
+    const E* table = static_cast<const E*>(a.table);
+    if (!a.in_panels) return table + id * a.table_stride;
+    const E* panel = table + id / kPanel * ((a.width + 1) / 2 * 2 * kPanel);
+    for (int64_t i = 0; i < a.width; ++i) out[i] = panel[place_of<E>(id % kPanel, i)];
+    return out;
+}
+
 template <class E>
 inline void embed_row(const EmbedArgs& a, int64_t token) {
-    const E* from = static_cast<const E*>(a.table) + a.ids[token] * a.table_stride;
     const E* position = nullptr;
     if (a.position_table != nullptr)
         position = static_cast<const E*>(a.position_table) + a.positions[token] * a.position_stride;
     E* out = row_of<E>(a.out, token, 0);
+    const E* from = table_row(a, a.ids[token], out);
     const F32 scale = splat(a.scale);
     each(a.width, [&](auto lanes, int64_t i) {
         F32 v = mul(get(lanes, from + i), scale);

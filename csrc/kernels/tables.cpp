@@ -13,6 +13,7 @@ void fill_linear_pack(Kernels&);
 void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
+void fill_sample(Kernels&);
 }
 #if defined(__x86_64__)
 namespace avx2 {
@@ -23,6 +24,7 @@ void fill_linear(Kernels&);
 void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
+void fill_sample(Kernels&);
 }
 namespace avx512 {
 void fill_attention(Kernels&);
@@ -31,6 +33,7 @@ void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
+void fill_sample(Kernels&);
 }
 namespace avx512_vnni {
 void fill_limits(Kernels&);
@@ -52,6 +55,7 @@ Kernels kernels_for(Level level) {
     portable::fill_quantized(table);
     portable::fill_rope_store(table);
     portable::fill_rows(table);
+    portable::fill_sample(table);
 #if defined(__x86_64__)
     if (level >= Level::avx2) {
         avx2::fill_attention(table);
@@ -61,6 +65,7 @@ Kernels kernels_for(Level level) {
         avx2::fill_quantized(table);
         avx2::fill_rope_store(table);
         avx2::fill_rows(table);
+        avx2::fill_sample(table);
     }
     if (level >= Level::avx512) {
         avx512::fill_attention(table);
@@ -69,6 +74,7 @@ Kernels kernels_for(Level level) {
         avx512::fill_linear(table);
         avx512::fill_rope_store(table);
         avx512::fill_rows(table);
+        avx512::fill_sample(table);
     }
     if (level >= Level::avx512_vnni) {
         avx512_vnni::fill_limits(table);

@@ -14,6 +14,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.kernels.cpu_linear import LinearOps
 from quire.kernels.cpu_runtime import find_native
+from quire.observability.metrics import Counter
 from quire.testing import make_checkpoint
 
 NATIVE, REASON = find_native()
@@ -111,7 +112,8 @@ def run(llm, prompts, params):
 
 
 def metric(llm, ending):
-    return sum(m.value for m in llm.get_metrics() if m.name.endswith(ending))
+    found = (m for m in llm.get_metrics() if isinstance(m, Counter))
+    return sum(m.value for m in found if m.name.endswith(ending))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -217,7 +217,10 @@ class RecordedDecoder:
         batch.ids[: len(ids)] = ids
         batch.positions[0, : len(ids)] = torch.arange(start, stop)
         batch.groups[0].slots[: len(ids)] = torch.arange(start, stop)
-        self.plan.assign(self.make_plan(start, stop))
+        rows = np.zeros(1, dtype=np.int32)
+        query_start = np.array([0, len(ids)], dtype=np.int32)
+        table = np.arange(8, dtype=np.int32)[None]
+        self.plan.refill(query_start, np.array([stop], dtype=np.int32), table, rows)
         self.program.replay(len(ids))
         return self.hidden[: len(ids)].clone()
 

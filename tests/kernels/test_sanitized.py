@@ -31,7 +31,9 @@ def build(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("program", ["quire_kernel_test", "quire_product_test"])
+@pytest.mark.parametrize(
+    "program", ["quire_kernel_test", "quire_product_test", "quire_sample_test"]
+)
 def test_kernels_touch_no_memory_but_theirs(build, program):
     result = subprocess.run([build / program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -42,10 +42,12 @@ class History:
 class Bench:
     """A sampler with its history, driven by requests."""
 
-    def __init__(self, vocab_size, num_rows=16, mode="raw_logprobs", processors=()):
+    def __init__(
+        self, vocab_size, num_rows=16, mode="raw_logprobs", processors=(), provider="torch"
+    ):
         self.history = History(num_rows)
         self.sampler = Sampler(
-            ops=select(device="cpu", dtype=torch.float32, providers=["torch"]),
+            ops=select(device="cpu", dtype=torch.float32, providers=[provider]),
             num_rows=num_rows,
             vocab_size=vocab_size,
             device=torch.device("cpu"),

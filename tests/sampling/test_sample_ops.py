@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from quire.ops.filters import survivors
 from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import draw, draw_rows, penalize_counts_, survivors
+from quire.ops.sample import draw_row, draw_rows, penalize_counts_
 from quire.ops.vocab_row import VocabRow
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -65,11 +66,11 @@ def test_leaving_out_losers_does_not_change_the_draw():
     row = VocabRow(torch.from_numpy(values))
     for position in range(40):
         key = torch.from_numpy(noise_keys(np.array([9]), np.array([position])))[0]
-        winner = draw(row, None, hashes, key)
+        winner = draw_row(row, None, hashes, key)
         kept = survivors(row, 0, 0.95, 0.0)
         if winner in kept.tolist():
-            assert draw(row, kept, hashes, key) == winner
-        assert draw(row, torch.tensor([winner]), hashes, key) == winner
+            assert draw_row(row, kept, hashes, key) == winner
+        assert draw_row(row, torch.tensor([winner]), hashes, key) == winner
 
 
 @pytest.mark.parametrize("vocab_size", [3, 17, 64, 1001, 4099])
@@ -81,7 +82,7 @@ def test_rows_together_equal_rows_alone(vocab_size):
     hashes = token_hashes(vocab_size)
     token_ids, _ = draw_rows(logits, hashes, keys)
     for i in range(23):
-        assert draw(VocabRow(logits[i]), None, hashes, keys[i]) == token_ids[i]
+        assert draw_row(VocabRow(logits[i]), None, hashes, keys[i]) == token_ids[i]
         alone, peak = draw_rows(logits[i : i + 1], hashes, keys[i : i + 1])
         assert alone[0] == token_ids[i] and peak[0] == logits[i].max()
 
@@ -122,4 +123,4 @@ def test_scores_of_the_oracle_agree_on_a_large_row():
     hashes = token_hashes(VOCAB)
     key = torch.from_numpy(noise_keys(np.array([77]), np.array([5])))[0]
     scores = oracle.scores(values, 77, 5)
-    assert draw(VocabRow(torch.from_numpy(values)), None, hashes, key) == scores.argmax()
+    assert draw_row(VocabRow(torch.from_numpy(values)), None, hashes, key) == scores.argmax()

@@ -26,7 +26,7 @@ from quire.ops import select
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.device import CpuDevice
-from quire.runner.graphs import RecordedForward
+from quire.runner.graphs import EagerForward, RecordedForward
 from quire.runner.kv_cache import KVCache
 from quire.runner.residence import Residence
 from quire.runner.rows import Rows
@@ -129,18 +129,12 @@ def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -
         device=device,
         windows=[group.window for group in groups],
         kv=kv_cache.layers,
+        capacity=plan.max_num_batched_tokens,
     )
-    forward = None
+    recorded = None
     if runtime is not None and plan.use_graphs:
-        forward = RecordedForward(
-            model,
-            runtime,
-            ops,
-            capacity=plan.max_num_batched_tokens,
-            block_size=plan.block_size,
-            windows=[group.window for group in groups],
-            kv=kv_cache.layers,
-        )
+        inputs = batches.capacity_batch
+        recorded = RecordedForward(model, runtime, inputs, num_rows=plan.max_num_seqs)
     runner = ModelRunner(
         model=model,
         rows=rows,
@@ -148,10 +142,10 @@ def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -
         kv_cache=kv_cache,
         sampler=sampler,
         device=device,
-        forward=forward,
+        forward=recorded or EagerForward(model),
     )
     residence = Residence(
-        model=model, kv_cache=kv_cache, recorded=forward, load=load, device=device
+        model=model, kv_cache=kv_cache, recorded=recorded, load=load, device=device
     )
     profiler = None if plan.profiler is None else Profiler(plan.profiler)
     return Worker(runner, residence, profiler=profiler, on_close=on_close)

@@ -10,6 +10,7 @@ from quire.kernels.cpu_linear import LinearOps
 from quire.kernels.cpu_mask import MaskOps
 from quire.kernels.cpu_rows import RowOps
 from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.kernels.cpu_sample import SampleOps
 from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
 
@@ -17,9 +18,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
 KV_OPS = ("allocate_kv", "export_kv", "import_kv", "copy_kv", "zero_kv")
 ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
-LINEAR_OPS = ("pack_linear", "linear", "mlp", "logits", "pack_experts", "moe")
+LINEAR_OPS = (
+    *("embed_packed", "pack_linear", "linear", "mlp", "logits"),
+    *("pack_experts", "moe"),
+)
 MASK_OPS = ("mask_logits",)
-NATIVE_OPS = ROW_OPS + LINEAR_OPS + KV_OPS + ATTENTION_OPS + MASK_OPS
+SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")
+NATIVE_OPS = ROW_OPS + LINEAR_OPS + KV_OPS + ATTENTION_OPS + MASK_OPS + SAMPLE_OPS
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -37,6 +42,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
         (MaskOps(runtime), MASK_OPS),
+        (SampleOps(runtime), SAMPLE_OPS),
     )
     return tuple(
         Implementation(op, "cpu", getattr(family, op), supports, batch_invariant=True)

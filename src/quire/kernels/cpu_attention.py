@@ -114,7 +114,12 @@ class AttentionOps:
         """A plan with copies of the arrays."""
         plan = CpuPlan(window, block_size)
         table = block_table.numpy().astype(np.int32, order="C")
-        plan.refill(query_start.astype(np.int32), seq_lens.astype(np.int32), table)
+        plan.refill(
+            query_start.astype(np.int32),
+            seq_lens.astype(np.int32),
+            table,
+            np.arange(len(seq_lens), dtype=np.int32),
+        )
         return plan
 
     def attend(self, q: Tensor, kv: CpuKV, plan: CpuPlan, args: AttentionArgs) -> Tensor:

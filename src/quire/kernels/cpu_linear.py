@@ -51,7 +51,7 @@ class CpuExperts:
 
 
 class LinearOps:
-    """pack_linear, linear, mlp, logits, pack_experts and moe; see quire.ops for each."""
+    """What packs weights, multiplies with them and looks up their rows; see quire.ops for each."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         native = runtime.native
@@ -109,6 +109,28 @@ class LinearOps:
         scales = 2 * self._width
         group = stored_as.group * self._width // 2 + scales
         return huge_tensor((count, -(-in_features // stored_as.group), group), torch.uint8)
+
+    def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
+        """ids [T] -> [T, in]: columns of panels, put together again."""
+        assert w.scales is None and w.panels.dtype is w.dtype, "a rounded weight is no table"
+        runtime = self._runtime
+        ids = runtime.dense(ids)
+        runtime.keep(len(ids), ids, w.panels)
+        out = runtime.output((len(ids), w.in_features), w.dtype)
+        self._context.embed(
+            self._types[w.dtype],
+            len(ids),
+            w.in_features,
+            scale,
+            ids.data_ptr(),
+            w.panels.data_ptr(),
+            w.out_features,
+            0,
+            True,
+            *(0, 0, 0, 0),
+            out.data_ptr(),
+        )
+        return out
 
     def linear(self, x: Tensor, w: CpuLinear) -> Tensor:
         """x [T, in] -> [T, out]."""

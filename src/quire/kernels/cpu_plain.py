@@ -17,6 +17,7 @@ from quire.ops.select import Ops
 TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "embed": {"ids": 0, "positions": 0},
+        "embed_packed": {"ids": 0},
         "norm": {"x": 0},
         "add": {"x": 0, "delta": 0},
         "add_norm": {"x": 0, "delta": 0},
@@ -34,16 +35,12 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 @dataclasses.dataclass(slots=True)
 class CurrentPlan:
-    """Stands in a recorded batch for the attention plan, which is another one each step.
+    """Stands in a recorded batch for an attention plan that is another one each step.
 
     `plan` is set before every replay; during recording it is a plan for no rows.
     """
 
     plan: AttentionPlan
-
-    def assign(self, plan: AttentionPlan) -> None:
-        """Stand for the step that `plan` describes."""
-        self.plan = plan
 
 
 def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import torch
 
@@ -17,7 +19,7 @@ class CpuPlan:
     """The rows of a step in memory that the kernels read when they run.
 
     A recorded program reads the plan that it was recorded with: `refill` that one before each
-    replay, or `assign` it the step's own.
+    replay.
     """
 
     def __init__(self, window: int | None, block_size: int) -> None:
@@ -27,26 +29,29 @@ class CpuPlan:
         self.header = torch.zeros(PLAN_FIELDS, dtype=torch.int64)  # AttentionStep
         self._fields = self.header.numpy()
         none = np.zeros(0, dtype=np.int32)
-        self.refill(np.zeros(1, dtype=np.int32), none, np.zeros((0, 1), dtype=np.int32))
+        self._held: tuple[IntArray, ...] = ()
+        self.refill(np.zeros(1, dtype=np.int32), none, np.zeros((0, 1), dtype=np.int32), none)
 
     def refill(
         self,
         query_start: IntArray,
         seq_lens: IntArray,
         block_table: IntArray,
-        rows: IntArray | None = None,
-    ) -> None:
+        rows: IntArray,
+    ) -> CpuPlan:
         """Describe another step: query_start [R+1], seq_lens [R], block_table [*, B], all int32.
 
-        Row i of the step is row rows[i] of the table, or row i. Arrays are not copied: their
-        contents must not change before the step is over, except the table's beyond the lengths.
+        Row i of the step is row rows[i] of the table. Arrays are not copied: their contents must
+        not change before the step is over, except the table's beyond the lengths. Gives this plan;
+        for the arrays that it has already there is nothing to do.
         """
-        if rows is None:
-            rows = np.arange(len(seq_lens), dtype=np.int32)
+        arrays = (query_start, seq_lens, block_table, rows)
+        if self._held and all(map(operator.is_, arrays, self._held)):
+            return self
         assert len(query_start) == len(seq_lens) + 1 == len(rows) + 1
-        for array in (query_start, seq_lens, block_table, rows):
+        for array in arrays:
             assert array.dtype == np.int32 and (array.size == 0 or array.strides[-1] == 4)
-        self._held = (query_start, seq_lens, block_table, rows)
+        self._held = arrays
         self._fields[:] = (
             len(seq_lens),
             query_start.ctypes.data,
@@ -55,11 +60,7 @@ class CpuPlan:
             rows.ctypes.data,
             block_table.strides[0] // 4,
         )
-
-    def assign(self, plan: CpuPlan) -> None:
-        """Describe the step that `plan` describes: what a recorded plan does before a replay."""
-        self._held = plan._held
-        self._fields[:] = plan._fields
+        return self
 
     @property
     def num_keys(self) -> int:

@@ -136,6 +136,7 @@ class RowOps:
             table.data_ptr(),
             table.shape[0],
             table.stride(0),
+            False,
             *learned,
             out.data_ptr(),
         )

@@ -20,6 +20,7 @@ from quire.models.layers import (
     MixtureOfExperts,
     make_entrance,
     make_join,
+    make_look_up,
 )
 from quire.models.rotary import rotary_table
 from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
@@ -69,15 +70,16 @@ class Assembly:
         self._spec, self._weights, self._ops, self._recipe = spec, weights, ops, recipe
         self._max_model_len = max_model_len
         self._tables: dict[Rope, RotaryTable] = {}
+        self._tied_head: LinearWeight | None = None
 
     def embedding(self) -> Embedding:
         """The embedding stage."""
-        table = self._tensor("embed.weight")
+        table = self._table()
         positions = self._tensor("positions.weight") if self._spec.learned_positions else None
         # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
         # in a config (Granite) are exact in every dtype in use
         scale = torch.tensor(self._spec.embed_scale, dtype=self._weights.dtype).item()
-        return Embedding(self._ops, table, positions, scale)
+        return Embedding(self._ops, make_look_up(self._ops, table, scale), positions)
 
     def layers(self) -> list[Layer]:
         """All layers and the final norm, which is part of the last one's end."""
@@ -86,12 +88,11 @@ class Assembly:
         following.append(self._norm("norm", self._spec.final_norm))
         return [self._layer(p, after) for p, after in zip(pieces, following, strict=True)]
 
-    def head(self, embedding: Embedding) -> LanguageModelHead:
+    def head(self) -> LanguageModelHead:
         """The language-model head, over the embedding's table where the spec ties them."""
-        spec = self._spec
-        weight = (
-            self._tied(embedding.table) if spec.tie else self._linear("head", "head", role="head")
-        )
+        spec, weight = self._spec, self._tied_head
+        if weight is None:
+            weight = self._linear("head", "head", role="head")
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
 
     def _pieces(self, at: str, b: Block) -> _Pieces:
@@ -189,11 +190,20 @@ class Assembly:
         self.parts.append((name, packed))
         return packed
 
-    def _tied(self, table: Tensor) -> LinearWeight:
-        packed = self._ops.pack_linear(table, None, self._recipe.format_of("head"))
-        if not (isinstance(packed, PlainLinear) and packed.weight is table):
-            self.parts.append(("head", packed))
-        return packed
+    def _table(self) -> Tensor | LinearWeight:
+        """What ids are looked up in: the head's weight where the spec ties them, unless that is
+        rounded.
+        """
+        table = self._weights.tensor("embed.weight")
+        if self._spec.tie:
+            stored_as = self._recipe.format_of("head")
+            self._tied_head = self._ops.pack_linear(table, None, stored_as)
+            if stored_as is None:
+                self.parts.append(("embed", self._tied_head))
+                return self._tied_head
+            self.parts.append(("head", self._tied_head))
+        self.parts.append(("embed.weight", table))
+        return table
 
     def _stacked(self, experts: list[str], projections: tuple[str, ...], leaf: str) -> Tensor:
         return self._weights.stacked([[at + p + leaf for p in projections] for at in experts])

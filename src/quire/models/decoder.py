@@ -48,7 +48,7 @@ class DecoderModel:
         assembly = Assembly(spec, weights, ops, max_model_len, recipe)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
-        self.head = assembly.head(self._embedding)
+        self.head = assembly.head()
         self._parts = assembly.parts
 
     def release_weights(self) -> None:

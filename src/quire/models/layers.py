@@ -32,21 +32,23 @@ Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The first stage. `table` [V, C]; `position_table` [P, C] where positions are learned."""
+    """The first stage. `look_up` turns ids [T] into the scaled rows [T, C] of a table;
+    `position_table` [P, C] where positions are learned.
+    """
 
     ops: Ops
-    table: Tensor
+    look_up: Callable[[Tensor], Tensor]
     position_table: Tensor | None
-    scale: float
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Of `batch.ids`, or `batch.embeds` as they are plus learned positions -> [T, C]."""
-        positions = None if self.position_table is None else batch.positions[0]
-        if batch.embeds is None:
-            return self.ops.embed(batch.ids, self.table, self.scale, positions, self.position_table)
-        if positions is None:
-            return batch.embeds
-        return self.ops.add(batch.embeds, self.ops.embed(positions, self.position_table))
+        """Of `batch.ids`, or `batch.embeds` as they are, plus learned positions -> [T, C]."""
+        x = batch.embeds
+        if x is None:
+            assert batch.ids is not None, "a batch has ids or embeddings"
+            x = self.look_up(batch.ids)
+        if self.position_table is None:
+            return x
+        return self.ops.add(x, self.ops.embed(batch.positions[0], self.position_table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,15 @@ class Layer:
         """x, h [T, C] -> x, h for the next layer."""
         x, h = self.join_attention(x, self.attend(h, positions, group, kv))
         return self.join_feed(x, self.feed(h))
+
+
+def make_look_up(
+    ops: Ops, table: Tensor | LinearWeight, scale: float
+) -> Callable[[Tensor], Tensor]:
+    """The rows [T, C] of ids [T], in a table of their own or in the head's packed weight."""
+    if isinstance(table, Tensor):
+        return lambda ids: ops.embed(ids, table, scale)
+    return lambda ids: ops.embed_packed(ids, table, scale)
 
 
 def make_entrance(ops: Ops, pre: NormWeight | None) -> Callable[[Tensor], Tensor]:

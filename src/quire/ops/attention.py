@@ -40,6 +40,21 @@ class AttentionPlan(Protocol):
     def num_pairs(self) -> int:
         """(query, visible key) pairs: the arithmetic of a layer."""
 
+    def refill(
+        self,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        rows: np.ndarray,
+    ) -> AttentionPlan:
+        """The plan of another step with the same block size and window: this one, changed in place,
+        or a new one.
+
+        As for `plan_attention`, but row i of the step is row rows[i] of block_table [*, B] int32.
+        The arrays must stay as they are until the step is over. Where the next step has the same
+        arrays with new contents, refilling costs the providers that read them in place nothing.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionArgs:

@@ -1,4 +1,6 @@
-"""All operations, in the order in which a reader meets them on the way through a decoder."""
+"""All operations, in the order in which a reader meets them on the way through a decoder
+to a token.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from types import MappingProxyType
 
 from quire.ops.activation import scale_gate
 from quire.ops.attention import attend, plan_attention
-from quire.ops.embed import embed
+from quire.ops.embed import embed, embed_packed
 from quire.ops.grammar_mask import mask_logits
 from quire.ops.kv import allocate_kv, copy_kv, export_kv, import_kv, zero_kv
 from quire.ops.linear import linear, logits, mlp, pack_linear
@@ -14,12 +16,14 @@ from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, norm
 from quire.ops.registry import Op
 from quire.ops.rotary import rope_store
+from quire.ops.sample import draw, greedy, rank, truncate
 
 CATALOG: MappingProxyType[str, Op] = MappingProxyType(
     {
         record.name: record
         for record in (
             embed,
+            embed_packed,
             norm,
             add,
             add_norm,
@@ -39,6 +43,10 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             pack_experts,
             moe,
             mask_logits,
+            greedy,
+            draw,
+            truncate,
+            rank,
         )
     }
 )

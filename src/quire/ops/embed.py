@@ -1,4 +1,4 @@
-"""Token ids to hidden states."""
+"""Token ids to hidden states: rows of a table, or of the packed weight of a head."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.linear import LinearWeight, PlainLinear
 from quire.ops.registry import op
 
 
@@ -35,3 +36,21 @@ def embed(
     if positions is not None and position_table is not None:
         x = x.add_(F.embedding(positions, position_table))
     return x
+
+
+def _packed_bytes(ids: Tensor, w: LinearWeight, *_: Any, **__: Any) -> int:
+    return ids.numel() * (8 + 2 * w.nbytes // w.out_features)
+
+
+@op(
+    num_bytes=_packed_bytes,
+    flops=lambda ids, w, *_, **__: ids.numel() * w.in_features,
+    format="linear",
+)
+def embed_packed(ids: Tensor, w: PlainLinear, scale: float = 1.0) -> Tensor:
+    """`embed` with the weight [V, C] of a head as its table: ids [T] int64 -> [T, C].
+
+    So models whose head is the embedding keep it once. `w` is packed without rounding, and its bias
+    does not join. An id outside of it raises IndexError on the CPU.
+    """
+    return embed(ids, w.weight, scale)

@@ -93,6 +93,7 @@ class PlainPlan:
     num_new: np.ndarray
     seq_lens: np.ndarray
     device: torch.device
+    block_size: int
     _distances: list[Tensor] = field(default_factory=list)
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
@@ -105,6 +106,18 @@ class PlainPlan:
     def num_pairs(self) -> int:
         """(query, visible key) pairs."""
         return count_pairs(self.num_new, self.seq_lens, self.window)
+
+    def refill(
+        self,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        rows: np.ndarray,
+    ) -> PlainPlan:
+        """A plan for another step; see `AttentionPlan`."""
+        width = -(-int(seq_lens.max(initial=0)) // self.block_size)
+        table = torch.from_numpy(block_table[rows, :width]).to(self.device)
+        return plan_rows(query_start, seq_lens, table, self.block_size, self.window)
 
     def tile_distance(self, tile: Tile) -> Tensor:
         """Key's position - query's, [n, L] fp32."""
@@ -157,7 +170,9 @@ def plan_rows(
         _prefill_row(row, query_start, seq_lens, int(first[row]), window, lanes)
         for row in (num_new > 1).nonzero()[0].tolist()
     )
-    return PlainPlan(window, decode, prefill, num_new, seq_lens.copy(), block_table.device)
+    return PlainPlan(
+        window, decode, prefill, num_new, seq_lens.copy(), block_table.device, block_size
+    )
 
 
 def _first_seen(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> np.ndarray:

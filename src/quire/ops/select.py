@@ -43,6 +43,7 @@ class Ops:
     """
 
     embed: Callable[..., Any]
+    embed_packed: Callable[..., Any]
     norm: Callable[..., Any]
     add: Callable[..., Any]
     add_norm: Callable[..., Any]
@@ -62,6 +63,10 @@ class Ops:
     pack_experts: Callable[..., Any]
     moe: Callable[..., Any]
     mask_logits: Callable[..., Any]
+    greedy: Callable[..., Any]
+    draw: Callable[..., Any]
+    truncate: Callable[..., Any]
+    rank: Callable[..., Any]
     choices: tuple[Choice, ...]
     batch_invariant: bool
     invariance_reason: str

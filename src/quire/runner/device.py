@@ -24,6 +24,22 @@ class CpuDevice:
         """A device tensor's values on the host, waiting for them; on the CPU without a copy."""
         return np.asarray(tensor.numpy())
 
+    def take(
+        self, table: Tensor, rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], into: Tensor
+    ) -> None:
+        """into[i] = table[rows[i], columns[i]], converted; table and into are on the device."""
+        into.numpy()[:] = table.numpy()[rows, columns]
+
+    def put(
+        self,
+        table: Tensor,
+        rows: np.ndarray[Any, Any],
+        columns: np.ndarray[Any, Any],
+        values: Tensor,
+    ) -> None:
+        """table[rows[i], columns[i]] = values[i], converted; table and values are on the device."""
+        table.numpy()[rows, columns] = values.numpy()
+
     def return_free_memory(self) -> None:
         """Give what was freed back to the operating system: the C library may keep it otherwise."""
         library = ctypes.CDLL(None)

@@ -54,6 +54,7 @@ class Rows:
     ) -> None:
         self.block_size = block_size
         self.parts = list(parts)
+        self._device = device
         self._ids = np.zeros((num_rows, max_len), dtype=np.int32)
         self.token_ids: Tensor = device.tensor(self._ids)
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
@@ -83,7 +84,7 @@ class Rows:
 
     def write(self, rows: np.ndarray, token_ids: Tensor) -> None:
         """Put down the rows' newest ids [R] int64, on the device; they count after `advance`."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids.to(self.token_ids.dtype)
+        self._device.put(self.token_ids, rows, self.num_tokens[rows], token_ids)
 
     def advance(self, rows: np.ndarray, counts: np.ndarray, sampled: np.ndarray) -> None:
         """The step is done: `rows` computed `counts` tokens, `sampled` have one more."""

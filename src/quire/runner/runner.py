@@ -10,17 +10,16 @@ one form serves plain stepping, overlap and late grammar masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.models.decoder import DecoderModel
-from quire.ops import Batch
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.device import CpuDevice
 from quire.runner.grammar_mask import GrammarMask
+from quire.runner.graphs import Forward
 from quire.runner.kv_cache import KVCache
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.rows import Rows
@@ -49,8 +48,8 @@ class Step:
         """Wait for the ids and bring them to the host."""
         ending = self._ending
         assert ending is not None, "result() comes after sample()"
-        sampled, rows = ending.sampled, self._inputs.sampled.tolist()
-        errors = {rows[index]: text for index, text in sampled.errors.items()}
+        sampled, rows = ending.sampled, self._inputs.sampled
+        errors = {int(rows[index]): text for index, text in sampled.errors.items()}
         return StepOutput(
             StepResult(self._plan.step_id, sampled.token_ids.tolist(), errors | ending.errors),
             logprobs=sampled.logprobs,
@@ -93,16 +92,16 @@ class ModelRunner:
         kv_cache: KVCache,
         sampler: Sampler,
         device: CpuDevice,
-        forward: Callable[[Batch], Tensor] | None = None,
+        forward: Forward,
     ) -> None:
-        """`forward` stands for the model's own where a recorded step is replayed instead."""
+        """`forward` runs the model, or replays what was recorded of it."""
         self.model = model
         self.rows = rows
         self.kv_cache = kv_cache
         self.sampler = sampler
         self.device = device
         self._batches = batches
-        self._forward = model.forward if forward is None else forward
+        self._forward = forward
         self._prompt_logprobs = PromptLogprobs(model, sampler, device, model.spec.vocab)
         self._prepared = -1
         rows.parts += [SamplerRows(sampler), self._prompt_logprobs]
@@ -121,7 +120,9 @@ class ModelRunner:
         if plan.step_id != self._prepared:
             self._prepare(plan)
         inputs = self._batches.build(plan)
-        return Step(self, plan, inputs, self._forward(inputs.batch))
+        return Step(
+            self, plan, inputs, self._forward(inputs.batch, samples_all=inputs.last is None)
+        )
 
     def _prepare(self, plan: StepPlan) -> None:
         """What a step does to blocks before it computes: once, however often it is launched."""
@@ -140,7 +141,7 @@ class ModelRunner:
         rows = self.rows
         prompts, errors = self._prompt_logprobs.collect(inputs, hidden, rows)
         if len(inputs.sampled):
-            logits = self.model.logits(hidden[inputs.last])
+            logits = self._forward.logits(hidden, inputs.last)
             positions = rows.num_tokens[inputs.sampled]
             sampled = self.sampler.sample(logits, inputs.sampled, positions, mask)
             rows.write(inputs.sampled, sampled.token_ids)

@@ -9,12 +9,13 @@ the small cases. The functions stand as a provider named "oracle".
 from __future__ import annotations
 
 from quire.ops import Implementation
-from quire.testing import op_oracle_masks, op_oracle_paged, op_oracle_rows
+from quire.testing import op_oracle_logits, op_oracle_masks, op_oracle_paged, op_oracle_rows
 
 IMPLEMENTATIONS = tuple(
     Implementation(function.__name__, "oracle", function, lambda _: True, batch_invariant=True)
     for function in (
         op_oracle_rows.embed,
+        op_oracle_rows.embed_packed,
         op_oracle_rows.norm,
         op_oracle_rows.add,
         op_oracle_rows.add_norm,
@@ -34,5 +35,9 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.plan_attention,
         op_oracle_paged.attend,
         op_oracle_masks.mask_logits,
+        op_oracle_logits.greedy,
+        op_oracle_logits.draw,
+        op_oracle_logits.truncate,
+        op_oracle_logits.rank,
     )
 )

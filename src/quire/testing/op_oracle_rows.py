@@ -96,6 +96,11 @@ def embed(
     return to_tensor(stack(rows, table.shape[1]))
 
 
+def embed_packed(ids: Tensor, w: OracleLinear, scale: float = 1.0) -> Tensor:
+    """Rows of the weight, scaled."""
+    return to_tensor(stack([w.weight[int(token)] * scale for token in ids], w.in_features))
+
+
 # products
 
 

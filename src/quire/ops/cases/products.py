@@ -43,6 +43,18 @@ def _linear(
     return Case("linear", bench or name, prepare, is_bench=bool(bench))
 
 
+def _embed(rows: int, width: int, out: int, *, scale: float = 1.0, bias: bool = False) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "ids": draw.integers(draw.rng.integers(0, out, rows)),
+            "w": _weight(ops, draw, out, width, bias=bias),
+            "scale": scale,
+        }
+        return by_row(arguments, {"ids": 0})
+
+    return Case("embed_packed", f"{rows}x{width}x{out}{'-bias' * bias}-scale{scale:g}", prepare)
+
+
 def _mlp(
     rows: int, width: int, ffn: int, act: str, gated: bool, *, bias: bool = False, bench: str = ""
 ) -> Case:
@@ -121,6 +133,8 @@ def _moes() -> list[Case]:
 
 
 CASES = (
+    *(_embed(rows, 17, 70) for rows in (0, 1, 6)),
+    _embed(5, 16, 33, scale=3.3, bias=True),
     *(_linear(rows, 16, 24) for rows in (0, 1, 2, 5)),
     _linear(7, 33, 19, bias=True, is_strided=True),
     _linear(70, 130, 3),

@@ -29,15 +29,6 @@ class LogprobColumns:
 
 
 @dataclass(slots=True)
-class LogprobEntry:
-    """One entry of LogprobColumns before padding: token_ids [n] int64, values [n] fp32."""
-
-    token_ids: Tensor
-    values: Tensor
-    rank: int
-
-
-@dataclass(slots=True)
 class SamplerOutput:
     """Sampled ids [R] int64 in the order of the rows, and log-probabilities if some row asked.
 
@@ -50,18 +41,13 @@ class SamplerOutput:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-def to_columns(entries: dict[int, LogprobEntry]) -> LogprobColumns:
-    """Pad entries (not empty; by index) to a rectangle."""
-    counts = [entry.token_ids.shape[0] for entry in entries.values()]
-    like = next(iter(entries.values())).values
-    shape = (len(entries), max(counts))
-    token_ids = torch.full(shape, PAD_ID, dtype=torch.int32, device=like.device)
-    values = torch.full(shape, -torch.inf, dtype=torch.float32, device=like.device)
-    for m, entry in enumerate(entries.values()):
-        token_ids[m, : counts[m]] = entry.token_ids
-        values[m, : counts[m]] = entry.values
-    ranks = torch.tensor([entry.rank for entry in entries.values()], dtype=torch.int32)
-    return LogprobColumns(list(entries), token_ids, values, ranks.to(like.device), counts)
+def empty_columns(index: list[int], counts: list[int], device: torch.device) -> LogprobColumns:
+    """Columns for entries of so many each (not empty), all of them padding."""
+    shape = (len(index), max(counts))
+    token_ids = torch.full(shape, PAD_ID, dtype=torch.int32, device=device)
+    values = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
+    ranks = torch.empty(len(index), dtype=torch.int32, device=device)
+    return LogprobColumns(index, token_ids, values, ranks, counts)
 
 
 def join_columns(parts: Sequence[LogprobColumns]) -> LogprobColumns:

@@ -1,17 +1,17 @@
-"""`logprobs` and `logprob_token_ids`: which columns a sampled token gets."""
+"""`logprobs` and `logprob_token_ids`: which columns a sampled token gets, and what is in them."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from quire.ops.vocab_row import VocabRow
+from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.columns import LogprobEntry
+from quire.runner.sampling.columns import LogprobColumns, empty_columns
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -33,27 +33,68 @@ class LogprobRequest:
             return None
         return LogprobRequest(vocab_size if params.logprobs == -1 else params.logprobs)
 
+    @property
+    def num_columns(self) -> int:
+        """Columns with the token's own."""
+        return 1 + (self.num_top if self.ids is None else self.ids.shape[0])
 
-def describe_token(
-    row: VocabRow, token_id: int, request: LogprobRequest, *, normalize: bool
-) -> LogprobEntry:
-    """The entry of one token in a row of logits: log-softmax values, or the logits themselves.
 
-    The token's rank is the number of entries >= its own. O(V) for the sum, the rest as `VocabRow`.
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Consecutive rows of logits [n, V] for which the same is asked; their first place among the
+    entries.
     """
-    others = row.top(request.num_top) if request.ids is None else request.ids
-    ids = torch.cat([others.new_tensor([token_id]), others])
-    values = row.values[ids]
-    rank = row.count_at_least(values[0].item())
-    if normalize:
-        values = (values - row.peak).sub_(row.log_sum())
-    return LogprobEntry(ids, values, rank)
+
+    first: int
+    logits: Tensor
+    request: LogprobRequest
 
 
-def only(row: VocabRow, ids: Tensor | None) -> VocabRow:
-    """The row as it is after filtering: everything but `ids` at -inf (None: the row itself)."""
-    if ids is None:
-        return row
-    values = torch.full_like(row.values, -math.inf)
-    values[ids] = row.values[ids]
-    return VocabRow(values)
+def describe(
+    ops: Ops,
+    pieces: Sequence[Described],
+    index: list[int],
+    token_ids: Tensor,
+    *,
+    normalize: bool,
+) -> LogprobColumns:
+    """The columns of tokens [M] in rows of logits: log-softmax values, or the logits themselves.
+
+    `index` [M] is what the entries are called; the pieces hold their rows in order. M > 0. One pass
+    over each row, the rest as `ops.rank`.
+    """
+    counts = [piece.request.num_columns for piece in pieces for _ in range(len(piece.logits))]
+    columns = empty_columns(index, counts, token_ids.device)
+    for piece in pieces:
+        rows = slice(piece.first, piece.first + len(piece.logits))
+        own = token_ids[rows]
+        found = ops.rank(piece.logits, own, piece.request.num_top)
+        others = found.top_ids.long() if piece.request.ids is None else piece.request.ids
+        ids = torch.cat([own[:, None], others.expand(len(own), -1)], dim=1)
+        values = piece.logits.gather(1, ids)
+        if normalize:
+            values = values.sub_(found.peaks[:, None]).sub_(found.log_sums[:, None])
+        width = ids.shape[1]
+        columns.token_ids[rows, :width] = ids.int()
+        columns.values[rows, :width] = values
+        columns.ranks[rows] = found.ranks
+    return columns
+
+
+def runs(logits: Tensor, wanted: Sequence[tuple[int, LogprobRequest]]) -> Iterator[Described]:
+    """Pieces of neighbouring rows with equal requests; wanted: (row of logits, request) ascending.
+
+    A piece is a view of `logits` [R, V].
+    """
+    start = 0
+    for end in range(1, len(wanted) + 1):
+        if end < len(wanted) and _belong_together(wanted[end - 1], wanted[end]):
+            continue
+        first, request = wanted[start]
+        yield Described(start, logits[first : first + end - start], request)
+        start = end
+
+
+def _belong_together(a: tuple[int, LogprobRequest], b: tuple[int, LogprobRequest]) -> bool:
+    """Whether the rows are neighbours and ask for equally many of the likeliest."""
+    return b[0] == a[0] + 1 and a[1].ids is b[1].ids is None and a[1].num_top == b[1].num_top

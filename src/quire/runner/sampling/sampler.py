@@ -1,16 +1,17 @@
 """The sampler: logits of the rows that get a token in, token ids and log-probabilities out.
 
 Order: grammar mask (into the raw logits, so that every mode of logprobs sees it), the parts of
-`logits_parts`, custom processors, temperature, min-p, top-k, top-p, draw. A row is copied only if a
-part edits it, and computed from itself alone.
+`logits_parts`, custom processors, then one op: temperature, min-p, top-k, top-p, draw. Everything
+is computed in the logits that are given; a row is copied only where its raw log-probabilities are
+asked for and something edits it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,38 +19,20 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import greedy
-from quire.ops.vocab_row import VocabRow
 from quire.params import SamplingParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
-from quire.runner.sampling.columns import (
-    LogprobColumns,
-    LogprobEntry,
-    SamplerOutput,
-    to_columns,
-)
+from quire.runner.sampling.columns import LogprobColumns, SamplerOutput
 from quire.runner.sampling.custom import CustomProcessors
 from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
-from quire.runner.sampling.logprobs import LogprobRequest, LogprobsMode, describe_token
+from quire.runner.sampling.logprobs import Described, LogprobRequest, LogprobsMode, describe, runs
 from quire.runner.sampling.min_tokens import MinTokens
 from quire.runner.sampling.part import LogitsPart, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
-from quire.runner.sampling.picking import (
-    Choice,
-    Pick,
-    Way,
-    pick_alone,
-    pick_largest,
-    pick_unfiltered,
-)
 
 logger = logging.getLogger(__name__)
-
-_ENTRIES_TOGETHER = 2**17
-"""How many logits are worked on at once: half a MiB stays in a core's cache."""
 
 
 def logits_parts(history: TokenHistory, vocab_size: int, device: torch.device) -> list[LogitsPart]:
@@ -65,21 +48,24 @@ def logits_parts(history: TokenHistory, vocab_size: int, device: torch.device) -
 
 @dataclass(frozen=True, slots=True)
 class _RowState:
-    choice: Choice
+    """What a row asks for besides its settings."""
+
+    is_greedy: bool
+    logprobs: LogprobRequest | None
     parts: tuple[LogitsPart, ...]
 
     @property
     def is_plain(self) -> bool:
         """Whether the largest logit is all that the row needs."""
-        return self.choice.way is Way.LARGEST and not self.parts
+        return self.is_greedy and self.logprobs is None and not self.parts
 
 
 class Sampler:
     """Draws the next token of each row that gets one.
 
     Rows are the runner's; a request's sampling state is made from its parameters and its history
-    alone, so a resumed request continues with the tokens it would have had. `sample` changes
-    nothing that a second call would see; what depends on the sampled ids happens in `commit`.
+    alone, so a resumed request continues with the tokens it would have had. `sample` may be called
+    again with the same logits made anew; what depends on the sampled ids happens in `commit`.
     """
 
     def __init__(
@@ -99,13 +85,14 @@ class Sampler:
         self._device = device
         self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
         self._mode = logprobs_mode
+        self._reports_raw = logprobs_mode.startswith("raw")
         self._hashes = token_hashes(vocab_size, device)
         self._parts = logits_parts(history, vocab_size, device)
         self._custom = CustomProcessors(logits_processors)
         self._states: dict[int, _RowState] = {}
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
+        self._settings = np.zeros((num_rows, 4))
         self._num_special = 0
-        self._rows_together = max(1, _ENTRIES_TOGETHER // vocab_size)
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
         """Whether a request must not be scheduled ahead: a processor looks at its output ids."""
@@ -125,11 +112,13 @@ class Sampler:
         If this raises, the row is still free.
         """
         assert row not in self._states, f"row {row} is taken"
-        choice = Choice.of(params, self._vocab_size, self._device)
-        assert choice.logprobs is None or choice.logprobs.num_top <= self._max_logprobs
-        state = _RowState(choice, self._add_parts(row, params, len(prompt_token_ids)))
+        logprobs = LogprobRequest.of(params, self._vocab_size, self._device)
+        assert logprobs is None or logprobs.num_top <= self._max_logprobs
+        parts = self._add_parts(row, params, len(prompt_token_ids))
+        state = _RowState(params.temperature == 0.0, logprobs, parts)
         self._custom.add(row, params, prompt_token_ids, output_token_ids)
         self._seeds[row] = seed & 0xFFFF_FFFF_FFFF_FFFF
+        self._settings[row] = (params.temperature, params.top_k, params.top_p, params.min_p)
         self._states[row] = state
         self._num_special += not state.is_plain
 
@@ -150,20 +139,17 @@ class Sampler:
     ) -> SamplerOutput:
         """Draw one token per row of logits [R, V] fp32; rows, positions [R] integers.
 
-        positions are the indices, in prompt and output, of the tokens to be drawn. `mask` is
-        applied to `logits` in place, the only change that is made to them. A row without a finite
-        largest logit, or whose own processor fails, is an entry of `errors`; the others do not
-        notice. Raises ProcessorFailure where one for the whole batch fails.
+        positions are the indices, in prompt and output, of the tokens to be drawn. `mask` is the
+        grammar's. The logits are edited in place. A row without a finite largest logit, or whose
+        own processor fails, is an entry of `errors`; the others do not notice. Raises
+        ProcessorFailure where a processor for the whole batch fails.
         """
         if mask is not None:
             places = torch.tensor(mask.places, device=self._device)
             self._ops.mask_logits(logits, places, torch.from_numpy(mask.bits).to(self._device))
         if self._num_special == 0 and not self._custom.must_run(is_all_greedy=True):
-            token_ids, peaks = greedy(logits)
-            errors = _errors_of(peaks.tolist())
-            for index in errors:
-                token_ids[index] = 0
-            return SamplerOutput(token_ids, None, errors)
+            token_ids, peaks = self._ops.greedy(logits)
+            return SamplerOutput(token_ids, None, _errors_of(peaks))
         return self._sample_rows(logits, rows, positions)
 
     def commit(self, output: SamplerOutput, rows: np.ndarray) -> None:
@@ -187,14 +173,12 @@ class Sampler:
 
         targets [n] are the tokens, logits [n, V] fp32 those of the positions before them.
         Log-softmax values in every mode. k: how many of the likeliest tokens beside it, -1 all.
-        Works row by row; n > 0.
+        n > 0.
         """
         request = LogprobRequest(self._vocab_size if k == -1 else k)
-        entries = {
-            i: describe_token(VocabRow(logits[i]), target, request, normalize=True)
-            for i, target in enumerate(targets.tolist())
-        }
-        return to_columns(entries)
+        index = list(range(len(logits)))
+        piece = Described(0, logits, request)
+        return describe(self._ops, [piece], index, targets, normalize=True)
 
     def _add_parts(
         self, row: int, params: SamplingParams, num_prompt_tokens: int
@@ -213,91 +197,83 @@ class Sampler:
     def _sample_rows(
         self, logits: Tensor, rows: np.ndarray, positions: np.ndarray
     ) -> SamplerOutput:
-        places = list(zip(rows.tolist(), positions.tolist(), strict=True))
-        edited, errors = self._edit_batch(logits, places)
+        states = [self._states[row] for row in rows.tolist()]
+        asking = [i for i, state in enumerate(states) if state.logprobs is not None]
+        logits, raw, errors = self._edit(logits, states, rows, positions)
+        settings = torch.from_numpy(self._settings[rows]).to(self._device)
         keys = torch.from_numpy(noise_keys(self._seeds[rows], positions)).to(self._device)
-        token_ids = [0] * len(places)
-        entries: dict[int, LogprobEntry] = {}
-        for way, group in self._groups(places, errors):
-            raw = [logits[i] for i in group]
-            if edited is None:
-                values = [self._edit(x, *places[i]) for x, i in zip(raw, group, strict=True)]
-            else:
-                values = [edited[i] for i in group]
-            choices = [self._states[places[i][0]].choice for i in group]
-            for i, pick in zip(
-                group, self._pick(way, choices, raw, values, keys[group]), strict=True
-            ):
-                if not math.isfinite(pick.peak):
-                    errors[i] = _what_is_wrong(pick.peak)
-                    continue
-                token_ids[i] = pick.token_id
-                if pick.entry is not None:
-                    entries[i] = pick.entry
-        logprobs = to_columns(dict(sorted(entries.items()))) if entries else None
-        return SamplerOutput(torch.tensor(token_ids, device=self._device), logprobs, errors)
+        token_ids, peaks = self._ops.draw(logits, settings, keys, self._hashes)
+        errors |= {i: text for i, text in _errors_of(peaks).items() if i not in errors}
+        if errors:
+            token_ids[list(errors)] = 0
+            asking = [i for i in asking if i not in errors]
+        logprobs = self._logprobs(states, asking, logits, raw, settings, token_ids)
+        return SamplerOutput(token_ids, logprobs, errors)
 
-    def _groups(
-        self, places: list[tuple[int, int]], errors: dict[int, str]
-    ) -> Iterator[tuple[Way, list[int]]]:
-        """The indices that are still to be sampled, as many together as fit the cache."""
-        by_way: dict[Way, list[int]] = {way: [] for way in Way}
-        for i, (row, _) in enumerate(places):
-            if i not in errors:
-                by_way[self._states[row].choice.way].append(i)
-        for way, members in by_way.items():
-            size = 1 if way is Way.ALONE else self._rows_together
-            for start in range(0, len(members), size):
-                yield way, members[start : start + size]
-
-    def _pick(
+    def _edit(
         self,
-        way: Way,
-        choices: list[Choice],
-        raw: list[Tensor],
-        values: list[Tensor],
-        keys: Tensor,
-    ) -> list[Pick]:
-        if way is Way.LARGEST:
-            return pick_largest(values)
-        if way is Way.UNFILTERED:
-            temperatures = [choice.temperature for choice in choices]
-            return pick_unfiltered(values, temperatures, self._hashes, keys)
-        return [pick_alone(choices[0], raw[0], values[0], self._hashes, keys[0], self._mode)]
+        logits: Tensor,
+        states: list[_RowState],
+        rows: np.ndarray,
+        positions: np.ndarray,
+    ) -> tuple[Tensor, dict[int, Tensor], dict[int, str]]:
+        """Run parts and custom processors -> logits [R, V], the raw rows that were asked for and
+        are edited, and errors by index.
+        """
+        must_run = self._custom.must_run(is_all_greedy=all(map(self._takes_largest, states)))
+        raw: dict[int, Tensor] = {}
+        for i, state in enumerate(states):
+            if not state.parts and not must_run:
+                continue
+            row, position = int(rows[i]), int(positions[i])
+            wanting = [part for part in state.parts if part.wants(row, position)]
+            is_reported = self._reports_raw and state.logprobs is not None
+            if is_reported and (wanting or must_run):
+                raw[i] = logits[i].clone()
+            for part in wanting:
+                part.apply(logits[i], row, position)
+        if not must_run:
+            return logits, raw, {}
+        logits, errors = self._custom.apply(logits, rows.tolist())
+        return logits, raw, errors
 
-    def _edit_batch(
-        self, logits: Tensor, places: list[tuple[int, int]]
-    ) -> tuple[Tensor | None, dict[int, str]]:
-        """All rows edited by parts and custom processors; None if no processor must run."""
-        is_all_greedy = all(self._takes_largest(self._states[row]) for row, _ in places)
-        if not self._custom.must_run(is_all_greedy=is_all_greedy):
-            return None, {}
-        edited = logits.clone()
-        for values, (row, position) in zip(edited, places, strict=True):
-            self._apply_parts(values, row, position)
-        return self._custom.apply(edited, [row for row, _ in places])
-
-    def _edit(self, raw: Tensor, row: int, position: int) -> Tensor:
-        """The row edited by its parts: a copy, or `raw` itself if no part wants it."""
-        if not any(part.wants(row, position) for part in self._states[row].parts):
-            return raw
-        edited = raw.clone()
-        self._apply_parts(edited, row, position)
-        return edited
-
-    def _apply_parts(self, values: Tensor, row: int, position: int) -> None:
-        for part in self._states[row].parts:
-            if part.wants(row, position):
-                part.apply(values, row, position)
+    def _logprobs(
+        self,
+        states: list[_RowState],
+        asking: list[int],
+        logits: Tensor,
+        raw: dict[int, Tensor],
+        settings: Tensor,
+        token_ids: Tensor,
+    ) -> LogprobColumns | None:
+        if not asking:
+            return None
+        wanted = [(i, request) for i in asking if (request := states[i].logprobs) is not None]
+        if raw:
+            logits = torch.stack([raw.get(i, logits[i]) for i in asking])
+            wanted = [(m, request) for m, (_, request) in enumerate(wanted)]
+        pieces = list(runs(logits, wanted))
+        if not self._reports_raw:
+            pieces = [
+                replace(p, logits=self._ops.truncate(p.logits, _rows_of(p, settings[asking])))
+                for p in pieces
+            ]
+        normalize = self._mode.endswith("logprobs")
+        return describe(self._ops, pieces, asking, token_ids[asking], normalize=normalize)
 
     def _takes_largest(self, state: _RowState) -> bool:
         """Whether edits that keep the largest logit cannot be noticed in this row."""
-        reports_edits = self._mode.startswith("processed") and state.choice.logprobs is not None
-        return state.choice.temperature == 0.0 and not reports_edits
+        return state.is_greedy and (self._reports_raw or state.logprobs is None)
 
 
-def _errors_of(peaks: list[float]) -> dict[int, str]:
-    return {i: _what_is_wrong(peak) for i, peak in enumerate(peaks) if not math.isfinite(peak)}
+def _rows_of(piece: Described, column: Tensor) -> Tensor:
+    return column[piece.first : piece.first + len(piece.logits)]
+
+
+def _errors_of(peaks: Tensor) -> dict[int, str]:
+    if math.isfinite(peaks.sum().item()):  # cheap, and false for every peak that is not finite
+        return {}
+    return {i: _what_is_wrong(x) for i, x in enumerate(peaks.tolist()) if not math.isfinite(x)}
 
 
 def _what_is_wrong(peak: float) -> str:

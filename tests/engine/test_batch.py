@@ -1,0 +1,134 @@
+"""From plans and rows to tensors, against the definition of each, entry by entry."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from quire.ops import select
+from quire.params import SamplingParams
+from quire.runner.batch import BatchBuilder
+from quire.runner.device import CpuDevice
+from quire.runner.rows import Rows
+from quire.scheduling.step import Chunk, NewRow, StepPlan
+
+NUM_ROWS, MAX_LEN, SIZE = 6, 40, 4
+WINDOWS = (None, 7)
+
+
+class Bench:
+    """Rows with random requests, and a builder over them."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.step_id = 0
+        device = CpuDevice()
+        self.rows = Rows(
+            num_rows=NUM_ROWS, max_len=MAX_LEN, block_size=SIZE, num_groups=2, device=device
+        )
+        self.ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
+        self.builder = BatchBuilder(
+            rows=self.rows, ops=self.ops, device=device, windows=WINDOWS, kv=[], capacity=64
+        )
+        self.decode = list(range(NUM_ROWS))
+        self.apply(added=[self.request(row) for row in range(NUM_ROWS)])
+
+    def request(self, row):
+        length = self.random.randint(12, 20)
+        tables = tuple(self.random.sample(range(100), MAX_LEN // SIZE) for _ in WINDOWS)
+        return NewRow(
+            row=row,
+            handle=row,
+            token_ids=[self.random.randrange(1000) for _ in range(length)],
+            num_prompt_tokens=length,
+            num_computed_tokens=length - 1,
+            block_ids=tables,
+            params=SamplingParams(),
+            seed=0,
+        )
+
+    def plan(self, decode_rows, chunks=(), added=(), removed=()):
+        self.step_id += 1
+        return StepPlan(self.step_id, list(removed), list(added), [], decode_rows, list(chunks))
+
+    def apply(self, **changes):
+        self.rows.apply(self.plan([], **changes))
+
+    def build(self, decode_rows, chunks=()):
+        return self.builder.build(self.plan(decode_rows, chunks))
+
+    def advance(self, inputs, token_ids):
+        self.rows.write(inputs.sampled, torch.tensor(token_ids))
+        self.rows.advance(inputs.rows, inputs.counts, inputs.sampled)
+
+    def check(self, inputs, counts):
+        """Everything in `inputs` for these rows (row -> tokens, in order), one token at a time."""
+        rows, at = self.rows, 0
+        for row, count in counts.items():
+            for i in range(count):
+                position = int(rows.num_computed[row]) + i
+                assert inputs.batch.ids[at] == rows.token_ids[row, position]
+                assert inputs.batch.positions[0, at] == position
+                for group, table in zip(inputs.batch.groups, rows.tables, strict=True):
+                    slot = int(table[row, position // SIZE]) * SIZE + position % SIZE
+                    assert group.slots[at] == slot
+                at += 1
+        assert len(inputs.batch.ids) == inputs.batch.num_tokens == at
+        ends = [int(rows.num_computed[row]) + count for row, count in counts.items()]
+        for group, window in zip(inputs.batch.groups, WINDOWS, strict=True):
+            assert group.plan.window == window
+            assert group.plan.seq_lens.tolist() == ends
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_entry_is_what_rows_and_plan_say(seed):
+    bench = Bench(seed)
+    for _ in range(12):
+        decode = bench.random.sample(range(NUM_ROWS), bench.random.randint(0, NUM_ROWS))
+        others = [row for row in range(NUM_ROWS) if row not in decode][: bench.random.randint(0, 2)]
+        chunks = [
+            Chunk(row, bench.random.randint(1, 3), bench.random.random() < 0.5) for row in others
+        ]
+        if not decode and not chunks:
+            continue
+        for _ in range(bench.random.randint(1, 2)):  # the same list again is a steady decode
+            inputs = bench.build(decode, chunks)
+            counts = dict.fromkeys(decode, 1) | {c.row: c.num_tokens for c in chunks}
+            bench.check(inputs, counts)
+            sampling = [*decode, *(c.row for c in chunks if c.samples)]
+            assert inputs.sampled.tolist() == sampling
+            last = range(len(decode)) if inputs.last is None else inputs.last.tolist()
+            ends = dict(zip(counts, inputs.starts[1:].tolist(), strict=True))
+            assert list(last) == [ends[row] - 1 for row in sampling]
+        if not chunks:
+            bench.advance(inputs, [bench.random.randrange(1000) for _ in sampling])
+
+
+def test_a_steady_decode_makes_nothing_anew_and_still_moves_on():
+    bench = Bench(1)
+    first = bench.build(bench.decode)
+    batch, positions = first.batch, first.batch.positions.clone()
+    bench.advance(first, [7, 8, 9, 10, 11, 12])
+    second = bench.build(bench.decode)
+    assert second is first and second.batch is batch
+    assert torch.equal(batch.positions, positions + 1)
+    assert batch.ids.tolist() == [7, 8, 9, 10, 11, 12]
+    bench.check(second, dict.fromkeys(bench.decode, 1))
+
+
+def test_a_row_that_another_request_takes_is_read_afresh():
+    bench = Bench(2)
+    bench.build(bench.decode)
+    bench.apply(removed=[3], added=[bench.request(3)])
+    bench.check(bench.build(bench.decode), dict.fromkeys(bench.decode, 1))
+
+
+def test_equal_lists_that_are_not_the_same_may_differ_later():
+    bench = Bench(3)
+    rows = [0, 1, 2]
+    bench.check(bench.build(rows), dict.fromkeys(rows, 1))
+    half = [2, 1]  # as the fault boundary cuts a step
+    bench.check(bench.build(half), dict.fromkeys(half, 1))
+    bench.check(bench.build(rows), dict.fromkeys(rows, 1))
