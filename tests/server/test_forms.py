@@ -20,14 +20,11 @@ OTHER = {"type": "function", "function": {"name": "other", "parameters": CITY}}
 
 
 def ask(server, **options):
-    options = {"model": "quire-embedded", "max_tokens": 120, "seed": 3, **options}
-    options = {"max_tokens": 120, "seed": 3, **options}
-    options["model"] = server.openai().models.list().data[0].id
-    [choice] = (
-        server.openai()
-        .chat.completions.create(messages=[{"role": "user", "content": "A city."}], **options)
-        .choices
-    )
+    options = {"model": "", "max_tokens": 120, "seed": 3, **options}
+    with server.openai() as client:
+        [choice] = client.chat.completions.create(
+            messages=[{"role": "user", "content": "A city."}], **options
+        ).choices
     return choice
 
 
