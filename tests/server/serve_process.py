@@ -22,6 +22,7 @@ class Served:
     def __init__(self, process):
         self.process = process
         self.lines = []
+        self._clients = []
         self._news = threading.Condition()
         self._is_over = False
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -68,7 +69,14 @@ class Served:
     def openai(self, api_key="none"):
         from openai import OpenAI
 
-        return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+        made = OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+        self._clients.append(made)
+        return made
+
+    def close_clients(self):
+        """Close the clients that nobody closed."""
+        for client in self._clients:
+            client.close()
 
     def stop(self, number=signal.SIGTERM):
         """Send a signal and give the exit code."""
@@ -103,6 +111,7 @@ def serving(*flags, environ=None):
     try:
         yield running
     finally:
+        running.close_clients()
         if running.process.poll() is None:
             code = running.stop()
             assert code == 0, running.log
