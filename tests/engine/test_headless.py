@@ -185,7 +185,13 @@ def test_who_does_not_know_the_secret_gets_no_answer(port):
 )
 def test_who_does_not_belong_is_told_why(port, more, taken, words):
     with pytest.raises(EngineError, match=words):
-        hello(port, served(port, plan()), plan(**more), taken=taken)
+        hello(port, served(port, plan()), plan(**more), taken=taken, timeout_s=2.0)
+
+
+def test_who_comes_before_its_dead_predecessor_is_missed_asks_again(port):
+    taken = [1]
+    threading.Timer(0.5, taken.clear).start()
+    assert hello(port, served(port, plan()), plan(), taken=taken).incarnations == [7]
 
 
 def test_what_may_differ_between_machines_does_not_count():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -22,6 +23,10 @@ from quire.errors import EngineError
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_MINS = 5
+
+MISSED_AFTER_S = 60.0
+"""A front end that looks has missed a core that died by then."""
+ASK_AGAIN_S = 0.25
 
 _DIGESTED = (
     *("hf_config", "load_format", "dtype", "quantization", "seed", "max_model_len", "kv_dtype"),
@@ -90,7 +95,8 @@ class HandshakeServer:
             return Welcome(PROTOCOL_VERSION, refusal=refusal)
         incarnations = join(hello.engine_indices)
         if incarnations is None:
-            return Welcome(PROTOCOL_VERSION, refusal="one of these cores is here already")
+            refusal = "one of these cores is here already"
+            return Welcome(PROTOCOL_VERSION, refusal=refusal, may_change=True)
         return Welcome(
             PROTOCOL_VERSION,
             self._addresses,
@@ -142,13 +148,17 @@ def _welcome(
     socket.connect(endpoint)
     ranks = list(plan.data_parallel_ranks)
     hello = Hello(PROTOCOL_VERSION, ranks, False, True, plan_digest(plan))
-    socket.send(msgspec.msgpack.encode(hello))
-    if not socket.poll(int(timeout_s * 1000)):
-        raise TimeoutError(
-            f"No front end answered at {endpoint} within {timeout_s:g} s. Is it there, and does it "
-            "have the same QUIRE_CLUSTER_SECRET?"
-        )
-    welcome = msgspec.msgpack.decode(socket.recv(), type=Welcome)
-    if welcome.refusal is not None:
-        raise EngineError(f"The front end refused: {welcome.refusal}.")
-    return welcome
+    end = time.monotonic() + min(timeout_s, MISSED_AFTER_S)
+    while True:
+        socket.send(msgspec.msgpack.encode(hello))
+        if not socket.poll(int(timeout_s * 1000)):
+            raise TimeoutError(
+                f"No front end answered at {endpoint} within {timeout_s:g} s. Is it there, and "
+                "does it have the same QUIRE_CLUSTER_SECRET?"
+            )
+        welcome = msgspec.msgpack.decode(socket.recv(), type=Welcome)
+        if welcome.refusal is None:
+            return welcome
+        if not welcome.may_change or time.monotonic() >= end:
+            raise EngineError(f"The front end refused: {welcome.refusal}.")
+        time.sleep(ASK_AGAIN_S)

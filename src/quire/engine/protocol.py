@@ -325,7 +325,8 @@ class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc
 
 class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The answer to HELLO: the addresses and the incarnation of each core in the order of HELLO, or
-    why there is none.
+    why there is none. `may_change`: a core of that number is there, or has died and is not missed
+    yet; ask again.
     """
 
     protocol_version: int
@@ -333,6 +334,7 @@ class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     refusal: str | None = None
     incarnations: list[int] = []
     data_parallel_size: int = 1
+    may_change: bool = False
 
 
 class EngineCoreReadyResponse(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
