@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -212,7 +213,9 @@ class Supervision(Generic[C]):
         """Begin the lives whose time has come."""
         now = self._clock()
         for engine_index in [index for index, when in self._pauses.items() if when <= now]:
-            self._restart(self._journals[engine_index])
+            # a start that failed comes back here, and may have seen to the others already
+            if self._pauses.get(engine_index, math.inf) <= now:
+                self._restart(self._journals[engine_index])
 
     def _restart(self, journal: CoreJournal) -> None:
         self.num_restarts += 1
