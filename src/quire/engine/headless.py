@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import zmq
@@ -25,6 +27,9 @@ from quire.engine.vitals import ORPHANED
 logger = logging.getLogger(__name__)
 
 LOOK_MS = 500
+
+FAREWELL_S = 3.0
+"""Cores that were told to end have done so by then."""
 
 
 def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 60) -> int:
@@ -71,6 +76,7 @@ def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
     poller.register(gone, zmq.POLLIN)
     poller.register(told, zmq.POLLIN)
     running = dict(host.processes)
+    given_up_at = math.inf
     for process in running.values():
         poller.register(process.pipe, zmq.POLLIN)
     try:
@@ -79,11 +85,17 @@ def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
             if told.fileno() in seen:
                 return 0
             if gone in seen:
+                # it may have told the cores to end before it went
+                poller.unregister(gone)
+                given_up_at = time.monotonic() + FAREWELL_S
+            if time.monotonic() > given_up_at:
                 logger.error("The front end is gone: its cores end.")
                 return ORPHANED
             for engine_index, process in list(running.items()):
                 if process.is_running:
                     continue
+                if process.exit_code != 0 and given_up_at < math.inf:
+                    return ORPHANED
                 if process.exit_code != 0:
                     logger.error("%s", host.death_of(engine_index))
                     return 1
