@@ -82,6 +82,7 @@ def select(
     dtype: torch.dtype,
     providers: Sequence[str] = (),
     runtime: object | None = None,
+    deterministic: bool = False,
 ) -> Ops:
     """The best ops for models of `dtype` on `device`, running on `runtime`.
 
@@ -90,7 +91,7 @@ def select(
     for by name and cannot serve raises InvalidParameter with its reason; others step back, and
     `report()` says why.
     """
-    facts = Facts(torch.device(device), dtype, runtime)
+    facts = Facts(torch.device(device), dtype, runtime, deterministic)
     names = [entry for entry in providers if "=" not in entry]
     forced = dict(entry.split("=", 1) for entry in providers if "=" in entry)
     order = names or list(PROVIDERS.get(facts.device.type, (PLAIN,)))

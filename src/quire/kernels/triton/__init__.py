@@ -1,0 +1,121 @@
+"""Kernels in Triton, for NVIDIA GPUs; in its interpreter they also run on the CPU, in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.kernels.triton import attention, experts, gates, kv, norms, products, rope
+from quire.kernels.triton.launch import is_interpreted
+from quire.kernels.triton.plan import Means, TritonPlan, plan_rows
+from quire.ops.embed import embed_packed
+from quire.ops.linear import linear, logits
+from quire.ops.quantized import WeightFormat
+from quire.ops.registry import Facts, Implementation
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+FIXED_SPLITS = 4
+"""Programs that share a row's keys where bits must not depend on the number of rows."""
+
+_MOST_SPLITS = 16
+_PROGRAMS = 4 * 132
+"""About what fills a large GPU: no more splits than this asks for."""
+
+
+def implementations(facts: Facts) -> tuple[Implementation, ...]:
+    """Every op that is faster here than in torch."""
+    is_fixed = facts.is_deterministic
+
+    def pack_linear(
+        weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+    ) -> products.TritonLinear:
+        return products.pack(weight, bias, stored_as, is_fixed=is_fixed)
+
+    def pack_experts(
+        gate_up: Tensor,
+        down: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        stored_as: WeightFormat | None = None,
+    ) -> experts.TritonExperts:
+        up = products.pack(gate_up, gate_up_bias, stored_as, is_fixed=True)
+        return experts.TritonExperts(up, products.pack(down, down_bias, stored_as, is_fixed=True))
+
+    def mlp(
+        x: Tensor, up: products.TritonLinear, down: products.TritonLinear, act: str, gated: bool
+    ) -> Tensor:
+        return down.multiply(gates.activate(up.multiply(x), act, gated=gated))
+
+    functions: dict[str, Callable[..., Any]] = {
+        "norm": norms.norm,
+        "add": norms.add,
+        "add_norm": norms.add_norm,
+        "scale_gate": gates.scale_gate,
+        "embed_packed": embed_packed.definition,
+        "pack_linear": pack_linear,
+        "linear": linear.definition,
+        "mlp": mlp,
+        "logits": logits.definition,
+        "pack_experts": pack_experts,
+        "moe": experts.moe,
+        "allocate_kv": kv.allocate_kv,
+        "export_kv": kv.export_kv,
+        "import_kv": kv.import_kv,
+        "copy_kv": kv.copy_kv,
+        "zero_kv": kv.zero_kv,
+        "rope_store": rope.rope_store,
+        "plan_attention": partial(_plan_attention, is_fixed=is_fixed),
+        "attend": attention.attend,
+    }
+    varies = {"linear", "mlp", "logits", "moe", "plan_attention", "attend"}
+    return tuple(
+        Implementation(
+            name, "triton", function, supports, batch_invariant=is_fixed or name not in varies
+        )
+        for name, function in functions.items()
+    )
+
+
+def supports(facts: Facts) -> bool | str:
+    """Whether activations of this kind are served, or why not."""
+    if facts.device.type != "cuda" and not is_interpreted():
+        return f"is for GPUs, not for {facts.device.type}"
+    if facts.dtype not in DTYPES:
+        return f"has no {str(facts.dtype).removeprefix('torch.')}"
+    return True
+
+
+def _plan_attention(
+    *,
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    block_table: Tensor,
+    block_size: int,
+    window: int | None,
+    is_fixed: bool,
+) -> TritonPlan:
+    return plan_rows(
+        query_start,
+        seq_lens,
+        block_table,
+        block_size,
+        window,
+        means=Means(
+            split=(lambda _: FIXED_SPLITS) if is_fixed else num_splits,
+            upload=lambda array: torch.from_numpy(array).to(block_table.device),
+        ),
+    )
+
+
+def num_splits(num_rows: int) -> int:
+    """Programs that share the keys of each of so many rows: a power of two, so that few variants
+    of the kernel exist.
+    """
+    wanted = max(1, min(_MOST_SPLITS, _PROGRAMS // (8 * num_rows)))
+    return 1 << (wanted.bit_length() - 1)

@@ -1,0 +1,279 @@
+"""Causal attention over paged KV: one kernel for prefill, decode and mixed steps.
+
+A program holds a tile of queries that read the same KV head (all query heads of that KV head, for
+some consecutive new tokens of one row) and walks over the keys in blocks, with an online softmax
+(Milakov & Gimelshein 2018; Dao et al. 2022). Where rows are few, several programs share the keys of
+a tile, and a second kernel merges their results (Dao et al. 2023, "Flash-Decoding").
+
+Blocks of keys lie at absolute positions, and how a row's keys are shared depends on its length and
+on the number of splits alone. So with a fixed number of splits a query's bits depend on nothing
+but itself and the keys that it sees.
+"""
+
+# ruff: noqa: N803  (constants of kernels are in capitals)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.kv import PagedKV
+from quire.kernels.triton.launch import dense, dot_type, kernel, power_of_2
+from quire.kernels.triton.plan import Tiles, TritonPlan
+from quire.ops.attention import AttentionArgs
+
+_LEAST_DOT = 16
+"""tl.dot takes no smaller side."""
+
+
+@kernel
+def _attend_kernel(
+    q: Any,
+    keys: Any,
+    values: Any,
+    key_scales: Any,
+    value_scales: Any,
+    out: Any,
+    split_out: Any,
+    split_stats: Any,
+    query_start: Any,
+    seq_lens: Any,
+    block_table: Any,
+    table_width: int,
+    tile_rows: Any,
+    tile_starts: Any,
+    sinks: Any,
+    alibi: Any,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    PIECES: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    INT8: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DOT: tl.constexpr,
+) -> None:
+    """Piece program_id(0) of the tiles, KV head program_id(1), share program_id(2) of the keys."""
+    tile = tl.program_id(0) // PIECES
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    group: tl.constexpr = H // K
+    row = tl.load(tile_rows + tile)
+    first = tl.load(tile_starts + tile) + tl.program_id(0) % PIECES * QUERIES
+    begin = tl.load(query_start + row)
+    num_new = tl.load(query_start + row + 1) - begin
+    seq_len = tl.load(seq_lens + row)
+
+    m = tl.arange(0, BLOCK_M)
+    query = first + m // group
+    head = kv_head * group + m % group
+    is_query = (m < QUERIES * group) & (query < num_new)
+    token = (begin + query).to(tl.int64)
+    position = seq_len - num_new + query
+    d = tl.arange(0, BLOCK_D)
+    in_head = d < D
+    q_at = token[:, None] * (H * D) + head[:, None] * D + d[None, :]
+    q_tile = tl.load(q + q_at, is_query[:, None] & in_head[None, :], other=0.0).to(DOT)
+
+    # the keys that the tile's queries can see, in blocks at absolute positions
+    last_query = tl.minimum(first + QUERIES, num_new) - 1
+    end = tl.where(first < num_new, seq_len - num_new + last_query + 1, 0)
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(seq_len - num_new + first - WINDOW + 1, 0)
+    start_block = low // BLOCK_N
+    end_block = (end + BLOCK_N - 1) // BLOCK_N
+    if SPLITS > 1:
+        share = (end_block - start_block + SPLITS - 1) // SPLITS
+        start_block += split * share
+        end_block = tl.minimum(start_block + share, end_block)
+
+    # Scores are kept in units of log2, except where something is added to them in nats.
+    log2_e: tl.constexpr = 1.4426950408889634
+    best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    if HAS_ALIBI:
+        slope = tl.load(alibi + head, is_query, other=0.0).to(tl.float32)
+    n = tl.arange(0, BLOCK_N)
+    for block in range(start_block, end_block):
+        key = block * BLOCK_N + n
+        is_key = (key >= low) & (key < end)
+        page = tl.load(block_table + row.to(tl.int64) * table_width + key // S, is_key, other=0)
+        lane = (page.to(tl.int64) * S + key % S) * K + kv_head
+        k_at = lane[None, :] * D + d[:, None]
+        k_tile = tl.load(keys + k_at, is_key[None, :] & in_head[:, None], other=0.0)
+        scores = tl.dot(q_tile, k_tile.to(DOT), input_precision="ieee")
+        if INT8:
+            scores *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
+        scores *= SCALE
+        if SOFTCAP > 0.0:
+            turns = scores / SOFTCAP
+            turned = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(turns)))
+            scores = SOFTCAP * tl.where(turns < 0.0, -turned, turned)
+        if HAS_ALIBI:
+            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+        sees = is_key[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            sees = sees & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(sees, scores * log2_e, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(scores - shift[:, None])
+        shrink = tl.exp2(best - shift)
+        total = total * shrink + tl.sum(weights, 1)
+        best = new_best
+        v_at = lane[:, None] * D + d[None, :]
+        v_tile = tl.load(values + v_at, is_key[:, None] & in_head[None, :], other=0.0)
+        if INT8:
+            weights *= tl.load(value_scales + lane, is_key, other=0.0)[None, :]
+        sums = sums * shrink[:, None] + tl.dot(
+            weights.to(DOT), v_tile.to(DOT), input_precision="ieee"
+        )
+
+    inside = is_query[:, None] & in_head[None, :]
+    if SPLITS > 1:
+        at = (token * H + head) * SPLITS + split
+        tl.store(split_out + at[:, None] * D + d[None, :], sums, inside)
+        tl.store(split_stats + at * 2, best, is_query)
+        tl.store(split_stats + at * 2 + 1, total, is_query)
+    else:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * log2_e
+            top = tl.maximum(best, sink)
+            shrink = tl.exp2(best - top)
+            sums *= shrink[:, None]
+            total = total * shrink + tl.exp2(sink - top)
+        y = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + q_at, y.to(out.dtype.element_ty), inside)
+
+
+@kernel
+def _merge_kernel(
+    split_out: Any,
+    split_stats: Any,
+    out: Any,
+    tokens: Any,
+    query_start: Any,
+    sinks: Any,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+) -> None:
+    """The shares of one row with one new token (program 0) and head (program 1) become one."""
+    row = tl.load(tokens + tl.program_id(0))
+    head = tl.program_id(1)
+    begin = tl.load(query_start + row)
+    if tl.load(query_start + row + 1) > begin:
+        log2_e: tl.constexpr = 1.4426950408889634
+        s = tl.arange(0, BLOCK_S)
+        d = tl.arange(0, BLOCK_D)
+        at = (begin.to(tl.int64) * H + head) * SPLITS + s
+        best = tl.load(split_stats + at * 2, s < SPLITS, other=float("-inf"))
+        total = tl.load(split_stats + at * 2 + 1, s < SPLITS, other=0.0)
+        top = tl.max(best, 0)
+        if HAS_SINKS:
+            sink = tl.load(sinks + head).to(tl.float32) * log2_e
+            top = tl.maximum(top, sink)
+        shrink = tl.exp2(best - top)
+        total = tl.sum(total * shrink, 0)
+        if HAS_SINKS:
+            total += tl.exp2(sink - top)
+        inside = (s < SPLITS)[:, None] & (d < D)[None, :]
+        sums = tl.load(split_out + at[:, None] * D + d[None, :], inside, other=0.0)
+        y = tl.sum(sums * shrink[:, None], 0) / total
+        to = (begin.to(tl.int64) * H + head) * D + d
+        tl.store(out + to, y.to(out.dtype.element_ty), d < D)
+
+
+def attend(q: Tensor, kv: PagedKV, plan: TritonPlan, args: AttentionArgs) -> Tensor:
+    """See `quire.ops.attention.attend`."""
+    assert args.window == plan.window, "the plan was made for another window"
+    assert kv.block_size == plan.block_size
+    q = dense(q)
+    num_tokens, heads, head_dim = q.shape
+    out = q.new_empty(num_tokens, heads * head_dim)
+    for tiles in plan.launches:
+        _launch(q, kv, plan, args, tiles, out)
+    return out
+
+
+def _launch(
+    q: Tensor, kv: PagedKV, plan: TritonPlan, args: AttentionArgs, tiles: Tiles, out: Tensor
+) -> None:
+    num_tokens, heads, head_dim = q.shape
+    group = heads // kv.kv_heads
+    splits = tiles.num_splits
+    split_out = split_stats = out
+    if splits > 1:
+        split_out = q.new_empty(num_tokens, heads, splits, head_dim, dtype=torch.float32)
+        split_stats = q.new_empty(num_tokens, heads, splits, 2, dtype=torch.float32)
+    key_scales, value_scales = kv.scales if kv.scales is not None else (q, q)
+    # all query heads of the KV head stand beside each other in a program: so many fewer tokens
+    queries = max(1, power_of_2(tiles.num_queries // group + 1) // 2)
+    pieces = tiles.num_queries // queries
+    block_m = power_of_2(queries * group, _LEAST_DOT)
+    block_d = power_of_2(head_dim, _LEAST_DOT)
+    facts = {"H": heads, "D": head_dim, "BLOCK_D": block_d, "SPLITS": splits}
+    facts["HAS_SINKS"] = args.sinks is not None
+    sinks = q if args.sinks is None else args.sinks
+    _attend_kernel[(len(tiles.rows) * pieces, kv.kv_heads, splits)](
+        q,
+        kv.keys,
+        kv.values,
+        key_scales,
+        value_scales,
+        out,
+        split_out,
+        split_stats,
+        plan.query_start,
+        plan.seq_lens,
+        plan.block_table,
+        plan.block_table.stride(0),
+        tiles.rows,
+        tiles.starts,
+        sinks,
+        q if args.alibi is None else args.alibi,
+        K=kv.kv_heads,
+        S=kv.block_size,
+        PIECES=pieces,
+        QUERIES=queries,
+        BLOCK_M=block_m,
+        BLOCK_N=64 if block_m > 16 or head_dim > 128 else 128,
+        SCALE=args.scale,
+        SOFTCAP=args.softcap or 0.0,
+        WINDOW=args.window or 0,
+        HAS_ALIBI=args.alibi is not None,
+        INT8=kv.scales is not None,
+        DOT=dot_type(q.dtype),
+        num_warps=4 if block_m <= 64 else 8,
+        num_stages=2,
+        **facts,
+    )
+    if splits > 1:
+        _merge_kernel[(len(tiles.rows), heads)](
+            split_out,
+            split_stats,
+            out,
+            tiles.rows,
+            plan.query_start,
+            sinks,
+            BLOCK_S=power_of_2(splits),
+            num_warps=1,
+            **facts,
+        )

@@ -1,0 +1,97 @@
+"""Mixture of experts: pairs of token and expert grouped by expert, two grouped products, and a sum
+in the order of the choice. Nothing here waits for the device.
+"""
+
+# ruff: noqa: N803  (constants of kernels are in capitals)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.gates import activate
+from quire.kernels.triton.launch import dense, kernel
+from quire.kernels.triton.products import _TILE, Pairs, TritonLinear
+from quire.ops.moe import MoeArgs, route
+
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TritonExperts:
+    """All experts of a layer: one weight for gate and up, one for down."""
+
+    up: TritonLinear
+    down: TritonLinear
+
+    @property
+    def experts(self) -> int:
+        return self.up.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.up.nbytes + self.down.nbytes
+
+
+@kernel
+def _weighted_sum_kernel(
+    y: Any, weights: Any, out: Any, count: int, C: tl.constexpr, TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr
+) -> None:  # fmt: skip
+    """out [T, C] = the sum of y [T, TOP_K, C] times weights [T, TOP_K], choice after choice."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    token, column = at // C, at % C
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        value = tl.load(y + (token * TOP_K + choice) * C + column, inside, other=0.0)
+        total += value.to(tl.float32) * tl.load(weights + token * TOP_K + choice, inside, other=0.0)
+    tl.store(out + at, total.to(out.dtype.element_ty), inside)
+
+
+def moe(
+    x: Tensor,
+    router: TritonLinear,
+    experts: TritonExperts,
+    args: MoeArgs,
+    select_bias: Tensor | None = None,
+) -> Tensor:
+    """See `quire.ops.moe.moe`."""
+    x = dense(x)
+    chosen, weights = route(router.multiply(x), args, select_bias)
+    if not len(x):
+        return torch.empty_like(x)
+    pairs = grouped(chosen.flatten(), args.experts)
+    h = experts.up.multiply_pairs(x, pairs, args.top_k)
+    h = activate(h, args.act, gated=True, limit=args.clamp or 0.0)
+    y = experts.down.multiply_pairs(h, pairs, 1)
+    out = torch.empty_like(x)
+    _weighted_sum_kernel[(-(-x.numel() // _BLOCK),)](
+        y, weights.contiguous(), out, x.numel(), C=x.shape[1], TOP_K=args.top_k, BLOCK=_BLOCK
+    )
+    return out
+
+
+def grouped(chosen: Tensor, num_experts: int) -> Pairs:
+    """Pairs [P] with their experts -> programs of at most `_TILE` pairs of one expert each. Their
+    number is the most that any choice could need, so that the host need not know the choice.
+    """
+    num_pairs = len(chosen)
+    order = chosen.argsort(stable=True).to(torch.int32)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=chosen.device)
+    counts.scatter_add_(0, chosen, torch.ones_like(chosen))
+    last = counts.cumsum(0)
+    tiles = (counts + _TILE - 1) // _TILE
+    last_tile = tiles.cumsum(0)
+    most = min(num_pairs, num_pairs // _TILE + num_experts)
+    ids = torch.arange(most, device=chosen.device)
+    expert = torch.searchsorted(last_tile, ids, right=True)
+    is_used = expert < num_experts
+    expert = expert.clamp(max=num_experts - 1)
+    starts = (last - counts)[expert] + (ids - (last_tile - tiles)[expert]) * _TILE
+    ends = torch.where(is_used, torch.minimum(starts + _TILE, last[expert]), 0)
+    return Pairs(order, expert.to(torch.int32), starts.to(torch.int32), ends.to(torch.int32))

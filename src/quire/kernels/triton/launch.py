@@ -1,0 +1,68 @@
+"""How Triton kernels are compiled and launched here.
+
+A kernel's facts are of two kinds. What a model fixes (widths, head counts, dtypes) is `constexpr`,
+so that the compiler can vectorise. What a step decides (numbers of rows, lengths) is never
+specialised: an argument that is 1 or divisible by 16 must not cause another compilation, because a
+compilation after start-up is a stall that a user sees.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes. Triton compiles a second time for a pointer that is not a multiple of it."""
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A Triton kernel whose numbers are not specialised: parameters in small letters without
+    `constexpr` that are annotated `int` or `float`.
+    """
+    numbers = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.annotation in ("int", "float", int, float)
+    ]
+    return triton.jit(function, do_not_specialize=numbers)
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on tensors of the CPU (TRITON_INTERPRET=1)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def dense(x: Tensor) -> Tensor:
+    """x without gaps, from an aligned address on."""
+    x = x.contiguous()
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+
+
+def power_of_2(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least n, and at least `least`."""
+    return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+def dot_type(dtype: torch.dtype) -> Any:
+    """The type of a product's operands: the model's; in the interpreter float32, because it
+    multiplies the bits of bfloat16 as whole numbers.
+    """
+    if is_interpreted():
+        return tl.float32
+    return TYPES[dtype]
+
+
+TYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.int8: tl.int8,
+    torch.float8_e4m3fn: tl.float8e4nv,
+}
+"""torch's names -> Triton's."""

@@ -1,0 +1,118 @@
+"""Attention plans of the Triton kernels: which tiles of queries there are, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.plan import count_keys, count_pairs
+
+PREFILL_TOKENS = 64
+"""Queries of one row that a program serves at once, if a KV head has one query head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Programs of one launch: `rows` and `starts` [n] int32, the row of the step and the first of
+    its new tokens. Each serves up to `num_queries` tokens; `num_splits` programs share its keys.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    num_queries: int
+    num_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a plan is made with. `split`: rows with one new token -> programs that share the keys of
+    each; `upload`: a host array -> its values on the device.
+    """
+
+    split: Callable[[int], int]
+    upload: Callable[[np.ndarray], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    """One step's rows for one KV group. `host` are query_start and seq_lens as they were given."""
+
+    window: int | None
+    block_size: int
+    query_start: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    launches: tuple[Tiles, ...]
+    host: tuple[np.ndarray, np.ndarray]
+    means: Means
+
+    def refill(
+        self,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        rows: np.ndarray,
+    ) -> TritonPlan:
+        """A plan for another step; see `quire.ops.attention.AttentionPlan`."""
+        width = -(-int(seq_lens.max(initial=0)) // self.block_size)
+        table = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
+        return plan_rows(
+            query_start, seq_lens, table, self.block_size, self.window, means=self.means
+        )
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that the rows can see, each counted once a row."""
+        query_start, seq_lens = self.host
+        return count_keys(np.diff(query_start), seq_lens, self.window)
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, visible key) pairs."""
+        query_start, seq_lens = self.host
+        return count_pairs(np.diff(query_start), seq_lens, self.window)
+
+
+def plan_rows(
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    block_table: Tensor,
+    block_size: int,
+    window: int | None,
+    *,
+    means: Means,
+) -> TritonPlan:
+    """See `quire.ops.attention.plan_attention`."""
+    split, upload = means.split, means.upload
+    num_new = np.diff(query_start)
+    assert len(num_new) == len(seq_lens) == block_table.shape[0]
+    assert (num_new <= seq_lens).all(), "a row has more new tokens than tokens"
+    launches = []
+    decode = (num_new == 1).nonzero()[0]
+    if len(decode):
+        starts = np.zeros(len(decode), dtype=np.int32)
+        launches.append(
+            Tiles(upload(decode.astype(np.int32)), upload(starts), 1, split(len(decode)))
+        )
+    longer = (num_new > 1).nonzero()[0]
+    if len(longer):
+        counts = -(-num_new[longer] // PREFILL_TOKENS)
+        rows = np.repeat(longer, counts).astype(np.int32)
+        ends = np.cumsum(counts)
+        starts = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        starts = (starts * PREFILL_TOKENS).astype(np.int32)
+        launches.append(Tiles(upload(rows), upload(starts), PREFILL_TOKENS, 1))
+    return TritonPlan(
+        window,
+        block_size,
+        upload(query_start.astype(np.int32)),
+        upload(seq_lens.astype(np.int32)),
+        block_table.to(torch.int32).contiguous(),
+        tuple(launches),
+        (query_start.copy(), seq_lens.copy()),
+        means,
+    )
