@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from process_figures import ProcessFigures
 
-from quire.bench.report import add_output_flag, finish, percentile
+from quire.bench.report import add_output_flag, conclude, percentile
 from quire.config.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import CapacityError
@@ -189,13 +189,7 @@ def main() -> int:
     add_output_flag(parser)
     args = parser.parse_args()
     figures = asyncio.run(run(args))
-    for name, value in figures.items():
-        print(f"{name:46} {value:.4g}")
-    failed = failures(figures)
-    for text in failed:
-        print(f"FAILED: {text}")
-    finish(figures, args.output_json)
-    return 1 if failed else 0
+    return conclude(figures, failures(figures), args.output_json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 
 from process_figures import ProcessFigures
 
-from quire.bench.report import add_output_flag, finish
+from quire.bench.report import add_output_flag, conclude
 from quire.config.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.input_stream import StreamingInput
@@ -226,13 +226,7 @@ def main() -> int:
     add_output_flag(parser)
     args = parser.parse_args()
     figures = asyncio.run(run(args))
-    for name, value in figures.items():
-        print(f"{name:36} {value}")
-    failed = failures(figures)
-    for text in failed:
-        print(f"FAILED: {text}")
-    finish(figures, args.output_json)
-    return 1 if failed else 0
+    return conclude(figures, failures(figures), args.output_json)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import httpx
 
-SOURCE = Path(__file__).parents[2] / "src"
+import quire
+
+# the package under test, installed or not: a bare checkout has no native module
+SOURCE = Path(quire.__file__).parents[1]
 SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M", "--dtype", "float32")
 START_S = 120
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,17 @@ def finish(figures: Mapping[str, Any], file: Path | None) -> None:
     print(json.dumps(figures))
     if file is not None:
         file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def conclude(figures: Mapping[str, Any], failures: Sequence[str], file: Path | None) -> int:
+    """Print each figure and each broken promise, finish; the exit code."""
+    width = max(map(len, figures), default=0)
+    for name, value in figures.items():
+        print(f"{name:{width}} {f'{value:.4g}' if isinstance(value, float) else value}")
+    for text in failures:
+        print(f"FAILED: {text}")
+    finish(figures, file)
+    return 1 if failures else 0
 
 
 def print_share(figures: Mapping[str, Any]) -> None:

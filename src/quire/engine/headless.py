@@ -94,9 +94,9 @@ def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
             for engine_index, process in list(running.items()):
                 if process.is_running:
                     continue
-                if process.exit_code != 0 and given_up_at < math.inf:
-                    return ORPHANED
                 if process.exit_code != 0:
+                    if given_up_at < math.inf:
+                        return ORPHANED
                     logger.error("%s", host.death_of(engine_index))
                     return 1
                 poller.unregister(process.pipe)

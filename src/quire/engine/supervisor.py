@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -192,6 +191,7 @@ class Supervision(Generic[C]):
         ends = [Finished(h, FinishReason.ERROR, message=POISONOUS) for h in death.convicted]
         ends += [Finished(h, FinishReason.ERROR, message=CANNOT_RESUME) for h in death.lost]
         self._plan_restart(journal, error)
+        self._restart_due()
         outputs = EngineCoreOutputs(finished=ends, timestamp=self._clock())
         outputs.engine_index = engine_index
         return outputs
@@ -207,15 +207,11 @@ class Supervision(Generic[C]):
         if journal.num_fruitless > 1:
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (journal.num_fruitless - 2))
         self._pauses[journal.engine_index] = self._clock() + pause_s
-        self._restart_due()
 
     def _restart_due(self) -> None:
         """Begin the lives whose time has come."""
-        now = self._clock()
-        for engine_index in [index for index, when in self._pauses.items() if when <= now]:
-            # a start that failed comes back here, and may have seen to the others already
-            if self._pauses.get(engine_index, math.inf) <= now:
-                self._restart(self._journals[engine_index])
+        while due := [index for index, when in self._pauses.items() if when <= self._clock()]:
+            self._restart(self._journals[due[0]])
 
     def _restart(self, journal: CoreJournal) -> None:
         self.num_restarts += 1

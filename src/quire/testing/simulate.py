@@ -9,10 +9,7 @@ every request's ids are compared with the oracle's. A failure names the seed.
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -24,6 +21,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import StepResult
 from quire.testing.hash_model import EOS, HashRunner, oracle
+from quire.testing.traces import run_as_command
 
 VOCAB_SIZE = 40
 
@@ -260,19 +258,5 @@ def run_traces(first: int, count: int) -> None:
             raise AssertionError(f"trace {seed} failed: {error}") from error
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="simulate the scheduler against the hash model")
-    parser.add_argument("--traces", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first trace")
-    args = parser.parse_args()
-    start = time.perf_counter()
-    for first in range(args.first, args.first + args.traces, 1000):
-        run_traces(first, min(1000, args.first + args.traces - first))
-        done = first + 1000 - args.first
-        rate = done / (time.perf_counter() - start)
-        sys.stderr.write(f"\r{min(done, args.traces)} traces, {rate:.0f} a second")
-    sys.stderr.write("\nall right\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_as_command(run_traces, "simulate the scheduler against the hash model")

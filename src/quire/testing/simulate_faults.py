@@ -9,12 +9,9 @@ reason of its own. A failure names the seed.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import random
-import sys
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -36,6 +33,7 @@ from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.step import StepPlan
 from quire.testing.hash_model import EOS, HashRunner, oracle
+from quire.testing.traces import run_as_command
 
 T = TypeVar("T")
 
@@ -575,19 +573,5 @@ def run_traces(first: int, count: int) -> Counter[str]:
     return met
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="simulate supervised cores that die")
-    parser.add_argument("--traces", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first trace")
-    args = parser.parse_args()
-    start = time.perf_counter()
-    for first in range(args.first, args.first + args.traces, 1000):
-        run_traces(first, min(1000, args.first + args.traces - first))
-        done = first + 1000 - args.first
-        rate = done / (time.perf_counter() - start)
-        sys.stderr.write(f"\r{min(done, args.traces)} traces, {rate:.0f} a second")
-    sys.stderr.write("\nall right\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_as_command(run_traces, "simulate supervised cores that die")
