@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "continue a prompt",
     "chat": "talk to a model",
     "serve": "answer over HTTP, as OpenAI's API does",
+    "run-batch": "answer the requests in a file",
     "show": "print what a model is made of",
     "doctor": "print what this machine offers",
     "bench": "measure: throughput, latency, serve, startup, kernels, ...",
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Parse the words of one command and run it; an error becomes a line on stderr."""
-    module = importlib.import_module(f"quire.cli.{name}")
+    module = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
     parser = QuireParser(prog=f"quire {name}", description=module.__doc__)
     module.add_arguments(parser)
     args = parser.parse_with_config(words)

@@ -9,11 +9,10 @@ import argparse
 import asyncio
 import logging
 import socket
-import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from quire.cli.front_end import loop_factory, start_logging
 from quire.cli.session import explain
 from quire.config.command_line import add_options
 from quire.config.engine_args import EngineArgs
@@ -66,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     if options.headless:
         from quire.engine.headless import run_headless
 
-        _start_logging(options.uvicorn_log_level)
+        start_logging(options.uvicorn_log_level)
         return run_headless(EngineArgs.from_cli_args(args))
     keys = (*options.keys, *read_environment().api_keys)
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
-    _start_logging(options.uvicorn_log_level)
+    start_logging(options.uvicorn_log_level)
     from quire.server.builder import listening_of
     from quire.server.listening import bind, check_tls
 
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
         front_end = launch_async_front_end(EngineArgs.from_cli_args(args))
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_serve(front_end, options, keys, listener, admin))
         finally:
             front_end.client.shutdown()
@@ -110,15 +109,6 @@ async def _serve(
         engine.shutdown()
 
 
-def _start_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
 def _warn_if_open(options: ServerArgs, keys: tuple[str, ...]) -> None:
     is_local = options.uds is not None or options.host in (None, "127.0.0.1", "::1", "localhost")
     if not keys and not is_local:
@@ -126,11 +116,3 @@ def _warn_if_open(options: ServerArgs, keys: tuple[str, ...]) -> None:
             "Everybody who reaches %s can use this server: give --api-key, or --host 127.0.0.1.",
             options.host,
         )
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:  # there is none for every platform
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

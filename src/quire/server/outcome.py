@@ -142,7 +142,7 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
     finally:
         gone.cancel()
         task.cancel()
-        await asyncio.wait([task, gone])
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _until_gone(request: Request) -> None:

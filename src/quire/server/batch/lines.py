@@ -1,0 +1,158 @@
+"""The input of a batch: lines of a file, each one request, each judged by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from quire.errors import InvalidParameter
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""What a batch may ask."""
+
+_BOM = b"\xef\xbb\xbf"
+_PIECE_BYTES = 1 << 20
+_MAX_SHOWN = 200
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request as a line has it; `body` goes to the app as it was written."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class BadLine(Exception):
+    """A line that is no request; its text says why. `custom_id` is the line's, if it has one."""
+
+    def __init__(self, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.custom_id = custom_id
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is not blank. `number` counts from 1; `data` is None where the line was larger
+    than is read.
+    """
+
+    number: int
+    digest: str
+    data: bytes | None
+
+    @property
+    def id(self) -> str:
+        """Its result's name: place and content, so that a result is never taken for another's."""
+        return f"batch_req_{self.number}_{self.digest}"
+
+
+def check_input(file: Path) -> None:
+    """Raise InvalidParameter for what is no file that can be read twice."""
+    if not file.is_file():
+        hint = "Download it first." if ":/" in str(file) else ""
+        raise InvalidParameter("--input-file", str(file), "it must be a file", hint)
+
+
+def read_lines(file: Path, max_bytes: int) -> Iterator[Line]:
+    """The lines of `file` in order, without the blank ones; O(max_bytes) memory."""
+    with file.open("rb") as stream:
+        if stream.read(len(_BOM)) != _BOM:
+            stream.seek(0)
+        number = 0
+        while True:
+            number += 1
+            size, digest, data = _read_line(stream, max_bytes)
+            if not size:
+                return
+            if data is None or data:
+                yield Line(number, digest, data)
+
+
+def _read_line(stream: BinaryIO, max_bytes: int) -> tuple[int, str, bytes | None]:
+    """Bytes of the next line (0: there is none), its digest, and its text without its ends."""
+    size, digest, pieces = 0, hashlib.sha256(), []
+    while piece := stream.readline(_PIECE_BYTES):
+        size += len(piece)
+        digest.update(piece.rstrip(b"\r\n"))
+        if size <= max_bytes:
+            pieces.append(piece)
+        if piece.endswith(b"\n"):
+            break
+    data = b"".join(pieces).strip() if size <= max_bytes else None
+    return size, digest.hexdigest()[:16], data
+
+
+class Judge:
+    """Says of each line what it asks for. Keeps the names that it has seen: the first line of a
+    name has it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._names: dict[str, int] = {}
+
+    def order(self, line: Line) -> Order:
+        """The line's request. Raises BadLine."""
+        if line.data is None:
+            raise BadLine(f"The line is larger than {self._max_bytes} bytes (--max-body-bytes).")
+        order = _decode(line.data)
+        first = self._names.setdefault(order.custom_id, line.number)
+        if first != line.number:
+            text = f"custom_id {_shown(order.custom_id)} is that of line {first} already."
+            raise BadLine(text, order.custom_id)
+        _check(order)
+        return order
+
+
+def _decode(data: bytes) -> Order:
+    try:
+        return msgspec.json.decode(data, type=Order)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        text = f"The line is not a request: {str(error)[:_MAX_SHOWN]}."
+        raise BadLine(text, _name_of(data)) from None
+
+
+class _Named(msgspec.Struct):
+    custom_id: Any = None
+
+
+def _name_of(data: bytes) -> str | None:
+    """The name of a line that is otherwise wrong."""
+    try:
+        name = msgspec.json.decode(data, type=_Named).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+class _Manner(msgspec.Struct):
+    stream: Any = None
+    background: Any = None
+
+
+def _check(order: Order) -> None:
+    """What is the same for every body; the rest the app judges."""
+    if order.method != "POST":
+        raise BadLine(f"method {_shown(order.method)} is not POST.", order.custom_id)
+    if order.url not in URLS:
+        text = f"url {_shown(order.url)} is not served in a batch: choose of {', '.join(URLS)}."
+        raise BadLine(text, order.custom_id)
+    try:
+        manner = msgspec.json.decode(order.body, type=_Manner)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    for name in ("stream", "background"):
+        if getattr(manner, name) is True:
+            text = f"{name} is for callers who are connected; leave it out in a batch."
+            raise BadLine(text, order.custom_id)
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_MAX_SHOWN])

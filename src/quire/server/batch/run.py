@@ -1,0 +1,93 @@
+"""Running a batch: so many requests at a time, each with its result in the file when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+from starlette.types import ASGIApp
+
+from quire.engine.async_llm import AsyncLLM
+from quire.server.batch.direct_call import Reply, post
+from quire.server.batch.lines import BadLine, Judge, Line, Order
+from quire.server.batch.results import BatchError, BatchResponse, BatchResult, Results
+from quire.server.failures import ErrorBody, Refusal, error_json
+
+_OK, _BAD, _BUSY, _FAILED = 200, 400, 503, 500
+
+
+class Batch:
+    """Requests on their way through `app`, whose engine is `engine`. `on_result` is called after
+    each result is in the file.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        engine: AsyncLLM,
+        judge: Judge,
+        results: Results,
+        on_result: Callable[[], object],
+    ) -> None:
+        self._app = app
+        self._engine = engine
+        self._judge = judge
+        self._results = results
+        self._on_result = on_result
+        self._num_asking = 0
+
+    async def run(self, lines: Iterable[Line], concurrency: int) -> None:
+        """Answer every line that has no result, `concurrency` at a time, begun in their order.
+
+        Raises EngineDeadError when the engine dies for good; what has no result then gets none.
+        """
+        rest = iter(lines)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(self._work(rest))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _work(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            try:
+                order = self._judge.order(line)
+            except BadLine as error:
+                if not self._results.holds(line):
+                    self._finish(line, error.custom_id, _refusal(str(error)))
+                await asyncio.sleep(0)  # a thousand bad lines must not hold up good ones
+                continue
+            if not self._results.holds(line):
+                self._finish(line, order.custom_id, await self._answer(line, order))
+
+    async def _answer(self, line: Line, order: Order) -> Reply:
+        """The app's answer. While others are answered a full queue means to try again."""
+        while True:
+            self._num_asking += 1
+            try:
+                reply = await post(self._app, order.url, bytes(order.body), line.id)
+            finally:
+                self._num_asking -= 1
+            if reply.status >= _FAILED and self._engine.errored:
+                raise self._engine.dead_error
+            if reply.status != _BUSY or not self._num_asking:
+                return reply
+            await asyncio.sleep(float(reply.headers.get("retry-after", "1")))
+
+    def _finish(self, line: Line, custom_id: str | None, reply: Reply) -> None:
+        response = BatchResponse(reply.status, line.id, msgspec.Raw(reply.body))
+        error = None if reply.status == _OK else _error_of(reply)
+        self._results.add(line, BatchResult(line.id, custom_id, response, error))
+        self._on_result()
+
+
+def _refusal(text: str) -> Reply:
+    """What the app would say of a bad line."""
+    return Reply(_BAD, {}, error_json(Refusal(_BAD, text)))
+
+
+def _error_of(reply: Reply) -> BatchError:
+    message = msgspec.json.decode(reply.body, type=ErrorBody).error.message
+    return BatchError(str(reply.status), message)
