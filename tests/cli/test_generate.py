@@ -10,6 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import chat, main, sampling_flags
+from quire.cli.answers import Piece
 from quire.cli.generate import print_stream, with_defaults
 from quire.errors import PromptTooLong
 from quire.params import RepetitionDetectionParams
@@ -133,23 +134,18 @@ def test_a_stream_ends_with_one_line_end(texts, shown, capsys):
 
 
 class Parrot:
-    """A model that says the last question backwards; its prompt is the talk as JSON."""
+    """A model that says the last question backwards."""
 
     def __init__(self):
         self.prompts = []
         self.fails = None
 
-    def render(self, messages):
-        return json.dumps(messages)
-
-    def stream(self, prompt, sampling, *, is_delta, add_special_tokens):
-        assert is_delta and not add_special_tokens
-        self.prompts.append(json.loads(prompt))
-        answer = self.prompts[-1][-1]["content"][::-1]
-        for place, letter in enumerate(answer):
+    def chat(self, messages, sampling):
+        self.prompts.append(messages)
+        for place, letter in enumerate(messages[-1]["content"][::-1]):
             if self.fails is not None and place == 1:
                 raise self.fails
-            yield SimpleNamespace(outputs=[SimpleNamespace(text=letter)])
+            yield Piece(letter, 1)
 
 
 def say(monkeypatch, capsys, *lines, model=None, system=None):

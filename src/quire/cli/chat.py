@@ -1,4 +1,4 @@
-"""Talk to a model.
+"""Talk to a model in this process, or to one behind a server (--url).
 
 Answers stream; Ctrl-C ends an answer, Ctrl-D the talk. Lines that begin with a slash are commands:
 /reset, /undo, /system TEXT, /history, /help, /quit.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from quire.cli.generate import with_defaults
-from quire.cli.sampling_flags import add_sampling_flags, given_sampling
-from quire.cli.session import Session, add_engine_flags, explain
-from quire.errors import RequestError
+from quire.cli.answers import PASSING, Message, Model, lines, show
+from quire.cli.model_choice import add_answer_flags, open_model
+from quire.cli.session import explain
 
 _MAX_TOKENS = 512
 _HELP = """\
@@ -27,42 +26,20 @@ _HELP = """\
 """
 
 
-class Model(Protocol):
-    """What a talk needs of a session."""
-
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """The prompt of a conversation."""
-        ...
-
-    def stream(
-        self,
-        prompt: str,
-        sampling: dict[str, Any],
-        *,
-        is_delta: bool,
-        add_special_tokens: bool = True,
-    ) -> Iterator[Any]:
-        """Outputs with new text."""
-        ...
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire chat`."""
     parser.usage = "quire chat [flags]"
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this one question and stop")
-    add_sampling_flags(parser)
-    add_engine_flags(parser)
+    add_answer_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends, or with --explain print the plan."""
     if args.explain:
         return explain(args)
-    given = given_sampling(args)
-    with Session.open(args) as session:
-        sampling = with_defaults(given, session.sampling_defaults, _MAX_TOKENS)
-        talk = Talk(session, {**sampling, "n": 1}, args.system_prompt)
+    with open_model(args, _MAX_TOKENS) as (model, sampling):
+        talk = Talk(model, sampling, args.system_prompt, stats=args.stats)
         if args.quick is not None:
             talk.ask(args.quick)
             return 0
@@ -72,9 +49,16 @@ def run(args: argparse.Namespace) -> int:
 class Talk:
     """A conversation and its model. `messages` grow by a question and an answer at a time."""
 
-    def __init__(self, model: Model, sampling: dict[str, Any], system: str | None) -> None:
-        self._model, self._sampling = model, sampling
-        self.messages: list[dict[str, str]] = []
+    def __init__(
+        self,
+        model: Model,
+        sampling: Mapping[str, Any],
+        system: str | None,
+        *,
+        stats: bool = False,
+    ) -> None:
+        self._model, self._sampling, self._stats = model, sampling, stats
+        self.messages: list[Message] = []
         self.set_system(system)
 
     def set_system(self, text: str | None) -> None:
@@ -95,46 +79,22 @@ class Talk:
     def ask(self, question: str) -> None:
         """Put a question and print the answer as it comes.
 
-        An interrupted answer is kept as far as it got. After a RequestError the question is
-        forgotten.
+        An interrupted answer is kept as far as it got. After an error the question is forgotten.
         """
         messages = [*self.messages, {"role": "user", "content": question}]
-        prompt = self._model.render(messages)
-        answer = self._print_answer(prompt)
+        answer = show(self._model.chat(messages, self._sampling), stats=self._stats)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
-
-    def _print_answer(self, prompt: str) -> str:
-        pieces: list[str] = []
-        outputs = self._model.stream(
-            prompt, self._sampling, is_delta=True, add_special_tokens=False
-        )
-        try:
-            for output in outputs:
-                pieces.append(output.outputs[0].text)
-                sys.stdout.write(pieces[-1])
-                sys.stdout.flush()
-        except KeyboardInterrupt:
-            pieces.append("")
-        sys.stdout.write("\n")
-        return "".join(pieces)
 
 
 def converse(talk: Talk) -> int:
     """Read lines until the input ends or /quit."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        import readline  # noqa: F401 (its import gives input() line editing)
-
-        print("Ask something. /help lists the commands.")
-    while True:
-        try:
-            line = (input("> ") if is_terminal else input()).strip()
-        except EOFError:
-            return 0
+    for typed in lines("Ask something. /help lists the commands."):
+        line = typed.strip()
         if line == "/quit":
-            return 0
+            break
         if line:
             _serve(talk, line)
+    return 0
 
 
 def _serve(talk: Talk, line: str) -> None:
@@ -144,7 +104,7 @@ def _serve(talk: Talk, line: str) -> None:
             obey(talk, line)
         else:
             talk.ask(line)
-    except RequestError as error:
+    except PASSING as error:
         print(f"({error} The talk so far is kept; /reset or /undo makes room.)", file=sys.stderr)
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from quire.outputs import CompletionOutput, RequestOutput
 
 _MAX_TOKENS = 128
-_NEED_JSON = ("logprobs", "prompt_logprobs", "logprob_token_ids")
+NEED_JSON = ("logprobs", "prompt_logprobs", "logprob_token_ids")
+"""Fields whose figures only JSON has room for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         return explain(args)
     given = given_sampling(args)
-    for name in _NEED_JSON:
+    for name in NEED_JSON:
         if name in given and not args.json:
             raise InvalidParameter(name, given[name], "it is printed with --json only")
     prompt = read_prompt(args)

@@ -16,7 +16,8 @@ from quire.config.command_line import QuireParser
 
 COMMANDS = {
     "generate": "continue a prompt",
-    "chat": "talk to a model",
+    "chat": "talk to a model, here or behind a server",
+    "complete": "continue texts, here or behind a server",
     "serve": "answer over HTTP, as OpenAI's API does",
     "run-batch": "answer the requests in a file",
     "show": "print what a model is made of",

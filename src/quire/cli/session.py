@@ -5,9 +5,11 @@ at a time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Self
 
+from quire.cli.answers import Piece, Pieces
 from quire.config.engine_args import EngineArgs
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Session:
         *,
         is_delta: bool,
         add_special_tokens: bool = True,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Outputs as they come: new text only (`is_delta`), or one at the end.
 
         Closing the iterator ends the generation.
@@ -76,6 +78,15 @@ class Session:
         finally:
             self._engine.discard_all()
 
+    def chat(self, messages: Sequence[Mapping[str, str]], sampling: Mapping[str, Any]) -> Pieces:
+        """The next message of a conversation."""
+        prompt = self.render(messages)
+        return _pieces(self.stream(prompt, sampling, is_delta=True, add_special_tokens=False))
+
+    def complete(self, prompt: str, sampling: Mapping[str, Any]) -> Pieces:
+        """What follows a text."""
+        return _pieces(self.stream(prompt, sampling, is_delta=True))
+
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt that the model's chat template makes of a conversation."""
         from quire.text.chat import render_chat
@@ -92,3 +103,10 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _pieces(outputs: Generator[RequestOutput, None, None]) -> Pieces:
+    """The new text of each output, and how many tokens it took."""
+    with closing(outputs):
+        for output in outputs:
+            yield Piece(output.outputs[0].text, len(output.outputs[0].token_ids))

@@ -52,6 +52,12 @@ VARIABLES = (
         "16 characters or more",
         "What a front end and headless cores on other machines know; all others are refused.",
     ),
+    Variable(
+        "OPENAI_API_KEY",
+        "a key",
+        "What `quire chat --url` and `quire complete --url` send where --api-key is not given.",
+    ),
+    Variable("OPENAI_BASE_URL", "a URL", "Where those ask when --url has no value."),
     Variable("OMP_NUM_THREADS", "an integer >= 1", "At most so many threads compute."),
 )
 
@@ -66,6 +72,8 @@ class Environment(msgspec.Struct, frozen=True):
     log_stats_interval_s: float
     api_keys: tuple[str, ...]
     cluster_secret: str | None
+    openai_api_key: str | None
+    openai_base_url: str | None
     unknown: tuple[str, ...]
     """Names that begin like ours and mean nothing."""
 
@@ -84,6 +92,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         log_stats_interval_s=_seconds(given, "QUIRE_LOG_STATS_INTERVAL", 10.0),
         api_keys=tuple(key for key in given.get("QUIRE_API_KEY", "").split(",") if key),
         cluster_secret=given.get("QUIRE_CLUSTER_SECRET") or None,
+        openai_api_key=given.get("OPENAI_API_KEY") or None,
+        openai_base_url=given.get("OPENAI_BASE_URL") or None,
         unknown=tuple(sorted(n for n in given if n.startswith(_PREFIX) and n not in known)),
     )
 
