@@ -28,10 +28,11 @@ def words_of(path: str, flags: Container[str]) -> list[str]:
         return []
     if not isinstance(content, dict):
         raise InvalidType("--config", path, "the file must hold names with values")
-    return [word for name, value in content.items() for word in _words(str(name), value, flags)]
+    return [word for name, value in content.items() for word in words_for(str(name), value, flags)]
 
 
-def _words(name: str, value: Any, flags: Container[str]) -> list[str]:
+def words_for(name: str, value: Any, flags: Container[str]) -> list[str]:
+    """The words that give one name its value; `flags` says which of `--no-...` there are."""
     flag = "--" + name.replace("_", "-")
     if value is None:
         return []
