@@ -14,3 +14,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-kernel-cases", action="store_true", help="every case of every Triton kernel"
+    )

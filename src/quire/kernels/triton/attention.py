@@ -30,23 +30,84 @@ _LEAST_DOT = 16
 
 
 @kernel
+def _key_blocks(
+    first: tl.tensor,
+    num_new: tl.tensor,
+    seq_len: tl.tensor,
+    split: tl.tensor,
+    QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> Any:
+    """The keys low..end that a tile's queries can see, and the blocks of them, at absolute
+    positions, that share `split` takes.
+    """
+    last_query = tl.minimum(first + QUERIES, num_new) - 1
+    end = tl.where(first < num_new, seq_len - num_new + last_query + 1, 0)
+    low = end * 0
+    if WINDOW > 0:
+        low = tl.maximum(seq_len - num_new + first - WINDOW + 1, 0)
+    start_block = low // BLOCK_N
+    end_block = (end + BLOCK_N - 1) // BLOCK_N
+    if SPLITS > 1:
+        share = (end_block - start_block + SPLITS - 1) // SPLITS
+        start_block += split * share
+        end_block = tl.minimum(start_block + share, end_block)
+    return low, end, start_block, end_block
+
+
+@kernel
+def _capped(scores: tl.tensor, SOFTCAP: tl.constexpr) -> Any:
+    """softcap * tanh(score / softcap)."""
+    turns = scores / SOFTCAP
+    turned = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(turns)))
+    return SOFTCAP * tl.where(turns < 0.0, -turned, turned)
+
+
+@kernel
+def _masked_scores(
+    products: tl.tensor,
+    key: tl.tensor,
+    position: tl.tensor,
+    is_key: tl.tensor,
+    slope: tl.tensor,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+) -> Any:
+    """Products q.k [M, N] as scores in units of log2; -inf where a query does not see a key."""
+    log2_e: tl.constexpr = 1.4426950408889634
+    scores = products * SCALE
+    if SOFTCAP > 0.0:
+        scores = _capped(scores, SOFTCAP)
+    if HAS_ALIBI:
+        scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+    sees = is_key[None, :] & (key[None, :] <= position[:, None])
+    if WINDOW > 0:
+        sees = sees & (key[None, :] > position[:, None] - WINDOW)
+    return tl.where(sees, scores * log2_e, float("-inf"))
+
+
+@kernel
 def _attend_kernel(
-    q: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any,
-    value_scales: Any,
-    out: Any,
-    split_out: Any,
-    split_stats: Any,
-    query_start: Any,
-    seq_lens: Any,
-    block_table: Any,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    out: tl.tensor,
+    split_out: tl.tensor,
+    split_stats: tl.tensor,
+    query_start: tl.tensor,
+    seq_lens: tl.tensor,
+    block_table: tl.tensor,
     table_width: int,
-    tile_rows: Any,
-    tile_starts: Any,
-    sinks: Any,
-    alibi: Any,
+    tile_rows: tl.tensor,
+    tile_starts: tl.tensor,
+    sinks: tl.tensor,
+    alibi: tl.tensor,
     H: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
@@ -61,7 +122,7 @@ def _attend_kernel(
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
-    INT8: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     SPLITS: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
@@ -76,74 +137,53 @@ def _attend_kernel(
     num_new = tl.load(query_start + row + 1) - begin
     seq_len = tl.load(seq_lens + row)
 
-    m = tl.arange(0, BLOCK_M)
+    m, n, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     query = first + m // group
     head = kv_head * group + m % group
     is_query = (m < QUERIES * group) & (query < num_new)
     token = (begin + query).to(tl.int64)
     position = seq_len - num_new + query
-    d = tl.arange(0, BLOCK_D)
-    in_head = d < D
+    inside = is_query[:, None] & (d < D)[None, :]
     q_at = token[:, None] * (H * D) + head[:, None] * D + d[None, :]
-    q_tile = tl.load(q + q_at, is_query[:, None] & in_head[None, :], other=0.0).to(DOT)
+    q_tile = tl.load(q + q_at, inside, other=0.0).to(DOT)
+    slope = tl.zeros((BLOCK_M,), tl.float32)
+    if HAS_ALIBI:
+        slope = tl.load(alibi + head, is_query, other=0.0).to(tl.float32)
+    table = block_table + row.to(tl.int64) * table_width
 
-    # the keys that the tile's queries can see, in blocks at absolute positions
-    last_query = tl.minimum(first + QUERIES, num_new) - 1
-    end = tl.where(first < num_new, seq_len - num_new + last_query + 1, 0)
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(seq_len - num_new + first - WINDOW + 1, 0)
-    start_block = low // BLOCK_N
-    end_block = (end + BLOCK_N - 1) // BLOCK_N
-    if SPLITS > 1:
-        share = (end_block - start_block + SPLITS - 1) // SPLITS
-        start_block += split * share
-        end_block = tl.minimum(start_block + share, end_block)
-
-    # Scores are kept in units of log2, except where something is added to them in nats.
-    log2_e: tl.constexpr = 1.4426950408889634
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    if HAS_ALIBI:
-        slope = tl.load(alibi + head, is_query, other=0.0).to(tl.float32)
-    n = tl.arange(0, BLOCK_N)
+    low, end, start_block, end_block = _key_blocks(
+        first, num_new, seq_len, split, QUERIES, WINDOW, BLOCK_N, SPLITS
+    )
     for block in range(start_block, end_block):
         key = block * BLOCK_N + n
         is_key = (key >= low) & (key < end)
-        page = tl.load(block_table + row.to(tl.int64) * table_width + key // S, is_key, other=0)
+        page = tl.load(table + key // S, is_key, other=0)
         lane = (page.to(tl.int64) * S + key % S) * K + kv_head
-        k_at = lane[None, :] * D + d[:, None]
-        k_tile = tl.load(keys + k_at, is_key[None, :] & in_head[:, None], other=0.0)
-        scores = tl.dot(q_tile, k_tile.to(DOT), input_precision="ieee")
-        if INT8:
-            scores *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
-        scores *= SCALE
-        if SOFTCAP > 0.0:
-            turns = scores / SOFTCAP
-            turned = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(turns)))
-            scores = SOFTCAP * tl.where(turns < 0.0, -turned, turned)
-        if HAS_ALIBI:
-            scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
-        sees = is_key[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            sees = sees & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(sees, scores * log2_e, float("-inf"))
+        k_at = keys + lane[None, :] * D + d[:, None]
+        k_tile = tl.load(k_at, is_key[None, :] & (d < D)[:, None], other=0.0)
+        products = tl.dot(q_tile, k_tile.to(DOT), input_precision="ieee")
+        if HAS_SCALES:
+            products *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
+        scores = _masked_scores(
+            products, key, position, is_key, slope, SCALE, SOFTCAP, WINDOW, HAS_ALIBI
+        )
         new_best = tl.maximum(best, tl.max(scores, 1))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(scores - shift[:, None])
         shrink = tl.exp2(best - shift)
         total = total * shrink + tl.sum(weights, 1)
         best = new_best
-        v_at = lane[:, None] * D + d[None, :]
-        v_tile = tl.load(values + v_at, is_key[:, None] & in_head[None, :], other=0.0)
-        if INT8:
+        v_at = values + lane[:, None] * D + d[None, :]
+        v_tile = tl.load(v_at, is_key[:, None] & (d < D)[None, :], other=0.0)
+        if HAS_SCALES:
             weights *= tl.load(value_scales + lane, is_key, other=0.0)[None, :]
-        sums = sums * shrink[:, None] + tl.dot(
-            weights.to(DOT), v_tile.to(DOT), input_precision="ieee"
+        sums = tl.dot(
+            weights.to(DOT), v_tile.to(DOT), sums * shrink[:, None], input_precision="ieee"
         )
 
-    inside = is_query[:, None] & in_head[None, :]
     if SPLITS > 1:
         at = (token * H + head) * SPLITS + split
         tl.store(split_out + at[:, None] * D + d[None, :], sums, inside)
@@ -151,7 +191,7 @@ def _attend_kernel(
         tl.store(split_stats + at * 2 + 1, total, is_query)
     else:
         if HAS_SINKS:
-            sink = tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * log2_e
+            sink = _sink(sinks, head, is_query)
             top = tl.maximum(best, sink)
             shrink = tl.exp2(best - top)
             sums *= shrink[:, None]
@@ -161,13 +201,20 @@ def _attend_kernel(
 
 
 @kernel
+def _sink(sinks: tl.tensor, head: tl.tensor, is_query: tl.tensor) -> Any:
+    """The score that a head always has beside its keys', in units of log2."""
+    log2_e: tl.constexpr = 1.4426950408889634
+    return tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * log2_e
+
+
+@kernel
 def _merge_kernel(
-    split_out: Any,
-    split_stats: Any,
-    out: Any,
-    tokens: Any,
-    query_start: Any,
-    sinks: Any,
+    split_out: tl.tensor,
+    split_stats: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    query_start: tl.tensor,
+    sinks: tl.tensor,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -180,7 +227,6 @@ def _merge_kernel(
     head = tl.program_id(1)
     begin = tl.load(query_start + row)
     if tl.load(query_start + row + 1) > begin:
-        log2_e: tl.constexpr = 1.4426950408889634
         s = tl.arange(0, BLOCK_S)
         d = tl.arange(0, BLOCK_D)
         at = (begin.to(tl.int64) * H + head) * SPLITS + s
@@ -188,7 +234,7 @@ def _merge_kernel(
         total = tl.load(split_stats + at * 2 + 1, s < SPLITS, other=0.0)
         top = tl.max(best, 0)
         if HAS_SINKS:
-            sink = tl.load(sinks + head).to(tl.float32) * log2_e
+            sink = _sink(sinks, head, head < H)
             top = tl.maximum(top, sink)
         shrink = tl.exp2(best - top)
         total = tl.sum(total * shrink, 0)
@@ -259,7 +305,7 @@ def _launch(
         SOFTCAP=args.softcap or 0.0,
         WINDOW=args.window or 0,
         HAS_ALIBI=args.alibi is not None,
-        INT8=kv.scales is not None,
+        HAS_SCALES=kv.scales is not None,
         DOT=dot_type(q.dtype),
         num_warps=4 if block_m <= 64 else 8,
         num_stages=2,

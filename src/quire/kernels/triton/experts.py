@@ -7,7 +7,6 @@ in the order of the choice. Nothing here waits for the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
-from quire.kernels.triton.products import _TILE, Pairs, TritonLinear
+from quire.kernels.triton.products import TILE, Pairs, TritonLinear
 from quire.ops.moe import MoeArgs, route
 
 _BLOCK = 1024
@@ -39,9 +38,14 @@ class TritonExperts:
 
 @kernel
 def _weighted_sum_kernel(
-    y: Any, weights: Any, out: Any, count: int, C: tl.constexpr, TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr
-) -> None:  # fmt: skip
+    y: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    count: int,
+    C: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """out [T, C] = the sum of y [T, TOP_K, C] times weights [T, TOP_K], choice after choice."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -77,7 +81,7 @@ def moe(
 
 
 def grouped(chosen: Tensor, num_experts: int) -> Pairs:
-    """Pairs [P] with their experts -> programs of at most `_TILE` pairs of one expert each. Their
+    """Pairs [P] with their experts -> programs of at most `TILE` pairs of one expert each. Their
     number is the most that any choice could need, so that the host need not know the choice.
     """
     num_pairs = len(chosen)
@@ -85,13 +89,13 @@ def grouped(chosen: Tensor, num_experts: int) -> Pairs:
     counts = torch.zeros(num_experts, dtype=torch.int64, device=chosen.device)
     counts.scatter_add_(0, chosen, torch.ones_like(chosen))
     last = counts.cumsum(0)
-    tiles = (counts + _TILE - 1) // _TILE
+    tiles = (counts + TILE - 1) // TILE
     last_tile = tiles.cumsum(0)
-    most = min(num_pairs, num_pairs // _TILE + num_experts)
+    most = min(num_pairs, num_pairs // TILE + num_experts)
     ids = torch.arange(most, device=chosen.device)
     expert = torch.searchsorted(last_tile, ids, right=True)
     is_used = expert < num_experts
     expert = expert.clamp(max=num_experts - 1)
-    starts = (last - counts)[expert] + (ids - (last_tile - tiles)[expert]) * _TILE
-    ends = torch.where(is_used, torch.minimum(starts + _TILE, last[expert]), 0)
+    starts = (last - counts)[expert] + (ids - (last_tile - tiles)[expert]) * TILE
+    ends = torch.where(is_used, torch.minimum(starts + TILE, last[expert]), 0)
     return Pairs(order, expert.to(torch.int32), starts.to(torch.int32), ends.to(torch.int32))

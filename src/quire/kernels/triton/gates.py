@@ -16,7 +16,7 @@ _BLOCK = 1024
 
 
 @kernel
-def activation(x: Any, ACT: tl.constexpr) -> Any:
+def activation(x: tl.tensor, ACT: tl.constexpr) -> Any:
     """x in float32 through the activation of that name in `quire.ops.activation`."""
     if ACT == "silu":
         y = x / (1.0 + tl.exp(-x))
@@ -35,8 +35,8 @@ def activation(x: Any, ACT: tl.constexpr) -> Any:
 
 @kernel
 def _activate_kernel(
-    x: Any,
-    out: Any,
+    x: tl.tensor,
+    out: tl.tensor,
     count: int,
     F: tl.constexpr,
     ACT: tl.constexpr,
@@ -66,7 +66,13 @@ def _activate_kernel(
 
 @kernel
 def _scale_gate_kernel(
-    y: Any, gate: Any, out: Any, count: int, F: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr
+    y: tl.tensor,
+    gate: tl.tensor,
+    out: tl.tensor,
+    count: int,
+    F: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """out = y [T, F] * sigmoid(gate [T, G]), G is F or 1."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -17,17 +17,82 @@ from quire.ops.norm import NormWeight
 MAX_WIDTH = 32_768
 """Of a row, which one program holds in registers."""
 
-_RMS = ("rms", "rms_late_cast", "rms1p")
+
+@kernel
+def total(x: tl.tensor, OVER: tl.constexpr) -> Any:
+    """Sum of x [C] (OVER "row"), of each head of x [heads, dims] ("head"), or of all ("full")."""
+    if OVER == "row":
+        return tl.sum(x, 0)
+    elif OVER == "head":  # elif and else: paths for the compiler, not for Python
+        return tl.sum(x, 1)[:, None]
+    else:
+        return tl.sum(tl.sum(x, 1), 0)
+
+
+@kernel
+def statistics(
+    x: tl.tensor,
+    inside: tl.tensor,
+    size: tl.tensor,
+    KIND: tl.constexpr,
+    EPS: tl.constexpr,
+    OVER: tl.constexpr,
+) -> Any:
+    """What float32 x, 0 outside, is normalised with: its mean (0 where the kind keeps it) and one
+    over its deviation.
+    """
+    mean = tl.zeros((), tl.float32)
+    if KIND == "layer" or KIND == "layer1p" or KIND == "none":
+        mean = total(x, OVER) / size
+    centred = tl.where(inside, x - mean, 0.0)
+    return mean, 1.0 / tl.sqrt(total(centred * centred, OVER) / size + EPS)
+
+
+@kernel
+def weighed(
+    y: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    dtype: tl.constexpr,
+) -> Any:
+    """Normalised float32 y times the weight at `at`, rounded as `quire.ops.norm.norm` does."""
+    if KIND == "rms":
+        y = y.to(dtype).to(tl.float32)
+    if KIND != "none":
+        w = tl.load(weight + at, inside, other=0.0).to(tl.float32)
+        if KIND == "rms1p":
+            w += 1.0
+        if KIND == "layer1p":
+            w = (w + 1.0).to(dtype).to(tl.float32)
+        y *= w
+    if HAS_BIAS:
+        if KIND == "rms" or KIND == "rms_late_cast" or KIND == "rms1p":
+            y = y.to(dtype).to(tl.float32)
+        y += tl.load(bias + at, inside, other=0.0).to(tl.float32)
+    return y.to(dtype).to(tl.float32)
+
+
+@kernel
+def plus(values: tl.tensor, delta: tl.tensor, SCALE: tl.constexpr, dtype: tl.constexpr) -> Any:
+    """values + SCALE * delta; the product is rounded before the sum."""
+    delta = delta.to(tl.float32)
+    if SCALE != 1.0:
+        delta = (delta * SCALE).to(dtype).to(tl.float32)
+    return (values.to(tl.float32) + delta).to(dtype)
 
 
 @kernel
 def _norm_kernel(
-    x: Any,
-    delta: Any,
-    total: Any,
-    out: Any,
-    weight: Any,
-    bias: Any,
+    x: tl.tensor,
+    delta: tl.tensor,
+    total_out: tl.tensor,
+    out: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
@@ -37,53 +102,39 @@ def _norm_kernel(
     HAS_BIAS: tl.constexpr,
     WEIGHT_ROWS: tl.constexpr,
 ) -> None:
-    """Row i of x [*, C] -> out, and total = x + SCALE * delta where there is a delta."""
+    """Row i of x [*, C] -> out, and total_out = x + SCALE * delta where there is a delta."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < C
     at = row * C + columns
-    dtype = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     values = tl.load(x + at, inside, other=0.0)
     if HAS_DELTA:
-        change = tl.load(delta + at, inside, other=0.0).to(tl.float32)
-        if SCALE != 1.0:
-            change = (change * SCALE).to(dtype).to(tl.float32)
-        values = (values.to(tl.float32) + change).to(dtype)
-        tl.store(total + at, values, inside)
+        values = plus(values, tl.load(delta + at, inside, other=0.0), SCALE, dtype)
+        tl.store(total_out + at, values, inside)
     wide = values.to(tl.float32)
-    if KIND == "layer" or KIND == "layer1p" or KIND == "none":
-        mean = tl.sum(wide, 0) / C
-        wide = tl.where(inside, wide - mean, 0.0)
-    y = wide * (1.0 / tl.sqrt(tl.sum(wide * wide, 0) / C + EPS))
-    if KIND == "rms":
-        y = y.to(dtype).to(tl.float32)
-    if KIND != "none":
-        w = tl.load(weight + (row % WEIGHT_ROWS) * C + columns, inside, other=0.0).to(tl.float32)
-        if KIND == "rms1p":
-            w += 1.0
-        if KIND == "layer1p":
-            w = (w + 1.0).to(dtype).to(tl.float32)
-        y *= w
-    if HAS_BIAS:
-        b = tl.load(bias + (row % WEIGHT_ROWS) * C + columns, inside, other=0.0).to(tl.float32)
-        if KIND == "rms" or KIND == "rms_late_cast" or KIND == "rms1p":
-            y = y.to(dtype).to(tl.float32)
-        y += b
+    mean, inverse = statistics(wide, inside, C, KIND, EPS, "row")
+    weight_at = (row % WEIGHT_ROWS) * C + columns
+    y = (wide - mean) * inverse
+    y = weighed(y, weight_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
     tl.store(out + at, y.to(dtype), inside)
 
 
 @kernel
 def _add_kernel(
-    x: Any, delta: Any, out: Any, count: int, SCALE: tl.constexpr, BLOCK: tl.constexpr
+    x: tl.tensor,
+    delta: tl.tensor,
+    out: tl.tensor,
+    count: int,
+    SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """out = x + SCALE * delta, all of `count` elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    change = tl.load(delta + at, inside, other=0.0).to(tl.float32)
-    if SCALE != 1.0:
-        change = (change * SCALE).to(x.dtype.element_ty).to(tl.float32)
-    values = tl.load(x + at, inside, other=0.0).to(tl.float32) + change
-    tl.store(out + at, values.to(x.dtype.element_ty), inside)
+    values = tl.load(x + at, inside, other=0.0)
+    change = tl.load(delta + at, inside, other=0.0)
+    tl.store(out + at, plus(values, change, SCALE, x.dtype.element_ty), inside)
 
 
 def norm(x: Tensor, n: NormWeight) -> Tensor:

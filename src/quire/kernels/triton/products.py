@@ -15,10 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launch import dense, dot_type, kernel, power_of_2
+from quire.kernels.triton.rounding import rounded_rows
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import nbytes
 
-_TILE = 64
+TILE = 64
 """Rows and outputs of a program. Fixed, so that a row's bits do not depend on their number."""
 
 _DEPTH = 64
@@ -43,21 +44,65 @@ class Pairs:
 
 
 @kernel
+def _weight_tile(w_row: tl.tensor, c: tl.tensor, inside: tl.tensor, STORED: tl.constexpr) -> Any:
+    """Inputs c [DEPTH] of the outputs whose rows begin at w_row [1, TILE] -> [DEPTH, TILE]."""
+    if STORED == "int4":
+        packed = tl.load(w_row + c[:, None] // 2, inside, other=0).to(tl.int32)
+        return (((packed >> (c[:, None] % 2 * 4)) & 15) - 8).to(tl.int8)
+    else:  # a second path for the compiler, not for Python
+        return tl.load(w_row + c[:, None], inside, other=0)
+
+
+@kernel
+def _tile_product(x: tl.tensor, w: tl.tensor, ROUNDED: tl.constexpr, DOT: tl.constexpr) -> Any:
+    """x [TILE, DEPTH] times w [DEPTH, TILE]: of whole numbers exact, else in float32."""
+    if ROUNDED:
+        return tl.dot(x, w, out_dtype=tl.int32)
+    else:  # a second path for the compiler, not for Python
+        return tl.dot(x.to(DOT), w.to(DOT), input_precision="ieee")
+
+
+@kernel
+def _rows_of_program(
+    order: tl.tensor,
+    experts: tl.tensor,
+    starts: tl.tensor,
+    ends: tl.tensor,
+    T: int,
+    GROUPED: tl.constexpr,
+    SHARED: tl.constexpr,
+    TILE: tl.constexpr,
+) -> Any:
+    """The expert of tile program_id(0), the rows of the output, of the input, and which exist."""
+    tile = tl.program_id(0)
+    lane = tl.arange(0, TILE)
+    if GROUPED:
+        at = tl.load(starts + tile) + lane
+        is_row = at < tl.load(ends + tile)
+        target = tl.load(order + at, is_row, other=0).to(tl.int64)
+        return tl.load(experts + tile).to(tl.int64), target, target // SHARED, is_row
+    else:  # a second path for the compiler, not for Python
+        target = tile.to(tl.int64) * TILE + lane
+        return tl.zeros((), tl.int64), target, target, target < T
+
+
+@kernel
 def _product_kernel(
-    x: Any,
-    row_scales: Any,
-    w: Any,
-    scales: Any,
-    bias: Any,
-    out: Any,
-    order: Any,
-    experts: Any,
-    starts: Any,
-    ends: Any,
+    x: tl.tensor,
+    row_scales: tl.tensor,
+    w: tl.tensor,
+    scales: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    order: tl.tensor,
+    experts: tl.tensor,
+    starts: tl.tensor,
+    ends: tl.tensor,
     T: int,
     N: tl.constexpr,
     C: tl.constexpr,
     STORED: tl.constexpr,
+    ROUNDED: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GROUPED: tl.constexpr,
@@ -65,80 +110,43 @@ def _product_kernel(
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
     DOT: tl.constexpr,
+    SUM: tl.constexpr,
 ) -> None:
     """Rows of tile program_id(0) times outputs of tile program_id(1) of w [(E,) N, C].
 
     STORED: "float", "int8" (scales [(E,) N]) or "int4" (two in a byte, scales [(E,) N, G]).
-    GROUPED: rows are pairs, `SHARED` of which read the same row of x.
+    ROUNDED: x is whole numbers with row_scales. GROUPED: rows are pairs, `SHARED` of which read the
+    same row of x. SUM: the type of the sums over tiles.
     """
-    row_tile = tl.program_id(0)
+    expert, target, source, is_row = _rows_of_program(
+        order, experts, starts, ends, T, GROUPED, SHARED, TILE
+    )
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_output = n < N
-    if GROUPED:
-        expert = tl.load(experts + row_tile).to(tl.int64)
-        at = tl.load(starts + row_tile) + tl.arange(0, TILE)
-        is_row = at < tl.load(ends + row_tile)
-        target = tl.load(order + at, is_row, other=0).to(tl.int64)
-        source = target // SHARED
-    else:
-        expert = tl.zeros((), tl.int64)
-        target = row_tile.to(tl.int64) * TILE + tl.arange(0, TILE)
-        is_row = target < T
-        source = target
     num_groups: tl.constexpr = (C + GROUP - 1) // GROUP
     width: tl.constexpr = num_groups * GROUP // 2 if STORED == "int4" else C
-    w_row = w + (expert * N + n)[None, :].to(tl.int64) * width
+    w_row = w + (expert * N + n)[None, :] * width
     x_row = x + source[:, None] * C
-    total = tl.zeros((TILE, TILE), tl.float32)
-    exact = tl.zeros((TILE, TILE), tl.int32)
+    sums = tl.zeros((TILE, TILE), SUM)
     for start in range(0, C, DEPTH):
         c = start + tl.arange(0, DEPTH)
         is_input = c < C
         x_tile = tl.load(x_row + c[None, :], is_row[:, None] & is_input[None, :], other=0)
-        inside = is_output[None, :] & is_input[:, None]
-        if STORED == "float":
-            w_tile = tl.load(w_row + c[:, None], inside, other=0)
-            total += tl.dot(x_tile.to(DOT), w_tile.to(DOT), input_precision="ieee")
-        elif STORED == "int8":
-            w_tile = tl.load(w_row + c[:, None], inside, other=0)
-            exact += tl.dot(x_tile, w_tile, out_dtype=tl.int32)
-        else:
-            packed = tl.load(w_row + c[:, None] // 2, inside, other=0).to(tl.int32)
-            w_tile = ((packed >> (c[:, None] % 2 * 4)) & 15) - 8
-            whole = tl.dot(x_tile, w_tile.to(tl.int8), out_dtype=tl.int32).to(tl.float32)
+        w_tile = _weight_tile(w_row, c, is_input[:, None] & is_output[None, :], STORED)
+        part = _tile_product(x_tile, w_tile, ROUNDED, DOT)
+        if STORED == "int4":
             scale_at = (expert * N + n) * num_groups + start // GROUP
-            total += whole * tl.load(scales + scale_at, is_output, other=0.0)[None, :]
+            part = part.to(tl.float32) * tl.load(scales + scale_at, is_output, other=0.0)[None, :]
+        sums += part
+    y = sums.to(tl.float32)
     if STORED == "int8":
-        scale = tl.load(scales + expert * N + n, is_output, other=0.0)
-        total = exact.to(tl.float32) * scale[None, :]
-    if STORED != "float":
-        total *= tl.load(row_scales + source, is_row, other=0.0)[:, None]
+        y *= tl.load(scales + expert * N + n, is_output, other=0.0)[None, :]
+    if ROUNDED:
+        y *= tl.load(row_scales + source, is_row, other=0.0)[:, None]
     if HAS_BIAS:
-        total += tl.load(bias + expert * N + n, is_output, other=0.0).to(tl.float32)[None, :]
+        y += tl.load(bias + expert * N + n, is_output, other=0.0).to(tl.float32)[None, :]
     to = out + target[:, None] * N + n[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), is_row[:, None] & is_output[None, :])
-
-
-@kernel
-def _quantize_rows_kernel(
-    x: Any, q: Any, scales: Any, C: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr
-) -> None:
-    """One row of x [T, C] -> whole numbers and a scale, as `quire.ops.quantized.quantize_rows`."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, BLOCK)
-    inside = c < C
-    values = tl.load(x + row * C + c, inside, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(values), 0)
-    is_zero = largest < 1e-30
-    inverse = tl.where(is_zero, 0.0, 127.0 / tl.where(is_zero, 1.0, largest))
-    poison = tl.sum(values * 0.0, 0)
-    whole = (values * inverse + ROUND) - ROUND
-    whole = tl.minimum(tl.maximum(tl.where(whole == whole, whole, 0.0), -127.0), 127.0)
-    tl.store(q + row * C + c, whole.to(tl.int8), inside)
-    tl.store(scales + row, tl.where(is_zero, 0.0, largest / 127.0) + poison)
-
-
-_ROUND = 12_582_912.0  # 1.5 * 2**23: adding and subtracting it rounds to a whole number
+    tl.store(to, y.to(out.dtype.element_ty), is_row[:, None] & is_output[None, :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,8 @@ class TritonLinear:
 
     stored "int8": `weight` int8 [(E,) out, in], `scales` fp32 [(E,) out]. "int4": two values in a
     byte, the even input in the low half, each 8 too large: uint8 [(E,) out, G * group / 2], scales
-    fp32 [(E,) out, G].
+    fp32 [(E,) out, G]. rounds_rows: see `WeightFormat`; the others widen whole numbers to x's type,
+    which holds them exactly.
     """
 
     stored: str
@@ -156,6 +165,7 @@ class TritonLinear:
     in_features: int
     scales: Tensor | None = None
     group: int = 0
+    rounds_rows: bool = False
     is_fixed: bool = False
 
     @property
@@ -183,16 +193,15 @@ class TritonLinear:
         out = x.new_empty(num_rows, self.out_features)
         if not num_rows:
             return out
-        row_scales = x
-        if self.stored != "float":
-            x, row_scales = _quantized_rows(x)
-        depth = _depth(self)
+        dtype, row_scales = x.dtype, x
+        if self.rounds_rows:
+            x, row_scales = rounded_rows(x)
         grouped = (x, x, x, x)
-        programs = -(-num_rows // _TILE)
+        programs = -(-num_rows // TILE)
         if pairs is not None:
             grouped = (pairs.order, pairs.experts, pairs.starts, pairs.ends)
             programs = len(pairs.experts)
-        _product_kernel[(programs, -(-self.out_features // _TILE))](
+        _product_kernel[(programs, -(-self.out_features // TILE))](
             x,
             row_scales,
             self.weight,
@@ -204,13 +213,15 @@ class TritonLinear:
             N=self.out_features,
             C=self.in_features,
             STORED=self.stored,
+            ROUNDED=self.rounds_rows,
             GROUP=self.group or self.in_features,
             HAS_BIAS=self.bias is not None,
             GROUPED=pairs is not None,
             SHARED=shared,
-            TILE=_TILE,
-            DEPTH=depth,
-            DOT=dot_type(out.dtype),
+            TILE=TILE,
+            DEPTH=_depth(self),
+            DOT=dot_type(dtype),
+            SUM=tl.int32 if self.stored == "int8" and self.rounds_rows else tl.float32,
             num_warps=4,
         )
         return out
@@ -223,22 +234,6 @@ def _depth(w: TritonLinear) -> int:
     return min(_DEPTH, power_of_2(w.in_features, _LEAST_DEPTH))
 
 
-def _quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    q = torch.empty_like(x, dtype=torch.int8)
-    scales = x.new_empty(len(x), dtype=torch.float32)
-    block = power_of_2(x.shape[1])
-    _quantize_rows_kernel[(len(x),)](
-        x,
-        q,
-        scales,
-        C=x.shape[1],
-        BLOCK=block,
-        ROUND=_ROUND,
-        num_warps=min(8, max(1, block // 512)),
-    )
-    return q, scales
-
-
 def pack(
     weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None, *, is_fixed: bool
 ) -> TritonLinear:
@@ -247,14 +242,16 @@ def pack(
         return TritonLinear("float", weight, bias, weight.shape[-1], is_fixed=is_fixed)
     flat = quantize_weight(weight.reshape(-1, weight.shape[-1]), None, stored_as)
     lead = weight.shape[:-1]
-    if stored_as.name == "int8":
-        q = flat.q.view(*lead, -1)
-        scales = flat.scales.view(lead)
-        return TritonLinear("int8", q, bias, weight.shape[-1], scales)
-    packed = _two_in_a_byte(flat)
-    scales = flat.scales.view(*lead, -1)
-    q = packed.view(*lead, -1)
-    return TritonLinear("int4", q, bias, weight.shape[-1], scales, stored_as.group)
+    is_int8 = stored_as.name == "int8"
+    return TritonLinear(
+        stored_as.name,
+        (flat.q if is_int8 else _two_in_a_byte(flat)).view(*lead, -1),
+        bias,
+        weight.shape[-1],
+        flat.scales.view(lead if is_int8 else (*lead, -1)),
+        stored_as.group,
+        stored_as.rounds_rows,
+    )
 
 
 def _two_in_a_byte(flat: QuantizedLinear) -> Tensor:

@@ -12,69 +12,145 @@ from torch import Tensor
 from quire.errors import NotBuiltYet
 from quire.kernels.triton.kv import PagedKV
 from quire.kernels.triton.launch import dense, kernel, power_of_2
+from quire.kernels.triton.norms import statistics, weighed
+from quire.kernels.triton.rounding import rounded
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable
 
-_ROUND = 12_582_912.0
-"""1.5 * 2**23: adding and subtracting it rounds a small float32 to a whole number, ties to even."""
+
+@kernel
+def _read(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
+    """What stands there in float32, cut at +-CLIP and rounded to its type again."""
+    x = tl.load(at, inside, other=0.0)
+    if CLIP > 0.0:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -CLIP), CLIP).to(x.dtype)
+    return x.to(tl.float32)
 
 
 @kernel
-def _weigh(
-    y: Any,
-    at: Any,
-    inside: Any,
-    weight: Any,
-    bias: Any,
-    KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+def _partner(dim: tl.tensor, DIM: tl.constexpr, INTERLEAVED: tl.constexpr) -> Any:
+    """The other dim of each pair that rotates together."""
+    if INTERLEAVED:
+        return tl.where(dim < DIM, dim ^ 1, dim)
+    else:  # a second path for the compiler, not for Python
+        half: tl.constexpr = DIM // 2
+        return tl.where(dim < DIM, tl.where(dim < half, dim + half, dim - half), dim)
+
+
+@kernel
+def _turned(
+    x: tl.tensor,
+    other: tl.tensor,
+    dim: tl.tensor,
+    angles: tl.tensor,
+    DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     dtype: tl.constexpr,
 ) -> Any:
-    """The normalised y (float32) times its weights, rounded as `quire.ops.norm.norm` does."""
-    if KIND == "rms":
-        y = y.to(dtype).to(tl.float32)
-    if KIND != "none":
-        w = tl.load(weight + at, inside, other=0.0).to(tl.float32)
-        if KIND == "rms1p":
-            w += 1.0
-        if KIND == "layer1p":
-            w = (w + 1.0).to(dtype).to(tl.float32)
-        y *= w
-    if HAS_BIAS:
-        if KIND == "rms" or KIND == "rms_late_cast" or KIND == "rms1p":
-            y = y.to(dtype).to(tl.float32)
-        y += tl.load(bias + at, inside, other=0.0).to(tl.float32)
-    return y.to(dtype).to(tl.float32)
+    """x [heads, dims] rotated with its partners; angles: a line of the table of cos and sin."""
+    half: tl.constexpr = DIM // 2
+    turns = dim < DIM
+    angle = dim // 2 if INTERLEAVED else dim % half
+    is_first = dim % 2 == 0 if INTERLEAVED else dim < half
+    cos = tl.load(angles + angle, turns, other=1.0).to(dtype).to(tl.float32)
+    sin = tl.load(angles + half + angle, turns, other=0.0).to(dtype).to(tl.float32)
+    straight = (x * cos[None, :]).to(dtype).to(tl.float32)
+    across = (other * sin[None, :]).to(dtype).to(tl.float32)
+    turned = tl.where(is_first[None, :], straight - across, straight + across)
+    return tl.where(turns[None, :], turned.to(dtype).to(tl.float32), x)
 
 
 @kernel
-def _total(x: Any, FULL: tl.constexpr) -> Any:
-    """Sum of x [heads, dims] over each head, [heads, 1], or over all, a scalar."""
-    if FULL:
-        return tl.sum(tl.sum(x, 1), 0)
-    else:  # a second path for the compiler, not for Python
-        return tl.sum(x, 1)[:, None]
+def _query_or_key(
+    source: tl.tensor,
+    heads: tl.tensor,
+    head: tl.tensor,
+    dim: tl.tensor,
+    inside: tl.tensor,
+    angles: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    D: tl.constexpr,
+    DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    KIND: tl.constexpr,
+    EPS: tl.constexpr,
+    OVER: tl.constexpr,
+    AFTER_ROPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CLIP: tl.constexpr,
+) -> Any:
+    """One token's queries or keys [heads, dims] in float32, clipped, normalised and rotated."""
+    dtype: tl.constexpr = source.dtype.element_ty
+    norms_first: tl.constexpr = KIND != "" and not AFTER_ROPE
+    axes: tl.constexpr = "full" if OVER == "full" else "head"
+    size = heads * D if OVER == "full" else D
+    weight_row = head * 0 if OVER == "head" else head * D
+    weight_at = weight_row[:, None] + dim[None, :]
+    x = _read(source + head[:, None] * D + dim[None, :], inside, CLIP)
+    if norms_first:
+        mean, inverse = statistics(x, inside, size, KIND, EPS, axes)
+        y = (x - mean) * inverse
+        x = weighed(y, weight_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
+    if DIM > 0:
+        step = _partner(dim, DIM, INTERLEAVED) - dim
+        other = _read(source + head[:, None] * D + (dim + step)[None, :], inside, CLIP)
+        if norms_first:
+            other_at = weight_at + step[None, :]
+            y = (other - mean) * inverse
+            other = weighed(y, other_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
+        x = _turned(x, other, dim, angles, DIM, INTERLEAVED, dtype)
+    if KIND != "" and AFTER_ROPE:
+        mean, inverse = statistics(x, inside, size, KIND, EPS, axes)
+        y = (x - mean) * inverse
+        x = weighed(y, weight_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
+    return x
+
+
+@kernel
+def _keep(
+    x: tl.tensor,
+    memory: tl.tensor,
+    scales: tl.tensor,
+    slot: tl.tensor,
+    head: tl.tensor,
+    dim: tl.tensor,
+    inside: tl.tensor,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    INT8: tl.constexpr,
+) -> None:
+    """Write a token's keys or values [heads, dims] to their slot."""
+    lane = slot * K + head[:, None]
+    at = memory + lane * D + dim[None, :]
+    if INT8:
+        whole, scale = rounded(tl.where(inside, x, 0.0), 1)
+        tl.store(at, whole, inside)
+        tl.store(scales + lane, scale, head[:, None] < K)
+    else:
+        tl.store(at, x.to(memory.dtype.element_ty), inside)
 
 
 @kernel
 def _rope_store_kernel(
-    qkv: Any,
-    q: Any,
-    keys: Any,
-    values: Any,
-    key_scales: Any,
-    value_scales: Any,
-    slots: Any,
-    positions: Any,
-    cos_sin: Any,
-    q_weight: Any,
-    q_bias: Any,
-    k_weight: Any,
-    k_bias: Any,
+    qkv: tl.tensor,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    slots: tl.tensor,
+    positions: tl.tensor,
+    cos_sin: tl.tensor,
+    q_weight: tl.tensor,
+    q_bias: tl.tensor,
+    k_weight: tl.tensor,
+    k_bias: tl.tensor,
     H: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -82,111 +158,40 @@ def _rope_store_kernel(
     EPS: tl.constexpr,
     OVER: tl.constexpr,
     AFTER_ROPE: tl.constexpr,
-    Q_HAS_BIAS: tl.constexpr,
-    K_HAS_BIAS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     CLIP: tl.constexpr,
     INT8: tl.constexpr,
-    ROUND: tl.constexpr,
 ) -> None:
     """One token's queries (program 0 of axis 1), keys (1) or values (2), all heads at once."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    dtype: tl.constexpr = qkv.dtype.element_ty
-    heads = tl.where(part == 0, H, K)
-    first = tl.where(part == 0, 0, tl.where(part == 1, H, H + K))
-    head = tl.arange(0, BLOCK_H)
+    source = qkv + token * ((H + 2 * K) * D)
+    angles = cos_sin + tl.load(positions + token) * DIM
     dim = tl.arange(0, BLOCK_D)
-    inside = (head < heads)[:, None] & (dim < D)[None, :]
-    source = qkv + token * ((H + 2 * K) * D) + (first + head)[:, None] * D
-    x = tl.load(source + dim[None, :], inside, other=0.0).to(tl.float32)
-    if CLIP > 0.0:
-        x = tl.minimum(tl.maximum(x, -CLIP), CLIP).to(dtype).to(tl.float32)
-
-    if part < 2:
-        if DIM > 0:
-            half: tl.constexpr = DIM // 2
-            turns = dim < DIM
-            if INTERLEAVED:
-                partner = tl.where(turns, dim ^ 1, dim)
-                is_first = dim % 2 == 0
-                angle = dim // 2
-            else:
-                partner = tl.where(turns, tl.where(dim < half, dim + half, dim - half), dim)
-                is_first = dim < half
-                angle = dim % half
-            other = tl.load(source + partner[None, :], inside, other=0.0).to(tl.float32)
-            if CLIP > 0.0:
-                other = tl.minimum(tl.maximum(other, -CLIP), CLIP).to(dtype).to(tl.float32)
-        if KIND != "" and not AFTER_ROPE:
-            count: tl.constexpr = D
-            full: tl.constexpr = OVER == "full"
-            size = heads * count if full else count
-            mean = 0.0 * _total(x, full)
-            if KIND == "layer" or KIND == "layer1p" or KIND == "none":
-                mean = _total(x, full) / size
-            centred = tl.where(inside, x - mean, 0.0)
-            inverse = 1.0 / tl.sqrt(_total(centred * centred, full) / size + EPS)
-            row = head * D if OVER != "head" else head * 0
-            at = row[:, None] + dim[None, :]
-            if part == 0:
-                x = _weigh(centred * inverse, at, inside, q_weight, q_bias, KIND, Q_HAS_BIAS, dtype)
-            else:
-                x = _weigh(centred * inverse, at, inside, k_weight, k_bias, KIND, K_HAS_BIAS, dtype)
-            if DIM > 0:
-                other = tl.where(inside, other - mean, 0.0) * inverse
-                at = row[:, None] + partner[None, :]
-                if part == 0:
-                    other = _weigh(other, at, inside, q_weight, q_bias, KIND, Q_HAS_BIAS, dtype)
-                else:
-                    other = _weigh(other, at, inside, k_weight, k_bias, KIND, K_HAS_BIAS, dtype)
-        if DIM > 0:
-            position = tl.load(positions + token)
-            line = cos_sin + position * DIM + angle
-            cos = tl.load(line, turns, other=1.0).to(dtype).to(tl.float32)
-            sin = tl.load(line + half, turns, other=0.0).to(dtype).to(tl.float32)
-            straight = (x * cos[None, :]).to(dtype).to(tl.float32)
-            across = (other * sin[None, :]).to(dtype).to(tl.float32)
-            turned = tl.where(is_first[None, :], straight - across, straight + across)
-            x = tl.where(turns[None, :], turned.to(dtype).to(tl.float32), x)
-        if KIND != "" and AFTER_ROPE:
-            mean = 0.0 * _total(x, False)
-            if KIND == "layer" or KIND == "layer1p" or KIND == "none":
-                mean = _total(x, False) / D
-            centred = tl.where(inside, x - mean, 0.0)
-            inverse = 1.0 / tl.sqrt(_total(centred * centred, False) / D + EPS)
-            row = head * D if OVER != "head" else head * 0
-            at = row[:, None] + dim[None, :]
-            if part == 0:
-                x = _weigh(centred * inverse, at, inside, q_weight, q_bias, KIND, Q_HAS_BIAS, dtype)
-            else:
-                x = _weigh(centred * inverse, at, inside, k_weight, k_bias, KIND, K_HAS_BIAS, dtype)
-
     if part == 0:
-        tl.store(q + token * (H * D) + head[:, None] * D + dim[None, :], x.to(dtype), inside)
+        q_head = tl.arange(0, BLOCK_H)
+        is_query = (q_head < H)[:, None] & (dim < D)[None, :]
+        query = _query_or_key(
+            source, H, q_head, dim, is_query, angles, q_weight, q_bias,
+            D, DIM, INTERLEAVED, KIND, EPS, OVER, AFTER_ROPE, HAS_BIAS, CLIP,
+        )  # fmt: skip
+        to = q + token * (H * D) + q_head[:, None] * D + dim[None, :]
+        tl.store(to, query.to(q.dtype.element_ty), is_query)
     else:
+        head = tl.arange(0, BLOCK_K)
+        inside = (head < K)[:, None] & (dim < D)[None, :]
         slot = tl.load(slots + token)
         if slot >= 0:
-            at = slot * (K * D) + head[:, None] * D + dim[None, :]
-            if INT8:
-                largest = tl.max(tl.abs(tl.where(inside, x, 0.0)), 1)
-                is_zero = largest < 1e-30
-                scale = tl.where(is_zero, 0.0, largest / 127.0) + tl.sum(
-                    tl.where(inside, x * 0.0, 0.0), 1
-                )
-                inverse = tl.where(is_zero, 0.0, 127.0 / tl.where(is_zero, 1.0, largest))
-                whole = (x * inverse[:, None] + ROUND) - ROUND
-                whole = tl.minimum(tl.maximum(tl.where(whole == whole, whole, 0.0), -127.0), 127.0)
-                lane = slot * K + head
-                if part == 1:
-                    tl.store(keys + at, whole.to(tl.int8), inside)
-                    tl.store(key_scales + lane, scale, head < K)
-                else:
-                    tl.store(values + at, whole.to(tl.int8), inside)
-                    tl.store(value_scales + lane, scale, head < K)
-            elif part == 1:
-                tl.store(keys + at, x.to(keys.dtype.element_ty), inside)
+            if part == 1:
+                key = _query_or_key(
+                    source + H * D, K, head, dim, inside, angles, k_weight, k_bias,
+                    D, DIM, INTERLEAVED, KIND, EPS, OVER, AFTER_ROPE, HAS_BIAS, CLIP,
+                )  # fmt: skip
+                _keep(key, keys, key_scales, slot, head, dim, inside, K, D, INT8)
             else:
-                tl.store(values + at, x.to(values.dtype.element_ty), inside)
+                value_at = (H + K) * D + head[:, None] * D + dim[None, :]
+                value = _read(source + value_at, inside, CLIP)
+                _keep(value, values, value_scales, slot, head, dim, inside, K, D, INT8)
 
 
 def rope_store(
@@ -211,9 +216,8 @@ def rope_store(
     q = qkv.new_empty(num_tokens, heads, head_dim)
     if not num_tokens:
         return q
-    is_int8 = kv.scales is not None
     key_scales, value_scales = kv.scales if kv.scales is not None else (qkv, qkv)
-    block = power_of_2(max(heads, kv_heads)) * power_of_2(head_dim)
+    block = power_of_2(heads) * power_of_2(head_dim)
     _rope_store_kernel[(num_tokens, 3)](
         qkv,
         q,
@@ -228,14 +232,14 @@ def rope_store(
         H=heads,
         K=kv_heads,
         D=head_dim,
-        BLOCK_H=power_of_2(max(heads, kv_heads)),
+        BLOCK_H=power_of_2(heads),
+        BLOCK_K=power_of_2(kv_heads),
         BLOCK_D=power_of_2(head_dim),
         DIM=0 if rotary is None else rotary.dim,
         INTERLEAVED=rotary is not None and rotary.interleaved,
         **_norm_facts(qk_norm),
         CLIP=clip or 0.0,
-        INT8=is_int8,
-        ROUND=_ROUND,
+        INT8=kv.scales is not None,
         num_warps=min(8, max(1, block // 512)),
     )
     return q
@@ -252,20 +256,9 @@ def _weights(stand_in: Tensor, n: QKNorm | None) -> tuple[Tensor, ...]:
 
 def _norm_facts(n: QKNorm | None) -> dict[str, Any]:
     if n is None:
-        return {
-            "KIND": "",
-            "EPS": 0.0,
-            "OVER": "head",
-            "AFTER_ROPE": False,
-            "Q_HAS_BIAS": False,
-            "K_HAS_BIAS": False,
-        }
-    assert (n.q.kind, n.q.eps) == (n.k.kind, n.k.eps)
-    return {
-        "KIND": n.q.kind,
-        "EPS": n.q.eps,
-        "OVER": n.over,
-        "AFTER_ROPE": n.after_rope,
-        "Q_HAS_BIAS": n.q.bias is not None,
-        "K_HAS_BIAS": n.k.bias is not None,
-    }
+        facts = ("", 0.0, "head", False, False)
+    else:
+        has_bias = n.q.bias is not None
+        assert (n.q.kind, n.q.eps, has_bias) == (n.k.kind, n.k.eps, n.k.bias is not None)
+        facts = (n.q.kind, n.q.eps, n.over, n.after_rope, has_bias)
+    return dict(zip(("KIND", "EPS", "OVER", "AFTER_ROPE", "HAS_BIAS"), facts, strict=True))

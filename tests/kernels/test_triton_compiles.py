@@ -1,0 +1,55 @@
+"""Every Triton kernel compiles for a GPU, and for no number that a step decides a second time.
+
+The interpreter runs Python; much of what it runs the compiler refuses. For the compiler no GPU is
+needed, so this is how a machine without one knows that the kernels start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quire
+
+KERNELS = Path(quire.__file__).parent / "kernels" / "triton"
+NAMES = sorted(
+    name
+    for path in KERNELS.glob("*.py")
+    for name in re.findall(r"def (\w+_kernel)\(", path.read_text())
+)
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What the compiler says to each kernel; it has a cache of its own, so that it does compile."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+    }
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("triton_compiler.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"triton-{name}")
+def test_compiles_and_specialises_no_number(compiled, name):
+    """That a number would be specialised fails the fixture and names the argument."""
+    assert name in compiled, "no case launches this kernel"
+    assert compiled[name]["failure"] is None
