@@ -384,8 +384,8 @@ def test_both_faces_count_the_same():
         return {
             (m.name, *m.labels.values()): m.value
             for m in face.get_metrics()
-            if isinstance(m, Counter)
-        }
+            if isinstance(m, Counter) and m.name != "vllm:admission_rejections"
+        }  # an engine of one caller refuses nobody
 
     found = counts(engine)
     assert found["vllm:generation_tokens", "scripted", "0"] == 11

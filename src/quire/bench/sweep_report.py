@@ -96,12 +96,12 @@ def plot_summary(summary: Sequence[Mapping[str, Any]], file: Path) -> None:
         name = f"median_{metric}_ms"
         for server in dict.fromkeys(row["server"] for row in summary):
             rows = [row for row in summary if row["server"] == server and name in row]
-            rows.sort(key=lambda row: float(row["output_throughput"]))
             places = [row["output_throughput"] for row in rows]
             one.plot(places, [row[name] for row in rows], "o-", label=server)
             for row in rows:
                 one.annotate(row["load"], (row["output_throughput"], row[name]), fontsize=7)
         one.set_ylabel(f"median {metric.upper()}, ms")
+        one.margins(x=0.15)  # room for what the points are called
         one.set_ylim(bottom=0)
         one.grid(alpha=0.3)
     axes[0].legend()

@@ -103,6 +103,8 @@ class AsyncLLM(AsyncControl):
         self._is_logging = front_end.log_stats if log_stats is None else log_stats
         self._log_requests = log_requests
         self._admission = Admission(front_end.outputs, limits or _limits(vllm_config))
+        # a counter that is there at zero shows its first step, too
+        front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
         self._feeders: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
