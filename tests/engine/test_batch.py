@@ -57,10 +57,12 @@ class Bench:
         self.rows.apply(self.plan([], **changes))
 
     def build(self, decode_rows, chunks=()):
-        return self.builder.build(self.plan(decode_rows, chunks))
+        inputs = self.builder.build(self.plan(decode_rows, chunks))
+        self.builder.gather(inputs)
+        return inputs
 
     def advance(self, inputs, token_ids):
-        self.rows.write(inputs.sampled, torch.tensor(token_ids))
+        self.rows.write(inputs.sampled_rows, inputs.sampled_at, torch.tensor(token_ids))
         self.rows.advance(inputs.rows, inputs.counts, inputs.sampled)
 
     def check(self, inputs, counts):

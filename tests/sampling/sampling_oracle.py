@@ -78,12 +78,13 @@ class Bench:
         known = [self.requests[row] for row in rows]
         positions = np.array([len(request.prompt + request.output) for request in known])
         logits = torch.as_tensor(np.array(logits))
-        return self.sampler.sample(logits, np.array(rows), positions, grammar_mask(mask))
+        output = self.sampler.sample(logits, np.array(rows), positions, grammar_mask(mask))
+        return output.learn(output.tensors)
 
     def step(self, rows, logits, mask=None):
         """Sample and commit -> ids."""
         result = self.sample(rows, logits, mask)
-        self.sampler.commit(result, np.array(rows))
+        self.sampler.commit(result, self.sampler.members(np.array(rows)))
         for row, token_id in zip(rows, result.token_ids.tolist(), strict=True):
             request = self.requests[row]
             request.output = [*request.output, token_id]

@@ -16,7 +16,7 @@ import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
-STAGES = {"load_model": "weights", "KVCache": "kv_memory", "RecordedForward": "recording"}
+STAGES = {"load_model": "weights", "KVCache": "kv_memory", "record_steps": "recording"}
 """What the builder calls by this name -> the part that it is. Nobody else has to know of parts: in
 this process, which ends soon, the names are replaced by ones that look at the clock."""
 

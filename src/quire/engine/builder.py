@@ -9,24 +9,22 @@ from typing import cast
 
 import torch
 
-from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine.core import EngineCore
 from quire.engine.forms import vocabulary_source
 from quire.engine.inproc_client import InprocClient
+from quire.engine.target import Target, open_target
 from quire.executor.profiler import Profiler
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
 from quire.grammar.compiler import GrammarCompiler
-from quire.kernels.cpu_plain import recordable
-from quire.kernels.cpu_runtime import find_native, open_runtime
+from quire.kernels.cpu_runtime import find_native
 from quire.models import find_family, kv_groups, read_spec
+from quire.models.decoder import DecoderModel
 from quire.models.weights import LoadFormat, load_model
-from quire.ops import select
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
-from quire.runner.device import CpuDevice
-from quire.runner.graphs import EagerForward, RecordedForward
+from quire.runner.graphs import Forward
 from quire.runner.kv_cache import KVCache
 from quire.runner.residence import Residence
 from quire.runner.rows import Rows
@@ -42,11 +40,13 @@ def build_client(plan: EnginePlan) -> InprocClient:
     return InprocClient(build_core(plan))
 
 
-def build_core(plan: EnginePlan) -> EngineCore:
-    """Load the model, allocate the KV cache, put the parts together."""
+def build_core(plan: EnginePlan, target: Target | None = None) -> EngineCore:
+    """Load the model, allocate the KV cache, put the parts together; `target` None: on the device
+    that the plan names.
+    """
     native, _ = find_native()
     restore_threads = _take_torch_threads(plan.num_threads if native is None else 1)
-    worker = build_worker(plan, on_close=restore_threads)
+    worker = build_worker(plan, target or open_target(plan), on_close=restore_threads)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=plan.max_num_seqs,
@@ -72,21 +72,19 @@ def build_core(plan: EnginePlan) -> EngineCore:
     )
 
 
-def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -> Worker:
+def build_worker(
+    plan: EnginePlan, target: Target, on_close: Callable[[], None] | None = None
+) -> Worker:
     """The model with its memory on its device."""
-    device = CpuDevice()
-    dtype = getattr(torch, plan.dtype)
+    device, ops = target.device, target.ops
     spec = read_spec(plan.hf_config)
-    runtime = open_runtime(num_threads=plan.num_threads, isa=read_environment().cpu_isa)
-    ops = select(device=plan.device, dtype=dtype, runtime=runtime)
-    if runtime is not None:
-        ops = recordable(ops, runtime)
     load = partial(
         load_model,
         Path(plan.model_folder),
         spec,
         ops,
-        dtype=dtype,
+        dtype=getattr(torch, plan.dtype),
+        device=device.torch,
         load_format=cast(LoadFormat, plan.load_format),
         recipe=UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization],
         seed=plan.seed,
@@ -131,10 +129,7 @@ def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -
         kv=kv_cache.layers,
         capacity=plan.max_num_batched_tokens,
     )
-    recorded = None
-    if runtime is not None and plan.use_graphs:
-        inputs = batches.capacity_batch
-        recorded = RecordedForward(model, runtime, inputs, num_rows=plan.max_num_seqs)
+    forward = record_steps(target, model, batches)
     runner = ModelRunner(
         model=model,
         rows=rows,
@@ -142,13 +137,16 @@ def build_worker(plan: EnginePlan, on_close: Callable[[], None] | None = None) -
         kv_cache=kv_cache,
         sampler=sampler,
         device=device,
-        forward=recorded or EagerForward(model),
+        forward=forward,
     )
-    residence = Residence(
-        model=model, kv_cache=kv_cache, recorded=recorded, load=load, device=device
-    )
+    residence = Residence(model=model, kv_cache=kv_cache, forward=forward, load=load, device=device)
     profiler = None if plan.profiler is None else Profiler(plan.profiler)
     return Worker(runner, residence, profiler=profiler, on_close=on_close)
+
+
+def record_steps(target: Target, model: DecoderModel, batches: BatchBuilder) -> Forward:
+    """What runs the model's steps, recorded where the target records."""
+    return target.make_forward(model, batches)
 
 
 def _take_torch_threads(num_threads: int) -> Callable[[], None]:

@@ -38,6 +38,7 @@ class CpuPlan:
         seq_lens: IntArray,
         block_table: IntArray,
         rows: IntArray,
+        on_device: torch.Tensor | None = None,
     ) -> CpuPlan:
         """Describe another step: query_start [R+1], seq_lens [R], block_table [*, B], all int32.
 

@@ -46,11 +46,13 @@ class AttentionPlan(Protocol):
         seq_lens: np.ndarray,
         block_table: np.ndarray,
         rows: np.ndarray,
+        on_device: Tensor | None = None,
     ) -> AttentionPlan:
         """The plan of another step with the same block size and window: this one, changed in place,
         or a new one.
 
         As for `plan_attention`, but row i of the step is row rows[i] of block_table [*, B] int32.
+        on_device: the same table where a device has it, for kernels that look rows up themselves.
         The arrays must stay as they are until the step is over. Where the next step has the same
         arrays with new contents, refilling costs the providers that read them in place nothing.
         """

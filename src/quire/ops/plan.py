@@ -113,6 +113,7 @@ class PlainPlan:
         seq_lens: np.ndarray,
         block_table: np.ndarray,
         rows: np.ndarray,
+        on_device: Tensor | None = None,
     ) -> PlainPlan:
         """A plan for another step; see `AttentionPlan`."""
         width = -(-int(seq_lens.max(initial=0)) // self.block_size)

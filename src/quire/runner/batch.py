@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from quire.ops import AttentionPlan, Batch, GroupBatch, LayerKV, Ops
-from quire.runner.device import CpuDevice
+from quire.ops import PAD_SLOT, AttentionPlan, Batch, GroupBatch, LayerKV, Ops
+from quire.runner.device import Array, Device
 from quire.runner.rows import Rows
 from quire.scheduling.step import StepPlan
 
@@ -23,34 +24,42 @@ class StepInputs:
     """A step's tensors for the model, and on the host what the rest of the step asks.
 
     `rows` [R] and `counts` [R]: the scheduled rows in order and their tokens; `starts` [R+1]: where
-    each row's tokens begin among the T. `sampled` [M]: the rows that get a token, `last` [M]: where
-    the hidden states stand from which it is drawn, None where that is 0 .. T-1. The batch's tensors
-    are valid until the next step is built, the others as long as they are held.
+    each row's tokens begin among the T. `sampled` [M]: the rows that get a token, at `positions`
+    [M] of their ids; `last` [M], on the device: where the hidden states stand from which it is
+    drawn, None where that is 0 .. M-1. `sampled_rows` and `sampled_at` are `sampled` and
+    `positions` on the device. The batch may have more tokens than the rows: padding, at the end.
+    Tensors and `positions` are valid until the next step is built, the others as long as they are
+    held.
     """
 
     batch: Batch
-    rows: np.ndarray
-    counts: np.ndarray
-    starts: np.ndarray
-    sampled: np.ndarray
-    last: np.ndarray | None
+    rows: Array
+    counts: Array
+    starts: Array
+    sampled: Array
+    positions: Array
+    last: Tensor | None
+    sampled_rows: Tensor
+    sampled_at: Tensor
+    token_rows: Tensor
 
 
 @dataclass(slots=True)
 class _Layout:
     """Which rows compute how many tokens: what steps of a steady decode have in common.
 
-    Of each token: `row_of_token` and `offsets`, how many tokens of this step its row has before it
-    (None: there are none). Attention reads `query_start`, `seq_lens` and `table_rows`, the rows'
-    places in the block tables.
+    Of each token, padding included: `row_of_token`, and `offsets`, how many tokens of this step its
+    row has before it (None: there are none). Attention reads `query_start`, `seq_lens` and
+    `table_rows`, the rows' places in the block tables. `arrays` begin every such step.
     """
 
     inputs: StepInputs
-    row_of_token: np.ndarray
-    offsets: np.ndarray | None
-    query_start: np.ndarray
-    seq_lens: np.ndarray
-    table_rows: np.ndarray
+    row_of_token: Array
+    offsets: Array | None
+    query_start: Array
+    seq_lens: Array
+    table_rows: Array
+    arrays: list[Array]
 
 
 class BatchBuilder:
@@ -61,25 +70,32 @@ class BatchBuilder:
         *,
         rows: Rows,
         ops: Ops,
-        device: CpuDevice,
+        device: Device,
         windows: Sequence[int | None],
         kv: list[LayerKV],
         capacity: int,
+        sizes: Sequence[int] = (),
     ) -> None:
-        """capacity: the most tokens of a step."""
+        """capacity: the most tokens of a step. sizes, ascending: numbers of rows up to which a step
+        of decodes alone is padded; () pads none.
+        """
         self._rows = rows
         self._device = device
         self._kv = kv
-        self._positions = np.zeros(capacity, dtype=np.int64)
-        self._slots = [np.zeros(capacity, dtype=np.int64) for _ in windows]
+        self._sizes = sizes
+        width = max([capacity, *sizes])
+        self._positions = np.zeros(width, dtype=np.int64)
+        self._slots = [np.zeros(width, dtype=np.int64) for _ in windows]
         self._seq_lens = np.zeros(len(rows.num_tokens), dtype=np.int32)
+        self._sampled_at = np.zeros(len(rows.num_tokens), dtype=np.int64)
+        positions, *slots = device.places([self._positions, *self._slots])
         self.capacity_batch = Batch(
-            ids=torch.zeros(capacity, dtype=torch.int64, device=device.torch),
+            ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
             embeds=None,
-            positions=device.tensor(self._positions)[None],
+            positions=positions[None],
             groups=[
-                GroupBatch(device.tensor(slots), _empty_plan(ops, rows.block_size, window))
-                for slots, window in zip(self._slots, windows, strict=True)
+                GroupBatch(places, _empty_plan(ops, rows.block_size, window, device))
+                for places, window in zip(slots, windows, strict=True)
             ],
             kv=kv,
             num_tokens=capacity,
@@ -91,7 +107,10 @@ class BatchBuilder:
         self._layout: _Layout | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """The tensors of the plan's tokens; the rows have been brought up to date."""
+        """The tensors of the plan's tokens; the rows have been brought up to date.
+
+        Begins a step of the device; `gather` completes it when all that the step needs is staged.
+        """
         layout = self._layout
         if layout is None or plan.chunks or plan.decode_rows is not self._decode_list:
             layout = self._layout = self._lay_out(plan)
@@ -99,11 +118,21 @@ class BatchBuilder:
         self._fill(layout)
         return layout.inputs
 
+    def gather(self, inputs: StepInputs) -> None:
+        """Send what is staged, and take the tokens' ids: on the device, since the newest may be
+        nowhere else yet.
+        """
+        self._device.flush()
+        batch = inputs.batch
+        assert batch.ids is not None
+        table, positions = self._rows.token_ids, batch.positions[0]
+        self._device.take(table, inputs.token_rows, positions, batch.ids)
+
     def _lay_out(self, plan: StepPlan) -> _Layout:
         decode = np.asarray(plan.decode_rows, dtype=np.int64)
         if not plan.chunks:
-            starts = np.arange(len(decode) + 1)
             counts = np.ones(len(decode), dtype=np.int64)
+            starts = np.arange(len(decode) + 1)
             return self._layout_of(decode, counts, starts, decode, None)
         chunks = plan.chunks
         rows = np.concatenate([decode, [chunk.row for chunk in chunks]]).astype(np.int64)
@@ -115,73 +144,102 @@ class BatchBuilder:
         return self._layout_of(rows, counts, starts, rows[samples], starts[1:][samples] - 1)
 
     def _layout_of(
-        self,
-        rows: np.ndarray,
-        counts: np.ndarray,
-        starts: np.ndarray,
-        sampled: np.ndarray,
-        last: np.ndarray | None,
+        self, rows: Array, counts: Array, starts: Array, sampled: Array, last: Array | None
     ) -> _Layout:
-        num_tokens = int(starts[-1])
-        row_of_token, offsets = rows, None
-        if last is not None:
+        row_of_token, offsets, query_start = rows, None, starts
+        if last is None:
+            row_of_token = self._padded(rows)
+            query_start = np.arange(len(row_of_token) + 1)
+        else:
             row_of_token = np.repeat(rows, counts)
-            offsets = np.arange(num_tokens) - np.repeat(starts[:-1], counts)
-        inputs = StepInputs(self._batch(num_tokens), rows, counts, starts, sampled, last)
+            offsets = np.arange(len(row_of_token)) - np.repeat(starts[:-1], counts)
+        table_rows = rows if last is not None else row_of_token
+        positions = self._sampled_at[: len(sampled)]
+        arrays = [self._positions[: len(row_of_token)]]
+        arrays += [slots[: len(row_of_token)] for slots in self._slots]
+        arrays += [row_of_token, sampled, positions, *([] if last is None else [last])]
+        places = self._device.places(arrays)
+        tokens, rest = places[: 1 + len(self._slots)], places[1 + len(self._slots) :]
+        inputs = StepInputs(
+            self._batch(tokens),
+            rows,
+            counts,
+            starts,
+            sampled,
+            positions,
+            last=None if last is None else rest[3],
+            token_rows=rest[0],
+            sampled_rows=rest[1],
+            sampled_at=rest[2],
+        )
         return _Layout(
             inputs,
             row_of_token,
             offsets,
-            query_start=starts.astype(np.int32),
-            seq_lens=self._seq_lens[: len(rows)],
-            table_rows=rows.astype(np.int32),
+            query_start=query_start.astype(np.int32),
+            seq_lens=self._seq_lens[: len(table_rows)],
+            table_rows=table_rows.astype(np.int32),
+            arrays=arrays,
         )
 
-    def _batch(self, num_tokens: int) -> Batch:
-        whole = self.capacity_batch
+    def _padded(self, rows: Array) -> Array:
+        """The rows of a step of decodes alone, and padding up to the next size."""
+        size = next((size for size in self._sizes if size >= len(rows)), len(rows))
+        return np.pad(rows, (0, size - len(rows)), constant_values=self._rows.pad_row)
+
+    def _batch(self, places: Sequence[Tensor]) -> Batch:
+        """A step's own part of the whole batch; places: of positions, and of each group's slots."""
+        whole, num_tokens = self.capacity_batch, len(places[0])
         assert whole.ids is not None
         return Batch(
             ids=whole.ids[:num_tokens],
             embeds=None,
-            positions=whole.positions[:, :num_tokens],
-            groups=[GroupBatch(group.slots[:num_tokens], group.plan) for group in whole.groups],
+            positions=places[0][None],
+            groups=[
+                GroupBatch(slots, group.plan)
+                for slots, group in zip(places[1:], whole.groups, strict=True)
+            ],
             kv=self._kv,
             num_tokens=num_tokens,
         )
 
     def _fill(self, layout: _Layout) -> None:
-        """Write this step's ids, positions, slots and lengths."""
+        """Write this step's positions, slots and lengths, and stage them."""
         rows, inputs = self._rows, layout.inputs
         computed = rows.num_computed
-        positions = self._positions[: inputs.batch.num_tokens]
+        positions = layout.arrays[0]
         positions[:] = computed[layout.row_of_token]
         if layout.offsets is not None:
             positions += layout.offsets
-        # On the device, since the newest ids may be nowhere else yet.
-        assert inputs.batch.ids is not None
-        self._device.take(rows.token_ids, layout.row_of_token, positions, inputs.batch.ids)
-        layout.seq_lens[:] = computed[inputs.rows] + inputs.counts
-        self._fill_groups(layout, positions)
+        inputs.positions[:] = rows.num_tokens[inputs.sampled]
+        num_rows = len(inputs.rows)
+        layout.seq_lens[:num_rows] = computed[inputs.rows] + inputs.counts
+        layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
+        self._fill_slots(layout, positions)
+        self._device.begin(layout.arrays)
+        for table, on_device, group in zip(
+            rows.tables, rows.device_tables, inputs.batch.groups, strict=True
+        ):
+            group.plan = group.plan.refill(
+                layout.query_start, layout.seq_lens, table, layout.table_rows, on_device
+            )
 
-    def _fill_groups(self, layout: _Layout, positions: np.ndarray) -> None:
-        size = self._rows.block_size
+    def _fill_slots(self, layout: _Layout, positions: Array) -> None:
+        size, num_tokens = self._rows.block_size, int(layout.inputs.starts[-1])
         places, within = np.divmod(positions, size)
-        groups = layout.inputs.batch.groups
-        for slots, table, group in zip(self._slots, self._rows.tables, groups, strict=True):
+        for slots, table in zip(self._slots, self._rows.tables, strict=True):
             into = slots[: len(positions)]
             np.multiply(table[layout.row_of_token, places], size, out=into, dtype=np.int64)
             into += within
-            group.plan = group.plan.refill(
-                layout.query_start, layout.seq_lens, table, layout.table_rows
-            )
+            into[num_tokens:] = PAD_SLOT
 
 
-def _empty_plan(ops: Ops, block_size: int, window: int | None) -> AttentionPlan:
+def _empty_plan(ops: Ops, block_size: int, window: int | None, device: Device) -> AttentionPlan:
     """A plan for no rows, which each step refills."""
     plan: AttentionPlan = ops.plan_attention(
         query_start=np.zeros(1, dtype=np.int32),
         seq_lens=np.zeros(0, dtype=np.int32),
-        block_table=torch.zeros((0, 1), dtype=torch.int32),
+        block_table=torch.zeros((0, 1), dtype=torch.int32, device=device.torch),
         block_size=block_size,
         window=window,
     )

@@ -1,13 +1,96 @@
-"""The device that a runner's tensors live on. Everything that differs between devices is here."""
+"""What a runner needs of the device that its tensors live on, and the CPU as one.
+
+Everything that differs between devices is behind this seam: the CPU here, devices with a stream of
+their own in stream_device.py. A step's work is queued in order; what the host learns of it is
+fetched, and waited for when somebody asks.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+class Fetched(Protocol):
+    """Values on their way to the host."""
+
+    def wait(self) -> list[Tensor]:
+        """The values, in host memory, when they are there. Raises EngineDeadError when the device
+        has failed; may be called again.
+        """
+        ...
+
+
+class Device(Protocol):
+    """Where tensors live and steps run.
+
+    The small arrays of a step go to the device together: `begin` opens a step with those that every
+    step has, `stage` adds others, `flush` sends them. Steps that begin with arrays of the same
+    shapes, and stage the same, find them at the same addresses.
+    """
+
+    torch: torch.device
+
+    def places(self, arrays: Sequence[Array]) -> list[Tensor]:
+        """Where the arrays of a step that begins with these shapes will be, on the device."""
+        ...
+
+    def begin(self, arrays: Sequence[Array]) -> None:
+        """Open a step with the contents of these arrays, which may change after `flush`."""
+        ...
+
+    def stage(self, array: Array) -> Tensor:
+        """The array on the device, readable from `flush` on and until the next step begins."""
+        ...
+
+    def flush(self) -> None:
+        """Send what was staged and written since the last time."""
+        ...
+
+    def table(self, host: Array) -> Tensor:
+        """A tensor that starts with the values of `host` [N, W] and is kept up to date by `write`;
+        where host memory is the device's own, the same memory.
+        """
+        ...
+
+    def write(self, table: Tensor, row: int, first: int, values: Sequence[int]) -> None:
+        """table[row, first:] = values, before the next step's work and after all that is queued."""
+        ...
+
+    def take(self, table: Tensor, rows: Tensor, columns: Tensor, into: Tensor) -> None:
+        """into[i] = table[rows[i], columns[i]], converted; all on the device."""
+        ...
+
+    def put(self, table: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
+        """table[rows[i], columns[i]] = values[i], converted; all on the device."""
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Bring what the queued work will have put into these tensors to the host. The tensors may
+        be overwritten by work that is queued later.
+        """
+        ...
+
+    def return_free_memory(self) -> None:
+        """Give memory that was freed back to the system; nothing may be in flight."""
+        ...
+
+
+class _Here:
+    """Values that need not come."""
+
+    def __init__(self, values: list[Tensor]) -> None:
+        self._values = values
+
+    def wait(self) -> list[Tensor]:
+        return self._values
 
 
 class CpuDevice:
@@ -16,32 +99,35 @@ class CpuDevice:
     def __init__(self) -> None:
         self.torch = torch.device("cpu")
 
-    def tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """The array as a tensor of the device; on the CPU without a copy."""
+    def places(self, arrays: Sequence[Array]) -> list[Tensor]:
+        return [torch.from_numpy(array) for array in arrays]
+
+    def begin(self, arrays: Sequence[Array]) -> None:
+        """The arrays are where they are read."""
+
+    def stage(self, array: Array) -> Tensor:
         return torch.from_numpy(array)
 
-    def array(self, tensor: Tensor) -> np.ndarray[Any, Any]:
-        """A device tensor's values on the host, waiting for them; on the CPU without a copy."""
-        return np.asarray(tensor.numpy())
+    def flush(self) -> None:
+        """Nothing has to move."""
 
-    def take(
-        self, table: Tensor, rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], into: Tensor
-    ) -> None:
-        """into[i] = table[rows[i], columns[i]], converted; table and into are on the device."""
-        into.numpy()[:] = table.numpy()[rows, columns]
+    def table(self, host: Array) -> Tensor:
+        return torch.from_numpy(host)
 
-    def put(
-        self,
-        table: Tensor,
-        rows: np.ndarray[Any, Any],
-        columns: np.ndarray[Any, Any],
-        values: Tensor,
-    ) -> None:
-        """table[rows[i], columns[i]] = values[i], converted; table and values are on the device."""
-        table.numpy()[rows, columns] = values.numpy()
+    def write(self, table: Tensor, row: int, first: int, values: Sequence[int]) -> None:
+        table.numpy()[row, first : first + len(values)] = values
+
+    def take(self, table: Tensor, rows: Tensor, columns: Tensor, into: Tensor) -> None:
+        into.numpy()[:] = table.numpy()[rows.numpy(), columns.numpy()]
+
+    def put(self, table: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
+        table.numpy()[rows.numpy(), columns.numpy()] = values.numpy()
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        return _Here(list(tensors))
 
     def return_free_memory(self) -> None:
-        """Give what was freed back to the operating system: the C library may keep it otherwise."""
+        """The C library may keep what was freed otherwise."""
         library = ctypes.CDLL(None)
         if hasattr(library, "malloc_trim"):  # glibc; others return large pieces at once
             library.malloc_trim(0)

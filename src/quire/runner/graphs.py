@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +22,26 @@ from quire.ops import AttentionPlan, Batch, GroupBatch
 
 
 class Forward(Protocol):
-    """Runs steps through a model. Results are valid until the next call of the same function."""
+    """Runs steps through a model. Results are valid until the next call of the same function.
+
+    What is recorded holds the addresses of weights and KV memory: `release` before either goes,
+    `record` when both are there again.
+    """
+
+    def release(self) -> None:
+        """Forget what is recorded; no step can run until `record`."""
+        ...
+
+    def record(self) -> None:
+        """Record over the weights and the KV memory that there are now."""
+        ...
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
         """Hidden states [T, C] of the step; `samples_all`: `logits` of all of them comes next."""
         ...
 
-    def logits(self, hidden: Tensor, last: np.ndarray | None) -> Tensor:
-        """fp32 [M, V] behind hidden[last], `last` [M] ascending; None: behind all of them."""
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        """fp32 [M, V] behind hidden[last], `last` [M] int64 ascending; None: behind all of them."""
         ...
 
 
@@ -40,11 +51,17 @@ class EagerForward:
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
+    def release(self) -> None:
+        """Nothing is recorded."""
+
+    def record(self) -> None:
+        """Nothing has to be."""
+
     def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
         return self._model.forward(batch)
 
-    def logits(self, hidden: Tensor, last: np.ndarray | None) -> Tensor:
-        return self._model.logits(hidden if last is None else hidden[last])
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        return self._model.logits(hidden if last is None else hidden.index_select(0, last))
 
 
 class RecordedForward:
@@ -116,14 +133,14 @@ class RecordedForward:
         programs.body.replay(count)
         return programs.hidden.of(count)
 
-    def logits(self, hidden: Tensor, last: np.ndarray | None) -> Tensor:
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
         programs = self._programs
         assert programs is not None, "the memory is released"
         if last is None:
             if programs.decoded.is_part(hidden):
                 return programs.scores.of(len(hidden))
             return self._model.logits(hidden)
-        torch.index_select(hidden, 0, torch.from_numpy(last), out=programs.last.of(len(last)))
+        torch.index_select(hidden, 0, last, out=programs.last.of(len(last)))
         programs.head.replay(len(last))
         return programs.logits.of(len(last))
 

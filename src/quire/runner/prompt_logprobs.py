@@ -8,15 +8,13 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quire.runner.batch import StepInputs
-from quire.runner.device import CpuDevice
 from quire.runner.rows import Rows
 from quire.runner.sampling import LogprobColumns, Sampler
-from quire.runner.step_output import PromptColumns
+from quire.runner.step_output import PromptTensors
 from quire.scheduling.step import NewRow
 
 logger = logging.getLogger(__name__)
@@ -39,10 +37,9 @@ class PromptLogprobs:
     position i brings it; the position before the first output has none.
     """
 
-    def __init__(self, model: Any, sampler: Sampler, device: CpuDevice, vocab_size: int) -> None:
+    def __init__(self, model: Any, sampler: Sampler, vocab_size: int) -> None:
         self._model = model
         self._sampler = sampler
-        self._device = device
         self._step = max(1, _MAX_LOGITS // vocab_size)
         self._pending: dict[int, _Pending] = {}
 
@@ -56,14 +53,14 @@ class PromptLogprobs:
 
     def collect(
         self, inputs: StepInputs, hidden: Tensor, rows: Rows
-    ) -> tuple[dict[int, PromptColumns], dict[int, str]]:
+    ) -> tuple[dict[int, PromptTensors], dict[int, str]]:
         """Describe the step's prompt tokens -> by row: the prompts that are complete now, and what
         went wrong.
 
         Runs before the rows' counts move on to the end of the step, and again if the step does; a
         complete prompt is forgotten by `remove_row`.
         """
-        done: dict[int, PromptColumns] = {}
+        done: dict[int, PromptTensors] = {}
         errors: dict[int, str] = {}
         if not self._pending:
             return done, errors
@@ -83,7 +80,7 @@ class PromptLogprobs:
 
     def _collect_row(
         self, pending: _Pending, inputs: StepInputs, index: int, hidden: Tensor, rows: Rows
-    ) -> PromptColumns | None:
+    ) -> PromptTensors | None:
         row = int(inputs.rows[index])
         first, count = int(rows.num_computed[row]), int(inputs.counts[index])
         last = int(rows.num_prompt[row]) - 1
@@ -92,7 +89,7 @@ class PromptLogprobs:
         self._describe(pending, hidden[int(inputs.starts[index]) :], tokens, first, described)
         if first + count <= last:
             return None
-        return self._joined(pending, int(rows.handles[row]))
+        return self._joined(pending, int(rows.handles[row]), hidden)
 
     def _describe(
         self, pending: _Pending, hidden: Tensor, ids: Tensor, first: int, count: int
@@ -105,16 +102,14 @@ class PromptLogprobs:
             piece = self._sampler.prompt_logprobs(logits, targets, pending.num_top)
             pending.pieces[first + start] = piece
 
-    def _joined(self, pending: _Pending, handle: int) -> PromptColumns:
-        pieces, array = list(pending.pieces.values()), self._device.array
+    def _joined(self, pending: _Pending, handle: int, like: Tensor) -> PromptTensors:
+        pieces = list(pending.pieces.values())
         if not pieces:  # a prompt of one token
-            none = np.zeros((0, 1))
-            return PromptColumns(
-                handle, none.astype(np.int32), none.astype(np.float32), np.zeros(0, dtype=np.int32)
-            )
-        return PromptColumns(
+            none = like.new_empty((0, 1))
+            return PromptTensors(handle, none.int(), none.float(), none[:, 0].int())
+        return PromptTensors(
             handle,
-            array(torch.cat([piece.token_ids for piece in pieces])),
-            array(torch.cat([piece.values for piece in pieces])),
-            array(torch.cat([piece.ranks for piece in pieces])),
+            torch.cat([piece.token_ids for piece in pieces]),
+            torch.cat([piece.values for piece in pieces]),
+            torch.cat([piece.ranks for piece in pieces]),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from quire.models.decoder import DecoderModel
-from quire.runner.device import CpuDevice
-from quire.runner.graphs import RecordedForward
+from quire.runner.device import Device
+from quire.runner.graphs import Forward
 from quire.runner.kv_cache import KVCache
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -24,13 +24,13 @@ class Residence:
         *,
         model: DecoderModel,
         kv_cache: KVCache,
-        recorded: RecordedForward | None,
+        forward: Forward,
         load: Callable[[], DecoderModel],
-        device: CpuDevice,
+        device: Device,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
-        self._recorded = recorded
+        self._forward = forward
         self._load = load
         self._device = device
         self.released: list[str] = []
@@ -40,8 +40,7 @@ class Residence:
         gone.
         """
         wanted = [tag for tag in tags if tag not in self.released]
-        if self._recorded is not None:
-            self._recorded.release()
+        self._forward.release()
         for tag in wanted:
             if tag == WEIGHTS:
                 self._model.release_weights()
@@ -62,5 +61,5 @@ class Residence:
             else:
                 self._kv_cache.restore()
             self.released.remove(tag)
-        if self._recorded is not None and not self.released:
-            self._recorded.record()
+        if not self.released:
+            self._forward.record()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from quire.runner.device import CpuDevice
+from quire.runner.device import Device
 from quire.runner.faults import RowFailures
 from quire.scheduling.step import NewBlocks, NewRow, StepPlan
 
@@ -36,10 +36,13 @@ class RowPart(Protocol):
 class Rows:
     """State of up to `num_rows` requests.
 
-    - `token_ids` [num_rows, max_len] int32 on the device: prompt and output, sampled ids included
-      before the host has seen them.
-    - `num_tokens`, `num_computed`, `num_prompt` [num_rows] int64 on the host.
-    - `tables[g]` [num_rows, B] int32 on the host: the block table of KV group g.
+    - `token_ids` [num_rows + 1, max_len] int32 on the device: prompt and output, sampled ids
+      included before the host has seen them.
+    - `num_tokens`, `num_computed`, `num_prompt` [num_rows + 1] int64 on the host.
+    - `tables[g]` [num_rows + 1, B] int32 on the host: the block table of KV group g;
+      `device_tables[g]` is the same on the device.
+
+    The last row, `pad_row`, is nobody's: no tokens, and no block but NULL_BLOCK. Padding reads it.
     """
 
     def __init__(
@@ -49,20 +52,21 @@ class Rows:
         max_len: int,
         block_size: int,
         num_groups: int,
-        device: CpuDevice,
+        device: Device,
         parts: Sequence[RowPart] = (),
     ) -> None:
         self.block_size = block_size
         self.parts = list(parts)
+        self.pad_row = num_rows
         self._device = device
-        self._ids = np.zeros((num_rows, max_len), dtype=np.int32)
-        self.token_ids: Tensor = device.tensor(self._ids)
-        self.num_tokens = np.zeros(num_rows, dtype=np.int64)
-        self.num_computed = np.zeros(num_rows, dtype=np.int64)
-        self.num_prompt = np.zeros(num_rows, dtype=np.int64)
+        self.token_ids: Tensor = device.table(np.zeros((num_rows + 1, max_len), dtype=np.int32))
+        self.num_tokens = np.zeros(num_rows + 1, dtype=np.int64)
+        self.num_computed = np.zeros(num_rows + 1, dtype=np.int64)
+        self.num_prompt = np.zeros(num_rows + 1, dtype=np.int64)
         self.handles = np.full(num_rows, -1, dtype=np.int64)
-        width = -(-max_len // block_size)
-        self.tables = [np.zeros((num_rows, width), dtype=np.int32) for _ in range(num_groups)]
+        shape = (num_rows + 1, -(-max_len // block_size))
+        self.tables = [np.zeros(shape, dtype=np.int32) for _ in range(num_groups)]
+        self.device_tables = [device.table(table) for table in self.tables]
         self._step_id = -1
         self._broken: dict[int, str] = {}
 
@@ -82,9 +86,11 @@ class Rows:
             if errors:
                 raise RowFailures(errors)
 
-    def write(self, rows: np.ndarray, token_ids: Tensor) -> None:
-        """Put down the rows' newest ids [R] int64, on the device; they count after `advance`."""
-        self._device.put(self.token_ids, rows, self.num_tokens[rows], token_ids)
+    def write(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Put down the newest ids [R] int64 of rows [R], which stand at their `num_tokens`; all on
+        the device. They count after `advance`.
+        """
+        self._device.put(self.token_ids, rows, positions, token_ids)
 
     def advance(self, rows: np.ndarray, counts: np.ndarray, sampled: np.ndarray) -> None:
         """The step is done: `rows` computed `counts` tokens, `sampled` have one more."""
@@ -111,12 +117,12 @@ class Rows:
         row = new.row
         assert self.handles[row] < 0, f"row {row} is taken"
         self.handles[row] = new.handle
-        self._ids[row, : len(new.token_ids)] = new.token_ids
+        self._device.write(self.token_ids, row, 0, new.token_ids)
         self.num_tokens[row] = len(new.token_ids)
         self.num_computed[row] = new.num_computed_tokens
         self.num_prompt[row] = new.num_prompt_tokens
-        for table, blocks in zip(self.tables, new.block_ids, strict=True):
-            table[row, : len(blocks)] = blocks
+        for group, blocks in enumerate(new.block_ids):
+            self._write_blocks(group, row, 0, blocks)
         added: list[RowPart] = []
         try:
             for part in self.parts:
@@ -136,5 +142,8 @@ class Rows:
                 self._try(row, part.remove_row, row)
 
     def _append_blocks(self, grown: NewBlocks) -> None:
-        end = grown.first + len(grown.block_ids)
-        self.tables[grown.group][grown.row, grown.first : end] = grown.block_ids
+        self._write_blocks(grown.group, grown.row, grown.first, grown.block_ids)
+
+    def _write_blocks(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
+        self.tables[group][row, first : first + len(blocks)] = blocks
+        self._device.write(self.device_tables[group], row, first, blocks)

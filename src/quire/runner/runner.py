@@ -17,53 +17,77 @@ from torch import Tensor
 
 from quire.models.decoder import DecoderModel
 from quire.runner.batch import BatchBuilder, StepInputs
-from quire.runner.device import CpuDevice
+from quire.runner.device import Device, Fetched
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.graphs import Forward
 from quire.runner.kv_cache import KVCache
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.rows import Rows
-from quire.runner.sampling import Sampler, SamplerOutput
-from quire.runner.step_output import PromptColumns, StepOutput
+from quire.runner.sampling import DrawInputs, Member, Sampler, SamplerOutput
+from quire.runner.step_output import PromptTensors, StepOutput
 from quire.scheduling.step import NewRow, StepPlan, StepResult
 
 
 class Step:
-    """A launched step: `sample` once, at once or when its grammar mask is known, then `result`."""
+    """A launched step: `sample` once, at once or when its grammar mask is known, then `result`.
+
+    Only `result` waits for the device. By then later steps may have been launched.
+    """
 
     def __init__(
-        self, runner: ModelRunner, plan: StepPlan, inputs: StepInputs, hidden: Tensor
+        self,
+        runner: ModelRunner,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden: Tensor,
+        drawing: DrawInputs | None,
     ) -> None:
         self._runner = runner
         self._plan = plan
         self._inputs = inputs
-        self._hidden = hidden
+        self._hidden: Tensor | None = hidden
+        self._drawing = drawing
         self._ending: StepEnding | None = None
+        self._output: StepOutput | None = None
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Draw the sampled rows' tokens, of those that `mask` allows."""
-        self._ending = self._runner.finish(self._inputs, self._hidden, mask)
+        assert self._hidden is not None, "a step is sampled once"
+        self._ending = self._runner.finish(self._inputs, self._hidden, self._drawing, mask)
+        self._hidden = self._drawing = None
 
     def result(self) -> StepOutput:
         """Wait for the ids and bring them to the host."""
-        ending = self._ending
-        assert ending is not None, "result() comes after sample()"
-        sampled, rows = ending.sampled, self._inputs.sampled
+        assert self._ending is not None, "result() comes after sample()"
+        if self._output is None:
+            self._output = self._learn(self._ending)
+        return self._output
+
+    def _learn(self, ending: StepEnding) -> StepOutput:
+        values = iter(ending.fetched.wait())
+        sampled = ending.sampled.learn([next(values) for _ in ending.sampled.tensors])
+        prompts = [p.learn([next(values) for _ in p.tensors]) for p in ending.prompts]
+        self._runner.sampler.commit(sampled, ending.members)
+        rows = self._inputs.sampled
         errors = {int(rows[index]): text for index, text in sampled.errors.items()}
         return StepOutput(
             StepResult(self._plan.step_id, sampled.token_ids.tolist(), errors | ending.errors),
             logprobs=sampled.logprobs,
-            prompt_logprobs=ending.prompts,
+            prompt_logprobs=prompts,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnding:
-    """What sampling brought; `errors` by row are those of rows that have no token to blame."""
+    """What a step will bring: tokens for `members`, prompts that are complete, and `errors` by row
+    of rows that have no token to blame. `fetched` are the tensors of the tokens and of the prompts.
+    """
 
     sampled: SamplerOutput
-    prompts: list[PromptColumns]
+    members: list[Member]
+    prompts: list[PromptTensors]
     errors: dict[int, str]
+    fetched: Fetched
 
 
 class NoTokens:
@@ -91,7 +115,7 @@ class ModelRunner:
         batches: BatchBuilder,
         kv_cache: KVCache,
         sampler: Sampler,
-        device: CpuDevice,
+        device: Device,
         forward: Forward,
     ) -> None:
         """`forward` runs the model, or replays what was recorded of it."""
@@ -102,7 +126,7 @@ class ModelRunner:
         self.device = device
         self._batches = batches
         self._forward = forward
-        self._prompt_logprobs = PromptLogprobs(model, sampler, device, model.spec.vocab)
+        self._prompt_logprobs = PromptLogprobs(model, sampler, model.spec.vocab)
         self._prepared = -1
         rows.parts += [SamplerRows(sampler), self._prompt_logprobs]
 
@@ -120,9 +144,10 @@ class ModelRunner:
         if plan.step_id != self._prepared:
             self._prepare(plan)
         inputs = self._batches.build(plan)
-        return Step(
-            self, plan, inputs, self._forward(inputs.batch, samples_all=inputs.last is None)
-        )
+        drawing = self.sampler.inputs(inputs.sampled, inputs.positions, self.device.stage)
+        self._batches.gather(inputs)
+        hidden = self._forward(inputs.batch, samples_all=inputs.last is None)
+        return Step(self, plan, inputs, hidden, drawing)
 
     def _prepare(self, plan: StepPlan) -> None:
         """What a step does to blocks before it computes: once, however often it is launched."""
@@ -133,26 +158,42 @@ class ModelRunner:
         self._prepared = plan.step_id
 
     @torch.inference_mode()
-    def finish(self, inputs: StepInputs, hidden: Tensor, mask: GrammarMask | None) -> StepEnding:
+    def finish(
+        self,
+        inputs: StepInputs,
+        hidden: Tensor,
+        drawing: DrawInputs | None,
+        mask: GrammarMask | None,
+    ) -> StepEnding:
         """Sample behind the hidden states [T, C] of a step, and move the rows on to its end.
 
         If it raises, nothing has moved.
         """
         rows = self.rows
         prompts, errors = self._prompt_logprobs.collect(inputs, hidden, rows)
-        if len(inputs.sampled):
-            logits = self._forward.logits(hidden, inputs.last)
-            positions = rows.num_tokens[inputs.sampled]
-            sampled = self.sampler.sample(logits, inputs.sampled, positions, mask)
-            rows.write(inputs.sampled, sampled.token_ids)
-        else:
-            sampled = SamplerOutput(torch.zeros(0, dtype=torch.int64))
+        sampled = self._sample(inputs, hidden, drawing, mask)
+        fetching = [*sampled.tensors, *(t for prompt in prompts.values() for t in prompt.tensors)]
+        fetched = self.device.fetch(fetching)
+        members = self.sampler.members(inputs.sampled)
         # Nothing from here on raises.
         rows.advance(inputs.rows, inputs.counts, inputs.sampled)
-        self.sampler.commit(sampled, inputs.sampled)
         for row in prompts:
             self._prompt_logprobs.remove_row(row)
-        return StepEnding(sampled, list(prompts.values()), errors)
+        return StepEnding(sampled, members, list(prompts.values()), errors, fetched)
+
+    def _sample(
+        self,
+        inputs: StepInputs,
+        hidden: Tensor,
+        drawing: DrawInputs | None,
+        mask: GrammarMask | None,
+    ) -> SamplerOutput:
+        if not len(inputs.sampled):
+            return SamplerOutput(hidden.new_zeros(0, dtype=torch.int64), hidden.new_zeros(0))
+        logits = self._forward.logits(hidden, inputs.last)[: len(inputs.sampled)]
+        sampled = self.sampler.sample(logits, inputs.sampled, inputs.positions, mask, drawing)
+        self.rows.write(inputs.sampled_rows, inputs.sampled_at, sampled.token_ids)
+        return sampled
 
 
 class SamplerRows:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from quire.runner.sampling import LogprobColumns
 from quire.scheduling.step import StepResult
@@ -21,6 +23,25 @@ class PromptColumns:
     token_ids: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]
     ranks: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTensors:
+    """`PromptColumns` that the device may still be computing."""
+
+    handle: int
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `learn` needs on the host."""
+        return [self.token_ids, self.values, self.ranks]
+
+    def learn(self, values: Sequence[Tensor]) -> PromptColumns:
+        """The columns, given the values of `tensors` on the host."""
+        return PromptColumns(self.handle, *(value.numpy() for value in values))
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "copy_kv": kv.copy_kv,
         "zero_kv": kv.zero_kv,
         "rope_store": rope.rope_store,
-        "plan_attention": partial(_plan_attention, is_fixed=is_fixed),
+        "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
         "attend": attention.attend,
     }
     varies = {"linear", "mlp", "logits", "moe", "plan_attention", "attend"}
@@ -99,7 +99,13 @@ def _plan_attention(
     block_size: int,
     window: int | None,
     is_fixed: bool,
+    staging: Any,
 ) -> TritonPlan:
+    """`staging` None, or what sends a step's arrays to the device together (`stage`)."""
+
+    def upload(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(block_table.device)
+
     return plan_rows(
         query_start,
         seq_lens,
@@ -108,7 +114,7 @@ def _plan_attention(
         window,
         means=Means(
             split=(lambda _: FIXED_SPLITS) if is_fixed else num_splits,
-            upload=lambda array: torch.from_numpy(array).to(block_table.device),
+            upload=upload if staging is None else staging.stage,
         ),
     )
 

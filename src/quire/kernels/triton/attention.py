@@ -104,6 +104,7 @@ def _attend_kernel(
     seq_lens: tl.tensor,
     block_table: tl.tensor,
     table_width: int,
+    table_rows: tl.tensor,
     tile_rows: tl.tensor,
     tile_starts: tl.tensor,
     sinks: tl.tensor,
@@ -149,7 +150,7 @@ def _attend_kernel(
     slope = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_ALIBI:
         slope = tl.load(alibi + head, is_query, other=0.0).to(tl.float32)
-    table = block_table + row.to(tl.int64) * table_width
+    table = block_table + tl.load(table_rows + row).to(tl.int64) * table_width
 
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -291,6 +292,7 @@ def _launch(
         plan.seq_lens,
         plan.block_table,
         plan.block_table.stride(0),
+        plan.table_rows,
         tiles.rows,
         tiles.starts,
         sinks,

@@ -39,13 +39,16 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """One step's rows for one KV group. `host` are query_start and seq_lens as they were given."""
+    """One step's rows for one KV group: row i is row table_rows[i] of the table. `host` are
+    query_start and seq_lens as they were given.
+    """
 
     window: int | None
     block_size: int
     query_start: Tensor
     seq_lens: Tensor
     block_table: Tensor
+    table_rows: Tensor
     launches: tuple[Tiles, ...]
     host: tuple[np.ndarray, np.ndarray]
     means: Means
@@ -56,12 +59,15 @@ class TritonPlan:
         seq_lens: np.ndarray,
         block_table: np.ndarray,
         rows: np.ndarray,
+        on_device: Tensor | None = None,
     ) -> TritonPlan:
         """A plan for another step; see `quire.ops.attention.AttentionPlan`."""
-        width = -(-int(seq_lens.max(initial=0)) // self.block_size)
-        table = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
+        if on_device is None:
+            width = -(-int(seq_lens.max(initial=0)) // self.block_size)
+            on_device = self.means.upload(np.ascontiguousarray(block_table[rows, :width]))
+            rows = np.arange(len(rows), dtype=np.int32)
         return plan_rows(
-            query_start, seq_lens, table, self.block_size, self.window, means=self.means
+            query_start, seq_lens, on_device, self.block_size, self.window, rows, means=self.means
         )
 
     @property
@@ -83,13 +89,18 @@ def plan_rows(
     block_table: Tensor,
     block_size: int,
     window: int | None,
+    table_rows: np.ndarray | None = None,
     *,
     means: Means,
 ) -> TritonPlan:
-    """See `quire.ops.attention.plan_attention`."""
+    """See `quire.ops.attention.plan_attention`; table_rows [R] int32: the step's rows among those
+    of the table, None where they are the same.
+    """
     split, upload = means.split, means.upload
     num_new = np.diff(query_start)
-    assert len(num_new) == len(seq_lens) == block_table.shape[0]
+    if table_rows is None:
+        table_rows = np.arange(block_table.shape[0], dtype=np.int32)
+    assert len(num_new) == len(seq_lens) == len(table_rows)
     assert (num_new <= seq_lens).all(), "a row has more new tokens than tokens"
     launches = []
     decode = (num_new == 1).nonzero()[0]
@@ -112,6 +123,7 @@ def plan_rows(
         upload(query_start.astype(np.int32)),
         upload(seq_lens.astype(np.int32)),
         block_table.to(torch.int32).contiguous(),
+        upload(table_rows),
         tuple(launches),
         (query_start.copy(), seq_lens.copy()),
         means,

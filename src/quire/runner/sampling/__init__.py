@@ -1,6 +1,12 @@
 """From logits to token ids: the sampler, its parts, and custom logits processors."""
 
-from quire.runner.sampling.columns import LogprobColumns, SamplerOutput, join_columns
+from quire.runner.sampling.batch_update import Member
+from quire.runner.sampling.columns import (
+    LogprobColumns,
+    SampledTokens,
+    SamplerOutput,
+    join_columns,
+)
 from quire.runner.sampling.loading import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logits_processor import (
     AdapterLogitsProcessor,
@@ -11,17 +17,20 @@ from quire.runner.sampling.logits_processor import (
     process_dict_updates,
 )
 from quire.runner.sampling.part import LogitsPart, TokenHistory
-from quire.runner.sampling.sampler import Sampler
+from quire.runner.sampling.sampler import DrawInputs, Sampler
 
 __all__ = [
     "AdapterLogitsProcessor",
     "BatchUpdate",
+    "DrawInputs",
     "LogitsPart",
     "LogitsProcessor",
     "LogprobColumns",
+    "Member",
     "MoveDirectionality",
     "RequestLogitsProcessor",
     "Sampler",
+    "SampledTokens",
     "SamplerOutput",
     "TokenHistory",
     "find_logits_processors",

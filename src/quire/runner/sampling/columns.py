@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,18 +28,79 @@ class LogprobColumns:
     ranks: Tensor
     counts: list[int]
 
+    def without(self, failed: Collection[int]) -> LogprobColumns | None:
+        """The entries of other rows; None if there are none."""
+        kept = [m for m, row in enumerate(self.index) if row not in failed]
+        if len(kept) == len(self.index):
+            return self
+        if not kept:
+            return None
+        return LogprobColumns(
+            [self.index[m] for m in kept],
+            self.token_ids[kept],
+            self.values[kept],
+            self.ranks[kept],
+            [self.counts[m] for m in kept],
+        )
 
-@dataclass(slots=True)
-class SamplerOutput:
-    """Sampled ids [R] int64 in the order of the rows, and log-probabilities if some row asked.
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Sampled ids [R] int64 in the order of the rows, and log-probabilities if some row asked; on
+    the host.
 
     A row named in `errors` has no token: what stands in its place is 0, and it has no entry in
     `logprobs`.
     """
 
     token_ids: Tensor
+    logprobs: LogprobColumns | None
+    errors: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """What the device was told to compute: ids [R] int64, the largest logit [R] fp32 of each row,
+    and log-probabilities of the rows that asked. `errors` by index: what is known already.
+
+    Which rows have no token is in the peaks. So nothing here has to be waited for: `tensors` are
+    brought to the host whenever that suits, and `learn` says what they mean.
+    """
+
+    token_ids: Tensor
+    peaks: Tensor
     logprobs: LogprobColumns | None = None
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that `learn` looks at."""
+        columns = self.logprobs
+        described = [] if columns is None else [columns.token_ids, columns.values, columns.ranks]
+        return [self.token_ids, self.peaks, *described]
+
+    def learn(self, values: Sequence[Tensor]) -> SampledTokens:
+        """The outcome, given the values of `tensors` on the host."""
+        token_ids, peaks, *described = values
+        errors = _errors_of(peaks) | dict(self.errors)
+        columns = self.logprobs
+        if columns is not None:
+            ids, chances, ranks = described
+            columns = LogprobColumns(columns.index, ids, chances, ranks, columns.counts)
+            columns = columns.without(errors)
+        return SampledTokens(token_ids, columns, errors)
+
+
+def _errors_of(peaks: Tensor) -> dict[int, str]:
+    if math.isfinite(peaks.sum().item()):  # cheap, and false for every peak that is not finite
+        return {}
+    return {i: _what_is_wrong(x) for i, x in enumerate(peaks.tolist()) if not math.isfinite(x)}
+
+
+def _what_is_wrong(peak: float) -> str:
+    if peak == -math.inf:
+        return "no token can be drawn: the request's parameters and grammar forbid every one"
+    return "the model's logits are not finite (NaN or infinity), so no token can be drawn"
 
 
 def empty_columns(index: list[int], counts: list[int], device: torch.device) -> LogprobColumns:

@@ -47,9 +47,11 @@ class CustomProcessors:
         """A request leaves its row."""
         self._members.pop(row, None)
 
-    def append(self, row: int, token_id: int) -> None:
-        """A sampled token is final."""
-        self._members[row].output_ids.append(token_id)
+    def members(self, rows: Sequence[int]) -> list[Member]:
+        """The requests that are in these rows now; their ids grow with the tokens that are final.
+        Nothing without processors.
+        """
+        return [self._members[row] for row in rows] if self._processors else []
 
     def must_run(self, *, is_all_greedy: bool) -> bool:
         """Whether a step needs `apply`: not if no processor can move the largest logit."""

@@ -9,8 +9,7 @@ asked for and something edits it.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +22,8 @@ from quire.params import SamplingParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
-from quire.runner.sampling.columns import LogprobColumns, SamplerOutput
+from quire.runner.sampling.batch_update import Member
+from quire.runner.sampling.columns import LogprobColumns, SampledTokens, SamplerOutput
 from quire.runner.sampling.custom import CustomProcessors
 from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
@@ -60,12 +60,24 @@ class _RowState:
         return self.is_greedy and self.logprobs is None and not self.parts
 
 
+@dataclass(frozen=True, slots=True)
+class DrawInputs:
+    """What the draws of a step need beside logits, on the device: settings [M, 4] fp64 (see
+    `ops.draw`) and keys [M, 2] int32 of the noise.
+    """
+
+    settings: Tensor
+    keys: Tensor
+
+
 class Sampler:
     """Draws the next token of each row that gets one.
 
     Rows are the runner's; a request's sampling state is made from its parameters and its history
     alone, so a resumed request continues with the tokens it would have had. `sample` may be called
     again with the same logits made anew; what depends on the sampled ids happens in `commit`.
+
+    `inputs` and `sample` do not wait for the device; `commit` has what came of it.
     """
 
     def __init__(
@@ -130,43 +142,57 @@ class Sampler:
             part.remove(row)
         self._custom.remove(row)
 
+    def inputs(
+        self, rows: np.ndarray, positions: np.ndarray, stage: Callable[[np.ndarray], Tensor]
+    ) -> DrawInputs | None:
+        """The inputs of `sample` for these rows, brought to the device by `stage`; None where every
+        row takes the largest logit.
+        """
+        if self._takes_largest_alone:
+            return None
+        keys = noise_keys(self._seeds[rows], positions)
+        return DrawInputs(stage(self._settings[rows]), stage(keys))
+
     def sample(
         self,
         logits: Tensor,
         rows: np.ndarray,
         positions: np.ndarray,
         mask: GrammarMask | None = None,
+        inputs: DrawInputs | None = None,
     ) -> SamplerOutput:
         """Draw one token per row of logits [R, V] fp32; rows, positions [R] integers.
 
         positions are the indices, in prompt and output, of the tokens to be drawn. `mask` is the
-        grammar's. The logits are edited in place. A row without a finite largest logit, or whose
-        own processor fails, is an entry of `errors`; the others do not notice. Raises
-        ProcessorFailure where a processor for the whole batch fails.
+        grammar's. `inputs` None: they are made now. The logits are edited in place. A row without a
+        finite largest logit, or whose own processor fails, has an error in the outcome; the others
+        do not notice. Raises ProcessorFailure where a processor for the whole batch fails.
         """
         if mask is not None:
             places = torch.tensor(mask.places, device=self._device)
             self._ops.mask_logits(logits, places, torch.from_numpy(mask.bits).to(self._device))
-        if self._num_special == 0 and not self._custom.must_run(is_all_greedy=True):
-            token_ids, peaks = self._ops.greedy(logits)
-            return SamplerOutput(token_ids, None, _errors_of(peaks))
-        return self._sample_rows(logits, rows, positions)
+        if self._takes_largest_alone:
+            return SamplerOutput(*self._ops.greedy(logits))
+        if inputs is None:
+            inputs = self.inputs(rows, positions, self._upload)
+            assert inputs is not None, "some row is not greedy"
+        return self._sample_rows(logits, rows, positions, inputs)
 
-    def commit(self, output: SamplerOutput, rows: np.ndarray) -> None:
-        """The step succeeded: these are the rows' next tokens. A row that cannot take its token
-        becomes an entry of `output.errors`; this does not raise.
+    def members(self, rows: np.ndarray) -> list[Member]:
+        """Who gets the tokens of a step, for `commit`: by then others may have their rows."""
+        return self._custom.members(rows.tolist())
+
+    def commit(self, sampled: SampledTokens, members: Sequence[Member]) -> None:
+        """The step succeeded: these are the next tokens of `members`. One that cannot take its
+        token becomes an entry of `sampled.errors`; this does not raise.
         """
-        if not self._custom:
-            return
-        for index, (row, token_id) in enumerate(
-            zip(rows.tolist(), output.token_ids.tolist(), strict=True)
-        ):
-            if index not in output.errors:
+        for index, member in enumerate(members):
+            if index not in sampled.errors:
                 try:
-                    self._custom.append(row, token_id)
+                    member.output_ids.append(int(sampled.token_ids[index]))
                 except Exception:
-                    logger.exception("the sampled token of row %d was not kept", row)
-                    output.errors[index] = "the sampled token could not be kept"
+                    logger.exception("the sampled token at %d was not kept", index)
+                    sampled.errors[index] = "the sampled token could not be kept"
 
     def prompt_logprobs(self, logits: Tensor, targets: Tensor, k: int) -> LogprobColumns:
         """Log-probabilities of prompt tokens.
@@ -194,21 +220,27 @@ class Sampler:
             raise
         return tuple(added)
 
+    @property
+    def _takes_largest_alone(self) -> bool:
+        """Whether a step is over with the largest logit of each row."""
+        return self._num_special == 0 and not self._custom.must_run(is_all_greedy=True)
+
+    def _upload(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
     def _sample_rows(
-        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray
+        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, inputs: DrawInputs
     ) -> SamplerOutput:
         states = [self._states[row] for row in rows.tolist()]
         asking = [i for i, state in enumerate(states) if state.logprobs is not None]
         logits, raw, errors = self._edit(logits, states, rows, positions)
-        settings = torch.from_numpy(self._settings[rows]).to(self._device)
-        keys = torch.from_numpy(noise_keys(self._seeds[rows], positions)).to(self._device)
-        token_ids, peaks = self._ops.draw(logits, settings, keys, self._hashes)
-        errors |= {i: text for i, text in _errors_of(peaks).items() if i not in errors}
+        settings = inputs.settings
+        token_ids, peaks = self._ops.draw(logits, settings, inputs.keys, self._hashes)
         if errors:
             token_ids[list(errors)] = 0
             asking = [i for i in asking if i not in errors]
         logprobs = self._logprobs(states, asking, logits, raw, settings, token_ids)
-        return SamplerOutput(token_ids, logprobs, errors)
+        return SamplerOutput(token_ids, peaks, logprobs, errors)
 
     def _edit(
         self,
@@ -268,15 +300,3 @@ class Sampler:
 
 def _rows_of(piece: Described, column: Tensor) -> Tensor:
     return column[piece.first : piece.first + len(piece.logits)]
-
-
-def _errors_of(peaks: Tensor) -> dict[int, str]:
-    if math.isfinite(peaks.sum().item()):  # cheap, and false for every peak that is not finite
-        return {}
-    return {i: _what_is_wrong(x) for i, x in enumerate(peaks.tolist()) if not math.isfinite(x)}
-
-
-def _what_is_wrong(peak: float) -> str:
-    if peak == -math.inf:
-        return "no token can be drawn: the request's parameters and grammar forbid every one"
-    return "the model's logits are not finite (NaN or infinity), so no token can be drawn"
