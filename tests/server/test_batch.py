@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -182,6 +183,19 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         check_input(tmp_path)
     with pytest.raises(InvalidParameter, match="No such file"):
         run(tmp_path / "in", tmp_path / "nowhere" / "out")
+
+
+def test_a_link_stays_a_link_and_a_device_is_refused(files, tmp_path):
+    source, target = files
+    source.write_text("\n".join([line("a"), line("b")]))
+    target.symlink_to(tmp_path / "real")
+    run(source, target)
+    first, second = target.read_bytes().splitlines(keepends=True)
+    target.write_bytes(second)
+    run(source, target)
+    assert target.is_symlink() and [r["custom_id"] for r in results_of(target)] == ["a", "b"]
+    with pytest.raises(InvalidParameter, match="must be a file"):
+        run(source, Path("/dev/null"))
 
 
 def test_a_full_queue_is_waited_for(files):

@@ -12,7 +12,10 @@ from quire.errors import CapacityError, GenerationError, RequestError
 
 Message = dict[str, str]
 
-_FOR_TERMINALS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd")
+_FOR_TERMINALS: dict[int, str] = {
+    **dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\ufffd"),
+    ord("\r"): "",
+}
 """Control characters but for tab and line end: what a model says does not steer a terminal."""
 
 PASSING = (RequestError, CapacityError, GenerationError)

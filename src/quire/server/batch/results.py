@@ -138,6 +138,9 @@ def open_results(file: Path, *, overwrite: bool) -> Iterator[Results]:
     Raises InvalidParameter for a file that cannot be written, that another run is writing, or whose
     lines are not results.
     """
+    file = file.resolve()  # a link stays one when the file is put in order
+    if file.exists() and not file.is_file():
+        raise InvalidParameter("--output-file", str(file), "it must be a file")
     try:
         stream = file.open("ab")
     except OSError as error:
