@@ -115,6 +115,7 @@ class EngineDeadError(EngineError):
     """The engine core has ended and was not brought back; no request can be served.
 
     `engine_index` says which core, where there are several; None when none is left.
+    `fell_with_group`: it ended only because another one did with which it stepped together.
     """
 
     http_status = 503
@@ -122,6 +123,13 @@ class EngineDeadError(EngineError):
     def __init__(self, message: str, *, engine_index: int | None = None) -> None:
         super().__init__(message)
         self.engine_index = engine_index
+        self.fell_with_group = False
+
+
+class PeersLost(EngineDeadError):
+    """Another core of a group that steps together is gone, so this one cannot step either; the
+    group is started anew as a whole.
+    """
 
 
 class LoadError(EngineError, ValueError):

@@ -8,7 +8,7 @@ import pytest
 
 from quire.config.engine_args import EngineArgs
 from quire.config.resolve import resolve
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter
 
 _spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("plans.py"))
 plans = importlib.util.module_from_spec(_spec)
@@ -80,6 +80,34 @@ def test_an_engine_balanced_from_outside_has_one_core():
         plan(MOE, size=4, external_lb=True)
 
 
-def test_shared_experts_are_refused_by_name():
-    with pytest.raises(NotBuiltYet, match="enable_expert_parallel"):
-        resolve(EngineArgs(enable_expert_parallel=True), MOE, MACHINE)
+def spread(model=MOE, is_spread=True, **wishes):
+    args = EngineArgs(max_model_len=2048, enable_expert_parallel=is_spread, **wishes)
+    return resolve(args, model, MACHINE)
+
+
+def test_experts_are_spread_over_the_cores_of_one_machine():
+    two = spread(data_parallel_size=2)
+    assert (two.enable_expert_parallel, two.use_graphs) == (True, False)
+    one = spread()
+    assert (one.enable_expert_parallel, one.use_graphs) == (False, True)
+
+
+def test_spread_experts_leave_room_for_keys_and_values():
+    model = msgspec.structs.replace(MOE, num_expert_parameters=MODEL.num_parameters // 2)
+    wishes = {"data_parallel_size": 2, "max_num_seqs": 64}
+    more, fewer = (spread(model, is_spread, **wishes) for is_spread in (True, False))
+    assert more.num_blocks > fewer.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("model", "wishes", "words"),
+    [
+        (MODEL, {}, "no experts to spread"),
+        (MOE, {"data_parallel_size": 9}, "8 experts for 9 cores"),
+        (MOE, {"data_parallel_size": 4, "data_parallel_size_local": 2}, "one machine"),
+        (MOE, {"data_parallel_size": 2, "data_parallel_rank": 1}, "one machine"),
+    ],
+)
+def test_experts_that_cannot_be_spread(model, wishes, words):
+    with pytest.raises(InvalidParameter, match=words):
+        spread(model, **wishes)

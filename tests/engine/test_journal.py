@@ -246,3 +246,16 @@ def test_a_board_outlives_its_writer(tmp_path):
     board.close()
     path.write_bytes(b"")
     assert read_step_board(path) is None
+
+
+def test_who_falls_with_another_core_is_no_suspect_and_the_life_does_not_count():
+    journal = CoreJournal(0)
+    for handle in (1, 2):
+        assert journal.add(request(handle))
+    for _ in range(5):
+        death = journal.fell()
+        assert (death.convicted, death.lost) == ([], [])
+        journal.restarted()
+        assert [one.handle for one in journal.due()] == [1, 2]
+    assert journal.num_fruitless == 0
+    assert not journal.is_isolating

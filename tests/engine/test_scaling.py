@@ -37,6 +37,9 @@ class Cores:
     def engine_indices(self):
         return list(self.present)
 
+    def require_scalable(self):
+        pass
+
     def start_new(self, indices):
         self.new |= dict.fromkeys(indices, self.turns)
 

@@ -276,6 +276,13 @@ class EngineArgs(UnbuiltArgs):
     data_parallel_external_lb: bool = option(
         False, "Serve with one copy; balance outside.", Kind.FLAG, _SCHEDULE, flags=("-dpe",)
     )
+    enable_expert_parallel: bool = option(
+        False,
+        "Spread the experts over the copies, which then step together; else each copy has all.",
+        Kind.FLAG,
+        _SCHEDULE,
+        flags=("-ep",),
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "Most tokens computed in one step; None: 4096.",

@@ -34,7 +34,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_values_per_token`: elements of K and V that one token takes in one group, which is the same
     for all groups, and `kv_vectors_per_token` how many keys and values of a head they are.
-    `num_experts` of a layer, 0 in a dense model. `widest`: elements of the widest activation of one
+    `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
+    together. `widest`: elements of the widest activation of one
     token, for the workspace.
     """
 
@@ -50,6 +51,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     widest: int
     num_experts: int = 0
+    num_expert_parameters: int = 0
     vocab_size: int
     kv_groups: tuple[KVGroupFacts, ...]
     kv_values_per_token: int

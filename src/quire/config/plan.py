@@ -48,6 +48,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_ranks: tuple[int, ...]
     data_parallel_address: str | None
     data_parallel_rpc_port: int
+    enable_expert_parallel: bool
     use_graphs: bool
     # KV memory
     block_size: int

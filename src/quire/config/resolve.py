@@ -15,7 +15,7 @@ from quire.config.plan import EnginePlan
 from quire.config.profiler import profiler_config
 from quire.config.resolve_dtype import decide_dtype, decide_quantization
 from quire.config.resolve_memory import decide_memory
-from quire.config.resolve_parallel import decide_data_parallel
+from quire.config.resolve_parallel import decide_data_parallel, decide_expert_parallel
 from quire.config.resolve_schedule import decide_schedule
 from quire.config.structured_outputs import structured_outputs_config
 
@@ -83,10 +83,15 @@ def _decide_machine(d: Decisions, is_headless: bool) -> None:
     machine = d.machine
     d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
     decide_data_parallel(d, is_headless)
+    decide_expert_parallel(d)
     d.wished("max_core_restarts")
     _decide_threads(d)
-    reason = "enforce_eager" if d.args.enforce_eager else "steps replay a program recorded at start"
-    d.decide("use_graphs", not d.args.enforce_eager, reason)
+    if d.value("enable_expert_parallel"):
+        d.decide("use_graphs", False, "tokens leave the core in the middle of a step")
+    elif d.args.enforce_eager:
+        d.decide("use_graphs", False, "enforce_eager")
+    else:
+        d.decide("use_graphs", True, "steps replay a program recorded at start")
 
 
 def _decide_threads(d: Decisions) -> None:

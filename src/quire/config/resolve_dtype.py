@@ -59,15 +59,19 @@ def decide_quantization(d: Decisions) -> None:
 
 
 def weight_bytes(d: Decisions) -> int:
-    """Memory of the weights; for rounded ones an upper estimate, since a head that shares the
+    """Memory of a core's weights; for rounded ones an upper estimate, since a head that shares the
     embedding's table is a matrix of its own then.
     """
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
+    count = model.num_parameters
+    if d.value("enable_expert_parallel"):
+        own = -(-model.num_experts // d.value("data_parallel_size"))
+        count -= model.num_expert_parameters * (model.num_experts - own) // model.num_experts
     rounded = d.value("quantization")
     if rounded is None:
-        return model.num_parameters * itemsize
+        return count * itemsize
     table = model.vocab_size * model.hidden_size
-    layers = (model.num_parameters - table) * BITS_PER_WEIGHT[rounded] / 8
+    layers = (count - table) * BITS_PER_WEIGHT[rounded] / 8
     return table * (itemsize + 1) + int(layers)
 
 

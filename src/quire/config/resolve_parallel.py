@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from quire.config.decisions import Decisions
 from quire.errors import InvalidParameter
 
@@ -32,6 +34,33 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
     else:
         d.decide("data_parallel_address", None, "no core runs elsewhere")
     d.wished("data_parallel_rpc_port")
+
+
+def decide_expert_parallel(d: Decisions) -> None:
+    """Fix whether the experts are spread over the cores, which are all on this machine then."""
+    size = d.value("data_parallel_size")
+    if not d.args.enable_expert_parallel:
+        each = "each core has all experts" if d.model.num_experts else "the model has no experts"
+        d.decide("enable_expert_parallel", False, each)
+        return
+    if not d.model.num_experts:
+        _refuse_spreading("the model has no experts to spread", "Leave it out.")
+    if size > d.model.num_experts:
+        _refuse_spreading(
+            f"the model has {d.model.num_experts} experts for {size} cores",
+            "Use a smaller data_parallel_size.",
+        )
+    if len(d.value("data_parallel_ranks")) < size:
+        _refuse_spreading(
+            "cores that share experts must be on one machine in this release",
+            "Leave it out: then each core holds all experts and steps for itself.",
+        )
+    reason = f"experts are spread over {size} cores" if size > 1 else "one core has all experts"
+    d.decide("enable_expert_parallel", size > 1, reason)
+
+
+def _refuse_spreading(why: str, hint: str) -> NoReturn:
+    raise InvalidParameter("enable_expert_parallel", True, why, hint)
 
 
 def _mode(d: Decisions, is_headless: bool) -> tuple[str, str]:

@@ -88,12 +88,6 @@ class UnbuiltArgs:
         "Start the copies of other machines there with --headless.",
         flags=("-dpb",),
     )
-    enable_expert_parallel: bool = unbuilt(
-        False,
-        "spread the experts over the copies",
-        "Leave it out: each copy holds all experts and steps for itself.",
-        flags=("-ep",),
-    )
     distributed_executor_backend: Any = unbuilt(None, "how workers are started", _ONE_DEVICE, "uni")
     nnodes: int = unbuilt(1, "machines", _ONE_DEVICE, flags=("-n",))
     node_rank: int = unbuilt(0, "number of this machine", _ONE_DEVICE, flags=("-r",))

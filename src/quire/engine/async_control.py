@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from quire.engine import utility
+from quire.engine.unbuilt import UnbuiltAsyncMethods
 from quire.engine.utility import PauseMode
-from quire.errors import EngineError, NotBuiltYet
+from quire.errors import EngineError
 
 T = TypeVar("T")
 
 
-class AsyncControl(ABC):
+class AsyncControl(UnbuiltAsyncMethods, ABC):
     """The awaited twin of the utilities; `_call` sends one and waits for its answer."""
 
     @abstractmethod
@@ -124,20 +125,10 @@ class AsyncControl(ABC):
             raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
         await self._scale(new_data_parallel_size, drain_timeout)
 
-    # documented, not built
-
-    async def add_lora(self, lora_request: Any) -> bool:
-        """Refused: adapters are not served yet."""
-        raise NotBuiltYet("method", "add_lora", "Merge the adapter into the model's weights.")
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Refused: adapters are not served yet."""
-        raise NotBuiltYet("method", "remove_lora", "There are no adapters to remove.")
+    async def get_weight_version(self) -> str:
+        """That of the weights that the engine was started with; there are no others."""
+        return await self._call(utility.get_weight_version())
 
     async def list_loras(self) -> set[int]:
         """No adapter is ever loaded."""
         return set()
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Refused: adapters are not served yet."""
-        raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")

@@ -55,13 +55,11 @@ class AsyncMPClient(MPClient):
 
     def start_cores(self, engine_indices: Sequence[int]) -> None:
         super().start_cores(engine_indices)
-        if self._loop is not None:
-            self._watch_again()
+        self._watch_again()
 
     def retire(self, engine_index: int) -> CoreProcess | None:
         process = super().retire(engine_index)
-        if self._loop is not None:
-            self._watch_again()
+        self._watch_again()
         return process
 
     def shutdown(self, timeout_s: float | None = None) -> None:
@@ -91,13 +89,18 @@ class AsyncMPClient(MPClient):
     def _watch_again(self) -> None:
         """Watch the sockets and the pipes of the present processes."""
         loop = self._loop
-        assert loop is not None
+        if loop is None:
+            return
         for fd in self._watched:
             loop.remove_reader(fd)
         sockets = (self._links.from_cores, self._links.to_cores)
         self._watched = [socket.fileno() for socket in sockets]
         if self._handshake is not None:
             self._watched.append(self._handshake.socket.fileno())
+        if self.coordinator is not None:
+            self._watched += [
+                self.coordinator.counts.fileno(), self.coordinator.process.pipe.fileno()
+            ]  # fmt: skip
         if self._host is not None:
             self._watched += [
                 process.pipe.fileno()

@@ -10,10 +10,12 @@ from typing import cast
 import torch
 
 from quire.config.plan import EnginePlan
+from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.core import EngineCore
 from quire.engine.forms import vocabulary_source
 from quire.engine.inproc_client import InprocClient
 from quire.engine.target import Target, open_target
+from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
@@ -21,11 +23,13 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.kernels.cpu_runtime import find_native
 from quire.models import find_family, kv_groups, read_spec
 from quire.models.decoder import DecoderModel
+from quire.models.spec import Moe
 from quire.models.weights import LoadFormat, load_model
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.graphs import Forward
 from quire.runner.kv_cache import KVCache
+from quire.runner.lock_step import LockStepForward
 from quire.runner.residence import Residence
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
@@ -40,13 +44,17 @@ def build_client(plan: EnginePlan) -> InprocClient:
     return InprocClient(build_core(plan))
 
 
-def build_core(plan: EnginePlan, target: Target | None = None) -> EngineCore:
+def build_core(
+    plan: EnginePlan, target: Target | None = None, group: Group | None = None
+) -> EngineCore:
     """Load the model, allocate the KV cache, put the parts together; `target` None: on the device
-    that the plan names.
+    that the plan names. `group` are the cores that the experts are spread over, where the plan says
+    so.
     """
     native, _ = find_native()
     restore_threads = _take_torch_threads(plan.num_threads if native is None else 1)
-    worker = build_worker(plan, target or open_target(plan), on_close=restore_threads)
+    exchange = _exchange(plan, group) if plan.enable_expert_parallel else None
+    worker = build_worker(plan, target or open_target(plan), exchange, on_close=restore_threads)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=plan.max_num_seqs,
@@ -69,13 +77,36 @@ def build_core(plan: EnginePlan, target: Target | None = None) -> EngineCore:
         grammars=GrammarCompiler(
             vocabulary_source(plan), plan.structured_outputs.max_cached_grammars, plan.num_threads
         ),
+        lock_step=exchange,
+    )
+
+
+def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
+    if group is None:
+        raise InvalidParameter(
+            "enable_expert_parallel", True, "cores that share experts are processes of their own",
+            "Use LLM, AsyncLLM or quire serve, which start them.",
+        )  # fmt: skip
+    blocks = read_spec(plan.hf_config).blocks
+    layers = [block.mlp for block in blocks if isinstance(block.mlp, Moe)]
+    return ExpertExchange(
+        group,
+        num_experts=layers[0].experts,
+        num_layers=len(layers),
+        width=read_spec(plan.hf_config).dim,
+        dtype=getattr(torch, plan.dtype),
     )
 
 
 def build_worker(
-    plan: EnginePlan, target: Target, on_close: Callable[[], None] | None = None
+    plan: EnginePlan,
+    target: Target,
+    exchange: ExpertExchange | None = None,
+    on_close: Callable[[], None] | None = None,
 ) -> Worker:
-    """The model with its memory on its device."""
+    """The model with its memory on its device; its experts are spread by `exchange`, if there is
+    one.
+    """
     device, ops = target.device, target.ops
     spec = read_spec(plan.hf_config)
     load = partial(
@@ -90,6 +121,7 @@ def build_worker(
         seed=plan.seed,
         max_model_len=plan.max_model_len,
         family=find_family(plan.hf_config),
+        spread=exchange,
     )
     model = load()
     groups = kv_groups(spec)
@@ -130,6 +162,8 @@ def build_worker(
         capacity=plan.max_num_batched_tokens,
     )
     forward = record_steps(target, model, batches)
+    if exchange is not None:
+        forward = LockStepForward(forward, exchange)
     runner = ModelRunner(
         model=model,
         rows=rows,

@@ -12,6 +12,7 @@ what the two protocols differ in: `EngineCoreClient` blocks the calling thread,
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -46,12 +47,26 @@ class CoreStatus:
         """Whether its loop turns: it said so within `limit_s`, and was not longer in one turn."""
         return self.is_running and max(self.silent_s, self.turn_age_s) <= limit_s
 
+    def status(self, limit_s: float) -> EngineStatusType:
+        """Dead without a process, else healthy if it gets on."""
+        if not self.is_running:
+            return EngineStatusType.DEAD
+        return EngineStatusType.HEALTHY if self.is_ready(limit_s) else EngineStatusType.UNHEALTHY
+
     def is_ready(self, limit_s: float) -> bool:
         """Whether it gets on: it has started, and where work waits a step was completed within
         `limit_s`.
         """
         is_idle = not self.has_work
         return self.is_started and self.is_alive(limit_s) and (is_idle or self.step_age_s < limit_s)
+
+
+class EngineStatusType(enum.Enum):
+    """How a core is, in one word."""
+
+    HEALTHY = "healthy"
+    DEAD = "dead"
+    UNHEALTHY = "unhealthy"
 
 
 class CoreConnection(Protocol):

@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from quire.engine.core_control import CoreControl
+from quire.engine.core_face import CoreFace
 from quire.engine.fault_boundary import FaultBoundary, GuardedStep
+from quire.engine.lock_step import LockStep
 from quire.engine.protocol import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -35,6 +37,7 @@ from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import Ending, StepOutputs
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.step import StepPlan
 from quire.scheduling.step_record import handles_of
 
 logger = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ _COMPILE_NAP_S = 0.01
 """So late may input be seen while all that waits waits for its grammar."""
 
 
-class EngineCore:
+class EngineCore(CoreFace):
     """A scheduler and an executor, stepped by whoever holds the core.
 
     A failure that concerns one request ends that request with an error, the others do not notice
@@ -58,6 +61,7 @@ class EngineCore:
         depth: int = 1,
         log_stats: bool = True,
         grammars: GrammarCompiler | None = None,
+        lock_step: LockStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -65,6 +69,8 @@ class EngineCore:
         self._depth = depth
         self._log_stats = log_stats
         self._clock = clock
+        self.lock_step = lock_step
+        """The rounds that this core makes together with others; None: it steps for itself."""
         self._grammars = grammars or GrammarCompiler(None)
         self._boundary = FaultBoundary(executor, self._grammars.masks_of(scheduler.constrained))
         self._steps: deque[GuardedStep] = deque()
@@ -72,7 +78,9 @@ class EngineCore:
         self._counted = (0, 0, 0, 0)
         self.witness: Callable[[Collection[int]], None] | None = None
         """Told before each launch which requests are in the steps that have not been read."""
-        self.control = CoreControl(scheduler, executor, abort_all=self._abort_all)
+        self.control = CoreControl(
+            scheduler, executor, self._abort_all, keeps_weights=lock_step is not None
+        )
         """What a front end may ask for beside requests (engine/utility.py)."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -157,6 +165,22 @@ class EngineCore:
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
         self.control.settle()
         return outputs
+
+    def step_with_batch_queue(self) -> EngineCoreOutputs:
+        """`step`, which keeps as many steps in flight as the core was made for."""
+        return self.step()
+
+    def execute_model(self, plan: StepPlan) -> StepOutput:
+        """Run one planned step and read it, inside the fault boundary; the scheduler learns nothing
+        of it.
+        """
+        return self._boundary.launch(plan).result()
+
+    def execute_dummy_batch(self) -> bool:
+        """Take part in the round of the cores that share experts with this one, without tokens of
+        its own; False when none of them has any left. A core that steps for itself has no rounds.
+        """
+        return self.lock_step is not None and self.lock_step.idle_round(self.has_work)
 
     def shutdown(self) -> None:
         """End all requests and let go of the device."""

@@ -25,16 +25,23 @@ WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 class CoreControl:
     """The state of a core as a whole: paused, asleep, awake.
 
-    `abort_all` ends every request with the reason "abort". Invariants: nothing is scheduled while a
+    `abort_all` ends every request with the reason "abort"; `keeps_weights`: they are needed while
+    it sleeps, by cores that share its experts. Invariants: nothing is scheduled while a
     tag is in `asleep`; memory is released only when no step is in flight.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, abort_all: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        abort_all: Callable[[], None],
+        *,
+        keeps_weights: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._abort_all = abort_all
+        self._keeps_weights = keeps_weights
         self._is_paused = False
         self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
         self.asleep: set[str] = set()
@@ -95,6 +102,10 @@ class CoreControl:
         """
         if level not in SLEEP_TAGS:
             raise InvalidParameter("level", level, "the levels are 0, 1 and 2")
+        if level == 2 and self._keeps_weights:
+            raise InvalidParameter(
+                "level", level, "other cores compute with the experts of this one", "Use level 1."
+            )
         return self._stop(mode, lambda: self._release(SLEEP_TAGS[level]))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
@@ -159,6 +170,10 @@ class CoreControl:
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What requests can be for."""
         return ("generate",)
+
+    def get_weight_version(self) -> str:
+        """Weights are those of the start, or the same loaded again."""
+        return "default"
 
     def collective_rpc(
         self,

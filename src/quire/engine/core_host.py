@@ -53,6 +53,11 @@ class CoreHost:
         self.processes: dict[int, CoreProcess] = {}
         """The present life of each core; one that was taken away is not here."""
 
+    @property
+    def is_lock_step(self) -> bool:
+        """Whether the cores share experts, so that they live and die together."""
+        return self._plan.enable_expert_parallel
+
     def resize(self, num_cores: int) -> None:
         """Cores that start from now on share the machine's threads with so many."""
         total = self._plan.num_threads * self._data_parallel_size
@@ -73,6 +78,7 @@ class CoreHost:
         except BaseException:
             process.end(0.0)
             del self.processes[engine_index]
+            self.incarnations[engine_index] -= 1
             raise
         return process
 

@@ -13,8 +13,8 @@ import socket
 import sys
 
 from quire.engine.start_message import StartMessage, receive_start, send_last_words
-from quire.engine.vitals import ORPHANED, die_with_parent, name_process
-from quire.errors import EngineError
+from quire.engine.vitals import ORPHANED, PEERS_LOST, die_with_parent, name_process
+from quire.errors import EngineError, PeersLost
 
 
 def main(pipe_fd: int) -> None:
@@ -22,11 +22,10 @@ def main(pipe_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
-    from quire.engine import builder  # a second of imports, made while the front end decides
-    from quire.engine.core_proc import make_core_proc
+    from quire.engine import builder, core_start  # a second, in which the front end decides
 
     try:
-        message = receive_start(pipe)
+        message = receive_start(pipe, StartMessage)
     except (EOFError, ConnectionResetError):
         sys.exit(ORPHANED)
     if message.dies_with_thread:
@@ -38,9 +37,11 @@ def main(pipe_fd: int) -> None:
         format=f"({title(message)} pid=%(process)d) %(levelname)s %(name)s: %(message)s",
     )
     try:
-        proc = make_core_proc(message, pipe, builder.build_core)
+        proc = core_start.make_core_proc(message, pipe, builder.build_core)
     except Exception as error:
         send_last_words(pipe, error)
+        if isinstance(error, PeersLost):
+            sys.exit(PEERS_LOST)
         if isinstance(error, EngineError):  # its text says all, and the front end shows it
             sys.exit(1)
         raise

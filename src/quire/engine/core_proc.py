@@ -15,13 +15,11 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
-from quire.config.plan import EnginePlan
 from quire.engine.cluster_keys import introduce
 from quire.engine.codec import BadMessage, Decoder, Encoder, has_input
 from quire.engine.core import EngineCore
@@ -44,7 +42,7 @@ from quire.engine.protocol import (
 )
 from quire.engine.split_outputs import split_outputs
 from quire.engine.start_message import StartMessage
-from quire.engine.step_board import StepBoard, board_path
+from quire.engine.unbuilt import UnbuiltProcMethods
 from quire.engine.utility import perform
 from quire.engine.vitals import Vitals
 from quire.observability.watchdog import Watchdog
@@ -63,12 +61,14 @@ front end waits for a sign of life, so that a core that it kills has said why.
 _Kind = EngineCoreRequestType
 
 
-class EngineCoreProc:
+class EngineCoreProc(UnbuiltProcMethods):
     """The loop of a core process. `front_ends` are connected sockets, one pair for each.
 
     Bytes that are no message are logged and dropped. An exception in the loop itself ends the
     process: the front ends get ENGINE_CORE_DEAD, and `run` gives exit code 1.
     """
+
+    ENGINE_CORE_DEAD = ENGINE_CORE_DEAD
 
     def __init__(self, core: EngineCore, message: StartMessage, pipe: socket.socket) -> None:
         self.core = core
@@ -108,13 +108,16 @@ class EngineCoreProc:
         except Exception as error:
             logger.critical("The core's loop failed.", exc_info=error)
             self._say_dead(error)
-            return 1
+            return self._exit_code(error)
         finally:
             self._vitals.close()
             self._watchdog.close()
             self.core.shutdown()
             self._context.destroy(LINGER_MS)
         return 0
+
+    def _exit_code(self, error: Exception) -> int:
+        return 1
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Give the core a request, or answer it: while the core is shutting down with an abort."""
@@ -136,6 +139,7 @@ class EngineCoreProc:
 
     def _serve(self) -> None:
         while not self._is_over():
+            self._wait_for_input()
             self._take_input()
             self._turn_began = time.monotonic()
             self._turn()
@@ -152,19 +156,25 @@ class EngineCoreProc:
             return False
         if self._has_more_to_do() and time.monotonic() < self._deadline:
             return False
+        self._end_all()
+        return True
+
+    def _end_all(self) -> None:
         live = list(self.core.scheduler.requests)
         self.core.abort_requests(live)
         self._send(EngineCoreOutputs(finished=[Finished(h, FinishReason.ABORT) for h in live]))
-        return True
 
     def _has_more_to_do(self) -> bool:
         """Is there a reason not to wait for input?"""
         return self.core.has_work
 
-    def _take_input(self) -> None:
-        """Serve every message that is here; with nothing else to do, wait for one."""
+    def _wait_for_input(self) -> None:
+        """With nothing else to do, wait for a message."""
         if not self._has_more_to_do() and self._deadline is None:
             self._poller.poll()
+
+    def _take_input(self) -> None:
+        """Serve every message that is here."""
         for number, dealer in enumerate(self._inputs):
             while has_input(dealer):
                 self._take(number, dealer.recv_multipart(zmq.NOBLOCK, copy=False))
@@ -332,15 +342,3 @@ _Decoding = tuple[Decoder[Any], Callable[[Any], None]]
 
 def _decoding(kind: Any, serve: Callable[[Any], None]) -> _Decoding:
     return Decoder(kind), serve
-
-
-def make_core_proc(
-    message: StartMessage, pipe: socket.socket, build: Callable[[EnginePlan], EngineCore]
-) -> EngineCoreProc:
-    """The core that the message describes, with its loop."""
-    core = build(message.plan)
-    if message.socket_folder is not None:
-        index, incarnation = message.engine_index, message.incarnation
-        path = board_path(Path(message.socket_folder), index, incarnation)
-        core.witness = StepBoard(path, core.max_handles_in_flight).write
-    return EngineCoreProc(core, message, pipe)

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from quire.engine.coordinator import CoordinatorMessage
 from quire.engine.start_message import StartMessage, last_words, send_start
 
 GRACE_S = 5.0
@@ -16,8 +17,8 @@ GRACE_S = 5.0
 
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[2]); "
-    "from quire.engine.core_main import main; main(int(sys.argv[1]))"
+    "import sys; sys.path.append(sys.argv[2]); from importlib import import_module; "
+    "import_module(sys.argv[3]).main(int(sys.argv[1]))"
 )
 """The front end's `sys.path` comes with the start message; until then ours is found here."""
 
@@ -28,11 +29,12 @@ class CoreProcess:
     `pipe` becomes readable when the process has ended, however it ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, main: str = "quire.engine.core_main") -> None:
+        """`main` is the module of the program."""
         self.pipe, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), _ROOT],
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), _ROOT, main],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C is for the front end, which ends its cores in order
@@ -48,7 +50,7 @@ class CoreProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, message: StartMessage) -> None:
+    def start(self, message: StartMessage | CoordinatorMessage) -> None:
         """Send the one message; a process that is gone already is found by its pipe."""
         message.dies_with_thread = self._is_in_main_thread
         try:

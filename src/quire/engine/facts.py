@@ -20,7 +20,7 @@ from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.models import kv_groups, read_spec
 from quire.models.kv_groups import layer_slots
 from quire.models.max_length import length_facts
-from quire.models.parameters import num_parameters
+from quire.models.parameters import num_expert_parameters, num_parameters
 from quire.models.source import What, locate
 from quire.models.spec import Block, Moe
 
@@ -64,6 +64,7 @@ def gather_model_facts(args: EngineArgs) -> ModelFacts:
         hidden_size=decoder.dim,
         widest=max(map(_width, decoder.blocks)),
         num_experts=max(b.mlp.experts if isinstance(b.mlp, Moe) else 0 for b in decoder.blocks),
+        num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
         kv_groups=tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
         kv_values_per_token=layer_slots(groups) * 2 * first.kv_heads * first.head_dim,

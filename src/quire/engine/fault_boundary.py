@@ -62,6 +62,8 @@ class FaultBoundary:
             return
         try:
             self._start(step, plan)
+        except EngineDeadError:
+            raise  # of the device or the group, not of a row
         except RowFailures as failures:
             self._blame(step, failures.errors)
             self._run(step, without(plan, failures.errors))
@@ -77,6 +79,8 @@ class FaultBoundary:
         """Nothing could run, but later steps stand on what was planned beside the tokens."""
         try:
             self._start(step, plan)
+        except EngineDeadError:
+            raise
         except Exception as error:
             raise EngineDeadError("The device does not run any step; see the log.") from error
 

@@ -152,7 +152,15 @@ class CoreJournal:
         """
         suspects = [h for h in self._unproved if in_step is None or h in in_step]
         self._count(suspects)
-        convicted = self._convict(suspects)
+        return self._end_life(suspects, self._convict(suspects))
+
+    def fell(self) -> Death:
+        """The core is dead since another one is with which it stepped together: nobody here is to
+        blame, and the life does not count.
+        """
+        return self._end_life([], [])
+
+    def _end_life(self, suspects: list[int], convicted: list[int]) -> Death:
         lost = [handle for handle, entry in self.entries.items() if entry.request.resumable]
         lost = [handle for handle in lost if self._is_sent(handle)]
         self._regroup([h for h in suspects if h not in convicted and h not in lost], lost)

@@ -16,6 +16,7 @@ from quire.engine.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.core_host import HEARTBEAT_S, CoreHost
 from quire.engine.core_links import CoreLinks
 from quire.engine.core_process import CoreProcess
+from quire.engine.dp_coordinator import DPCoordinator
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.handshake import HandshakeServer
 from quire.engine.mp_client import MPClient
@@ -112,7 +113,10 @@ def start(make: Callable[..., C], plan: EnginePlan, first: CoreProcess | None = 
     folder = make_socket_folder()
     try:
         links = _links(plan, folder, keys)
-        addresses, handshake = links.addresses, None
+        addresses, handshake, coordinator = links.addresses, None, None
+        if plan.enable_expert_parallel:
+            coordinator = DPCoordinator(folder, plan.data_parallel_size)
+            addresses = coordinator.addresses(addresses)
         if keys is not None:
             endpoint = f"tcp://{plan.data_parallel_address}:{plan.data_parallel_rpc_port}"
             handshake = HandshakeServer(endpoint, keys, addresses, plan, missing)
@@ -129,7 +133,7 @@ def start(make: Callable[..., C], plan: EnginePlan, first: CoreProcess | None = 
         heartbeat_s=HEARTBEAT_S,
         server_key=None if keys is None else keys.public,
     )
-    client = make(links, host, folder=folder, handshake=handshake)
+    client = make(links, host, folder=folder, handshake=handshake, coordinator=coordinator)
     try:
         client.start_cores(here)
     except BaseException:

@@ -17,6 +17,7 @@ from quire.engine.client import EngineCoreClient
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.launcher import launch_front_end
 from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
+from quire.engine.unbuilt import UnbuiltEngineMethods
 from quire.engine.utility import PauseMode
 from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.observability.metrics import Metric
@@ -27,7 +28,7 @@ from quire.text.tokenizer import Tokenizer
 LOG_INTERVAL_S = 10.0
 
 
-class LLMEngine:
+class LLMEngine(UnbuiltEngineMethods):
     """Serves requests step by step in the calling thread; not thread-safe. With
     `multiprocess_mode`, and always where the plan has several cores, the steps are made in
     processes of their own.
@@ -288,23 +289,13 @@ class LLMEngine:
         self.discard_all()
         self.front_end.shutdown()
 
-    # documented, not built
-
-    def add_lora(self, lora_request: Any) -> bool:
-        """Refused: adapters are not served yet."""
-        raise NotBuiltYet("method", "add_lora", "Merge the adapter into the model's weights.")
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Refused: adapters are not served yet."""
-        raise NotBuiltYet("method", "remove_lora", "There are no adapters to remove.")
+    def get_weight_version(self) -> str:
+        """That of the weights that the engine was started with; there are no others."""
+        return self.front_end.client.call(utility.get_weight_version())
 
     def list_loras(self) -> set[int]:
         """No adapter is ever loaded."""
         return set()
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Refused: adapters are not served yet."""
-        raise NotBuiltYet("method", "pin_lora", "There are no adapters to pin.")
 
 
 def _front_end_of_one(

@@ -19,9 +19,11 @@ from typing import Any, TypeVar
 import zmq
 
 from quire.engine.client import CoreStatus
+from quire.engine.core_group import CoreGroup
 from quire.engine.core_host import CoreHost
 from quire.engine.core_links import CoreLinks, is_stopped
 from quire.engine.core_process import GRACE_S, CoreProcess
+from quire.engine.dp_coordinator import DPCoordinator
 from quire.engine.handshake import HANDSHAKE_TIMEOUT_MINS, HandshakeServer
 from quire.engine.load_balancer import LoadBalancer
 from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
@@ -57,9 +59,11 @@ class MPClient:
         silent_s: float = SILENT_S,
         longest_turn_s: float = LONGEST_TURN_S,
         handshake: HandshakeServer | None = None,
+        coordinator: DPCoordinator | None = None,
     ) -> None:
         """`host` has the processes of the cores that are ours, `folder` the sockets; those on other
-        machines come to `handshake`. All end with this client.
+        machines come to `handshake`. `coordinator` is that of cores that step together. All end
+        with this client.
         """
         self._links = links
         self._host = host
@@ -74,10 +78,14 @@ class MPClient:
         self._checked_at = time.monotonic()
         self._is_closed = False
         self._handshake = handshake
+        self.coordinator = coordinator
+        self._group = None if host is None or not host.is_lock_step else CoreGroup(links, host)
         self._absent = set(() if handshake is None else handshake.missing)
         for engine_index in self._absent:
             links.expect(engine_index, 1)
-        self._finalizer = weakref.finalize(self, _let_go, links, host, folder, handshake)
+        self._finalizer = weakref.finalize(
+            self, _let_go, links, host, folder, handshake, coordinator
+        )
 
     # requests
 
@@ -200,6 +208,11 @@ class MPClient:
 
     # more and fewer cores (scaling.py)
 
+    def require_scalable(self) -> None:
+        """Raises EngineError where the number of cores is fixed."""
+        if self._group is not None:
+            raise EngineError("The number of cores that share experts is fixed: make a new engine.")
+
     def start_new(self, engine_indices: Sequence[int]) -> None:
         """Begin cores that get nothing until `admit`."""
         if self._host is None:
@@ -272,6 +285,8 @@ class MPClient:
         self._links.take()
         if self._handshake is not None:
             self._handshake.take(self._join)
+        if self.coordinator is not None:
+            self._hear_coordinator(self.coordinator)
         for engine_index, link in self._links.links.items():
             why = link.lost or ("" if self._is_ours(engine_index) else link.last_words)
             if why and not link.is_dead and engine_index not in self._killed:
@@ -280,6 +295,17 @@ class MPClient:
             its = self._links.links.get(engine_index)
             if its is not None and not its.is_dead and not process.is_running:
                 self._bury(engine_index)
+
+    def _hear_coordinator(self, coordinator: DPCoordinator) -> None:
+        try:
+            if coordinator.take(self._balancer.note_stats):
+                self._watch_again()
+        except EngineDeadError as error:  # no wave begins any more
+            for engine_index in self._links.live:
+                self._links.lose(engine_index, error)
+
+    def _watch_again(self) -> None:
+        """Another process is to be watched; who polls anew each time need not be told."""
 
     def _join(self, engine_indices: Sequence[int]) -> list[int] | None:
         """Expect cores that come from another machine, for the first time or after their death."""
@@ -302,6 +328,10 @@ class MPClient:
         self._links.take()
         why = self._killed.pop(engine_index, "") or self._links.links[engine_index].last_words
         error = self._host.death_of(engine_index, why)
+        if self._group is not None and isinstance(error, EngineDeadError):
+            error.fell_with_group = self._group.fell(engine_index)
+            for other in self._group.rest_of(engine_index):
+                self._give_up(other, self._group.why(engine_index))
         if engine_index in self._new:  # whoever waits for it hears of it, nobody else
             self._new[engine_index] = error
             self._links.forget(engine_index)
@@ -378,6 +408,9 @@ class MPClient:
         poller.register(self._links.to_cores, zmq.POLLIN)
         if self._handshake is not None:
             poller.register(self._handshake.socket, zmq.POLLIN)
+        if self.coordinator is not None:
+            poller.register(self.coordinator.counts, zmq.POLLIN)
+            poller.register(self.coordinator.process.pipe, zmq.POLLIN)
         for engine_index, process in self._host.processes.items() if self._host else ():
             link = self._links.links.get(engine_index)
             if link is not None and not link.is_dead:
@@ -396,10 +429,13 @@ def _let_go(
     host: CoreHost | None,
     folder: Path | None,
     handshake: HandshakeServer | None,
+    coordinator: DPCoordinator | None,
 ) -> None:
     """End what is left of a client that is gone."""
     if host is not None:
         host.end(list(host.processes), 0.0)
+    if coordinator is not None:
+        coordinator.close()
     links.close()
     if handshake is not None:
         handshake.close()

@@ -43,6 +43,22 @@ class FinishReason(enum.IntEnum):
         return self.name.lower()
 
 
+class EngineCoreEventType(enum.IntEnum):
+    """What can happen to a request in a core."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+@dataclass(slots=True, frozen=True)
+class EngineCoreEvent:
+    """It happened at `timestamp` (seconds, monotonic)."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+
 class EngineCoreRequestType(enum.Enum):
     """What a message to a core is: the first byte of its first frame (`core_header`)."""
 
@@ -51,7 +67,7 @@ class EngineCoreRequestType(enum.Enum):
     ABORT = b"\x01"
     """A list of handles."""
     START_DP_WAVE = b"\x02"
-    """(wave, index of the core that has started it already)."""
+    """A StartWave, from the coordinator alone: it has a socket of its own."""
     UTILITY = b"\x03"
     """A UtilityRequest."""
     EXECUTOR_FAILED = b"\x04"
@@ -263,6 +279,15 @@ class EngineCoreOutput:
         return None if self.end is None else self.end.stop_reason
 
     @property
+    def events(self) -> list[EngineCoreEvent]:
+        """That it was scheduled, with its first output. When it came only the front end knows, and
+        preemptions are counted in `end`.
+        """
+        kind = EngineCoreEventType.SCHEDULED
+        mine = (s for s in self.columns.started if s.handle == self.handle)
+        return [EngineCoreEvent(kind, start.scheduled_time) for start in mine]
+
+    @property
     def num_cached_tokens(self) -> int:
         """What the prefix cache gave; 0 behind the first output."""
         found = [s.num_cached_tokens for s in self.columns.started if s.handle == self.handle]
@@ -354,6 +379,22 @@ class EngineCoreReadyResponse(msgspec.Struct, array_like=True, omit_defaults=Tru
     dtype: str = ""
     version: str = ""
     is_headless: bool = False
+
+
+class StartWave(msgspec.Struct, array_like=True, gc=False):
+    """The coordinator to every core of a group: this wave begins."""
+
+    wave: int
+
+
+class Counts(msgspec.Struct, array_like=True, gc=False):
+    """The coordinator to front ends: what each core has to do, and the wave that they are in or
+    come to next.
+    """
+
+    stats: dict[int, SchedulerStats] = {}
+    wave: int = 0
+    is_running: bool = False
 
 
 class ReconfigureRankType(enum.IntEnum):

@@ -19,6 +19,7 @@ class ScalableClient(Protocol):
 
     @property
     def engine_indices(self) -> Sequence[int]: ...
+    def require_scalable(self) -> None: ...
     def start_new(self, engine_indices: Sequence[int]) -> None: ...
     def is_ready(self, engine_index: int) -> bool: ...
     def admit(self, engine_indices: Sequence[int]) -> None: ...
@@ -35,6 +36,8 @@ async def scale(client: ScalableClient, num_cores: int, drain_timeout_s: float) 
     its start; then the cores are those that there were.
     """
     present = sorted(client.engine_indices)
+    if num_cores != len(present):
+        client.require_scalable()
     if num_cores < 1:
         raise InvalidParameter("new_data_parallel_size", num_cores, "it must be at least 1")
     if num_cores > len(present):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from quire.engine.protocol import PROTOCOL_VERSION, EngineZmqAddresses
 from quire.errors import EngineError, InvalidParameter
 
 _LENGTH = struct.Struct("<Q")
+
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class StartMessage(msgspec.Struct, kw_only=True):
@@ -43,21 +45,21 @@ class StartMessage(msgspec.Struct, kw_only=True):
     data_parallel_size: int = 1
 
 
-def send_start(pipe: socket.socket, message: StartMessage) -> None:
+def send_start(pipe: socket.socket, message: msgspec.Struct) -> None:
     """Write the message. Raises OSError when the process is gone."""
     data = msgspec.msgpack.encode(message, enc_hook=_named)
     pipe.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_start(pipe: socket.socket) -> StartMessage:
-    """Wait for the message. Raises EOFError when the sender is gone, EngineError when it is of
-    another version.
+def receive_start(pipe: socket.socket, kind: type[M]) -> M:
+    """Wait for the message, of the struct `kind`. Raises EOFError when the sender is gone,
+    EngineError when it is of another version.
     """
     (length,) = _LENGTH.unpack(_receive(pipe, _LENGTH.size))
     data = _receive(pipe, length)
     if msgspec.msgpack.decode(data)["protocol_version"] != PROTOCOL_VERSION:
         raise EngineError("The front end and the core are of different releases; restart both.")
-    return msgspec.msgpack.decode(data, type=StartMessage)
+    return msgspec.msgpack.decode(data, type=kind)
 
 
 def send_last_words(pipe: socket.socket, error: Exception) -> None:

@@ -186,7 +186,9 @@ class Supervision(Generic[C]):
         journal = self._journal(engine_index)
         if self._clock() - self._began[engine_index] > LONG_LIFE_S:
             journal.num_fruitless = 0
-        death = journal.died(self.client.dying_step(engine_index))
+        in_step = self.client.dying_step(engine_index)
+        fell = isinstance(error, EngineDeadError) and error.fell_with_group
+        death = journal.fell() if fell else journal.died(in_step)
         logger.error("%s %d requests run again.", error, len(journal))
         ends = [Finished(h, FinishReason.ERROR, message=POISONOUS) for h in death.convicted]
         ends += [Finished(h, FinishReason.ERROR, message=CANNOT_RESUME) for h in death.lost]

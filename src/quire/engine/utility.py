@@ -35,7 +35,7 @@ UTILITIES = frozenset(
         *("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"),
         *("pause_scheduler", "resume_scheduler", "is_scheduler_paused"),
         *("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"),
-        *("collective_rpc", "profile", "get_supported_tasks"),
+        *("collective_rpc", "profile", "get_supported_tasks", "get_weight_version"),
     }
 )
 """The methods of `CoreControl` that may be called from outside; each has its function below."""
@@ -121,6 +121,11 @@ def release_kv_cache_memory() -> Utility[None]:
 def get_supported_tasks() -> Utility[tuple[str, ...]]:
     """What requests can be for."""
     return Utility("get_supported_tasks")
+
+
+def get_weight_version() -> Utility[str]:
+    """The name of the weights that compute."""
+    return Utility("get_weight_version")
 
 
 def collective_rpc(

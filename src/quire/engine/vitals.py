@@ -21,6 +21,8 @@ _PR_SET_NAME = 15
 
 ORPHANED = 3
 """The exit code of a core whose front end has gone."""
+PEERS_LOST = 4
+"""The exit code of a core that ends since another one has with which it steps together."""
 
 
 class Vitals:

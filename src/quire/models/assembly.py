@@ -5,11 +5,12 @@ are here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from quire.distributed.expert_exchange import ExpertExchange
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
     AttentionLayer,
@@ -17,7 +18,9 @@ from quire.models.layers import (
     Embedding,
     FeedForward,
     Layer,
+    LoneExperts,
     MixtureOfExperts,
+    SpreadExperts,
     make_entrance,
     make_join,
     make_look_up,
@@ -65,10 +68,14 @@ class Assembly:
         ops: Ops,
         max_model_len: int,
         recipe: Recipe,
+        spread: ExpertExchange | None,
     ) -> None:
         self.parts: list[tuple[str, Part]] = []
         self._spec, self._weights, self._ops, self._recipe = spec, weights, ops, recipe
         self._max_model_len = max_model_len
+        self._spread = spread
+        if spread is not None:
+            spread.forget_layers()
         self._tables: dict[Rope, RotaryTable] = {}
         self._tied_head: LinearWeight | None = None
 
@@ -149,14 +156,36 @@ class Assembly:
 
     def _feed_forward(self, at: str, m: Mlp | Moe) -> FeedForward:
         if isinstance(m, Moe):
-            return self._mixture(at, m)
+            return self._mixture(at, m) if self._spread is None else self._spread_mixture(at, m)
         ups = (at + "gate", at + "up") if m.gated else (at + "up",)
         up, down = self._linear(at + "up", *ups), self._linear(at + "down", at + "down")
         return DenseFeedForward(self._ops, up, down, m.act, m.gated)
 
     def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
         router = self._linear(at + "router", at + "router", role="router")
-        experts = [f"{at}experts.{e}." for e in range(m.experts)]
+        packed = self._experts(at + "experts", m, [f"{at}experts.{e}." for e in range(m.experts)])
+        return MixtureOfExperts(self._ops, router, packed, _moe_args(m))
+
+    def _spread_mixture(self, at: str, m: Moe) -> SpreadExperts:
+        """Only those experts are taken that are here."""
+        spread, ops = self._spread, self._ops
+        assert spread is not None, "the mixture is whole"
+        router = self._linear(at + "router", at + "router", role="router")
+        for e in range(m.experts):
+            if e not in spread.experts:
+                parts = ("gate", "up", "down")
+                self._weights.skip([f"{at}experts.{e}.{part}" for part in parts])
+        here = tuple(
+            self._experts(f"{at}experts.{e}", m, [f"{at}experts.{e}."]) for e in spread.experts
+        )
+        zero = torch.zeros(1, self._spec.dim, dtype=self._weights.dtype)
+        lone = ops.pack_linear(zero.to(self._weights.device), None, None)
+        args = _moe_args(m)
+        alone = replace(args, experts=1, top_k=1, score="softmax_topk", renorm=False)
+        spread.add_layer(LoneExperts(ops, lone, here, alone))
+        return SpreadExperts(ops, router, spread, args)
+
+    def _experts(self, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
         packed = self._ops.pack_experts(
             self._stacked(experts, ("gate", "up"), ".weight"),
             self._stacked(experts, ("down",), ".weight"),
@@ -164,16 +193,8 @@ class Assembly:
             self._stacked(experts, ("down",), ".bias") if m.bias else None,
             self._recipe.format_of("projection"),
         )
-        self.parts.append((at + "experts", packed))
-        args = MoeArgs(
-            experts=m.experts,
-            top_k=m.top_k,
-            score=m.score,
-            renorm=m.renorm,
-            act=m.act,
-            clamp=m.clamp,
-        )
-        return MixtureOfExperts(self._ops, router, packed, args)
+        self.parts.append((name, packed))
+        return packed
 
     def _norm(self, at: str, n: Norm) -> NormWeight:
         weight = self._tensor(at + ".weight")
@@ -207,6 +228,17 @@ class Assembly:
 
     def _stacked(self, experts: list[str], projections: tuple[str, ...], leaf: str) -> Tensor:
         return self._weights.stacked([[at + p + leaf for p in projections] for at in experts])
+
+
+def _moe_args(m: Moe) -> MoeArgs:
+    return MoeArgs(
+        experts=m.experts,
+        top_k=m.top_k,
+        score=m.score,
+        renorm=m.renorm,
+        act=m.act,
+        clamp=m.clamp,
+    )
 
 
 def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:

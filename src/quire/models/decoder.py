@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from quire.distributed.expert_exchange import ExpertExchange
 from quire.models.assembly import Assembly, tensors_of
 from quire.models.kv_groups import layer_group
 from quire.models.spec import Decoder
@@ -38,14 +39,16 @@ class DecoderModel:
         *,
         max_model_len: int,
         recipe: Recipe = UNQUANTIZED,
+        spread: ExpertExchange | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
-        says how weights are stored.
+        says how weights are stored. With `spread` the experts are those of several cores, and only
+        its own are taken; it must be in a round when the model runs.
         """
         self.spec = spec
         self.max_model_len = max_model_len
         self.layer_group = layer_group(spec)
-        assembly = Assembly(spec, weights, ops, max_model_len, recipe)
+        assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
         self.head = assembly.head()

@@ -25,6 +25,7 @@ from quire.ops import (
     QKNorm,
     RotaryTable,
 )
+from quire.ops.moe import grouped_mixture
 
 FeedForward = Callable[[Tensor], Tensor]
 Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -110,6 +111,39 @@ class MixtureOfExperts:
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
         return self.ops.moe(h, self.router, self.experts, self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadExperts:
+    """The same where the experts are spread over cores: `exchange` brings each token to those that
+    it has chosen, wherever they are (distributed/expert_exchange.py).
+    """
+
+    ops: Ops
+    router: LinearWeight
+    exchange: Callable[[Tensor, list[int]], Tensor]
+    args: MoeArgs
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        logits = self.ops.linear(h, self.router)
+        return grouped_mixture(h, logits, self.args, None, self.exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class LoneExperts:
+    """Experts of a layer that are run one by one, each as a mixture of one: the router gives it
+    0, whose softmax over the one that there is weighs 1.
+    """
+
+    ops: Ops
+    router: LinearWeight
+    experts: tuple[ExpertWeights, ...]
+    args: MoeArgs
+
+    def __call__(self, expert: int, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        return self.ops.moe(h, self.router, self.experts[expert], self.args)
 
 
 @dataclass(frozen=True, slots=True)

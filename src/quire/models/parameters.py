@@ -51,6 +51,11 @@ def num_parameters(decoder: Decoder) -> int:
     return sum(p.size for p in _leaves(decoder))
 
 
+def num_expert_parameters(decoder: Decoder) -> int:
+    """How many of them are in experts."""
+    return sum(p.size for p in _leaves(decoder) if ".experts." in p.name)
+
+
 def _leaves(d: Decoder) -> Iterator[Parameter]:
     yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.learned_positions:

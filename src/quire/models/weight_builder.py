@@ -22,8 +22,8 @@ _HUGE_PAGE_BYTES = 2 << 20
 class WeightBuilder:
     """Hands out finished tensors in the model's dtype on its device.
 
-    Invariant: each leaf of the spec is copied exactly once; `finish` asserts that none was left
-    over.
+    Invariant: each leaf of the spec is copied or skipped exactly once; `finish` asserts that none
+    was left over.
     """
 
     def __init__(
@@ -72,6 +72,12 @@ class WeightBuilder:
         for part, names in zip(out, groups, strict=True):
             self._fill(part, names)
         return out
+
+    def skip(self, names: Sequence[str]) -> None:
+        """These leaves, and their biases, are somebody else's."""
+        for name in names:
+            for leaf in (self._left.pop(name + end, None) for end in (".weight", ".bias")):
+                self._done += 0 if leaf is None else leaf.size
 
     def finish(self) -> None:
         """The model is complete; a leaf that nobody asked for is a bug in the decoder."""

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from quire.distributed.expert_exchange import ExpertExchange
 from quire.errors import LoadError, WeightMismatch
 from quire.models.checkpoint_files import CheckpointFiles
 from quire.models.config_reader import read_config
@@ -49,25 +50,27 @@ def load_model(
     family: Family | None = None,
     recipe: Recipe = UNQUANTIZED,
     progress: Progress | None = None,
+    spread: ExpertExchange | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
     `load_format` dummy draws them from `seed` and reads no file; auto means safetensors.
     `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
     the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
-    `progress` is called with leaf values done and in all. Raises LoadError subclasses that name
-    file and tensor.
+    `progress` is called with leaf values done and in all. `spread`: see DecoderModel. Raises
+    LoadError subclasses that name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     if load_format == "dummy":
-        return _build(decoder, ops, RandomLeaves(seed), dtype, place, length, recipe, progress)
+        draw = RandomLeaves(seed)
+        return _build(decoder, ops, draw, dtype, place, length, recipe, progress, spread)
     if family is None:
         family = find_family(read_config(folder))
     files = CheckpointFiles(folder)
     try:
         leaves = StoredLeaves(files, match(family, decoder, files))
-        return _build(decoder, ops, leaves, dtype, place, length, recipe, progress)
+        return _build(decoder, ops, leaves, dtype, place, length, recipe, progress, spread)
     finally:
         files.close()
 
@@ -120,9 +123,12 @@ def _build(
     max_model_len: int,
     recipe: Recipe,
     progress: Progress | None,
+    spread: ExpertExchange | None,
 ) -> DecoderModel:
     weights = WeightBuilder(decoder, read, dtype=dtype, device=device, progress=progress)
-    model = DecoderModel(decoder, weights, ops, max_model_len=max_model_len, recipe=recipe)
+    model = DecoderModel(
+        decoder, weights, ops, max_model_len=max_model_len, recipe=recipe, spread=spread
+    )
     weights.finish()
     return model
 

@@ -138,19 +138,31 @@ def mixture(
     expert: Callable[[int, Tensor], Tensor],
 ) -> Tensor:
     """`moe` for given router logits [T, E] and `expert(index, rows [n, C]) -> [n, C]`."""
+
+    def run(rows: Tensor, counts: list[int]) -> Tensor:
+        parts = rows.split(counts)
+        found = [expert(index, part) for index, part in enumerate(parts) if len(part)]
+        return torch.cat(found) if found else rows
+
+    return grouped_mixture(x, logits, args, select_bias, run)
+
+
+def grouped_mixture(
+    x: Tensor,
+    logits: Tensor,
+    args: MoeArgs,
+    select_bias: Tensor | None,
+    run: Callable[[Tensor, list[int]], Tensor],
+) -> Tensor:
+    """The same for `run(rows [T*k, C], counts [E]) -> [T*k, C]`: all chosen experts at once, the
+    first counts[0] rows for expert 0 and so on.
+    """
     num_tokens, width = x.shape
     chosen, weights = route(logits, args, select_bias)
-    # (token, choice) pairs grouped by expert
-    order = chosen.flatten().argsort(stable=True)
+    order = chosen.flatten().argsort(stable=True)  # (token, choice) pairs grouped by expert
     counts = torch.bincount(chosen.flatten(), minlength=args.experts).tolist()
-    rows = order // args.top_k
     results = x.new_empty(num_tokens * args.top_k, width)
-    start = 0
-    for index, count in enumerate(counts):
-        if count:
-            pairs = slice(start, start + count)
-            start += count
-            results.index_copy_(0, order[pairs], expert(index, x[rows[pairs]]))
+    results.index_copy_(0, order, run(x[order // args.top_k], counts))
     return _weighted_sum(results.view(num_tokens, args.top_k, width), weights).to(x.dtype)
 
 

@@ -14,10 +14,25 @@ from quire.params import SamplingParams
 from quire.runner.sampling import AdapterLogitsProcessor, RequestLogitsProcessor
 
 
+def _hang() -> None:
+    threading.Event().wait()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise() -> None:
+    raise ArithmeticError("poisonous")
+
+
+_HARM = {"poison_at": _kill, "hang_at": _hang, "raise_at": _raise}
+
+
 class Poison(AdapterLogitsProcessor):
     """Kills its process as soon as a request has as many output tokens as its
     `extra_args={"poison_at": n}` says, in every life of the engine; with `{"hang_at": n}` it waits
-    for ever instead.
+    for ever instead, with `{"raise_at": n}` it raises.
     """
 
     def is_argmax_invariant(self) -> bool:
@@ -27,15 +42,14 @@ class Poison(AdapterLogitsProcessor):
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """None for a request that is harmless."""
         own = params.extra_args or {}
-        at, does_hang = own.get("poison_at", own.get("hang_at")), "hang_at" in own
-        if at is None:
+        how = next((how for how in _HARM if how in own), None)
+        if how is None:
             return None
+        at, harm = own[how], _HARM[how]
 
         def process(output_ids: list[int], logits: Tensor) -> Tensor:
-            if len(output_ids) >= at and does_hang:
-                threading.Event().wait()
-            elif len(output_ids) >= at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if len(output_ids) >= at:
+                harm()
             return logits
 
         return process

@@ -1,0 +1,200 @@
+"""Experts that are spread over the cores of a group: each token visits the cores that have its
+experts and comes back.
+
+The cores step in rounds. A round is one forward pass of every core, or, where a core has nothing to
+run, its part in those of the others: it serves its experts. All exchanges of a round take place on
+every core, whatever fails in between: a core whose own pass fails goes on serving to the round's
+end, and an expert that fails on somebody's rows marks these as failed. So a pass can be run again,
+whole or in parts; each time is a round of its own, in which the others do what they have to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import PeersLost
+
+logger = logging.getLogger(__name__)
+
+RunExpert = Callable[[int, Tensor], Tensor]
+"""The expert with this index among those here, for rows [n, C] -> [n, C]."""
+
+_UNFINISHED, _ENDING = 1, 2
+
+
+class Group(Protocol):
+    """The cores that share experts; see gloo_group.py. Every call is made by all of them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_gather(
+        self, values: Sequence[int], while_waiting: Callable[[], None]
+    ) -> list[list[int]]: ...
+    def all_to_all(self, sent: Tensor, to_each: list[int], from_each: list[int]) -> Tensor: ...
+
+
+class ExpertExchange:
+    """One core's side of the rounds.
+
+    Invariants: between `begin` and `finish` each of `num_layers` layers is passed once, in order;
+    behind the first PeersLost nothing is exchanged any more.
+    """
+
+    def __init__(
+        self, group: Group, *, num_experts: int, num_layers: int, width: int, dtype: torch.dtype
+    ) -> None:
+        """`num_layers` with `num_experts` each, for activations [T, width]."""
+        self.num_rounds = 0
+        self.is_ending = False
+        """This core is told to end; `all_end` when that is true of every one."""
+        self.all_end = False
+        self.while_waiting: Callable[[], None] = lambda: None
+        """Called now and then while the others let this core wait at the beginning of a round."""
+        self._group = group
+        self._bounds = [rank * num_experts // group.size for rank in range(group.size + 1)]
+        self._layers: list[RunExpert] = []
+        self._num_layers = num_layers
+        self._nothing = torch.empty(0, width, dtype=dtype)
+        self._no_counts = [0] * num_experts
+        self._passed = num_layers
+        self._is_broken = False
+
+    @property
+    def experts(self) -> range:
+        """Those that are here."""
+        return range(self._bounds[self._group.rank], self._bounds[self._group.rank + 1])
+
+    def forget_layers(self) -> None:
+        """The experts that are here go; `add_layer` brings others."""
+        self._layers.clear()
+
+    def add_layer(self, run: RunExpert) -> None:
+        """The next layer's experts, as far as they are here."""
+        self._layers.append(run)
+
+    # rounds
+
+    def begin(self, is_unfinished: bool) -> bool:
+        """Wait for the others and begin a round; False when no core has anything left to do, then
+        there is none. Raises PeersLost, here and in all that follows.
+        """
+        flags = _UNFINISHED * is_unfinished | _ENDING * self.is_ending
+        self.num_rounds += 1
+        said = self._all_gather([self.num_rounds, flags], self.while_waiting)
+        if any(number != self.num_rounds for number, _ in said):
+            self._is_broken = True
+            raise PeersLost(f"The cores are in different rounds: {[n for n, _ in said]}.")
+        self.all_end = all(found & _ENDING for _, found in said)
+        goes_on = any(found & _UNFINISHED for _, found in said)
+        if goes_on:
+            self._passed = 0
+        return goes_on
+
+    def finish(self) -> None:
+        """Serve what is left of the round."""
+        while self._passed < self._num_layers and not self._is_broken:
+            self._pass(self._nothing, self._no_counts)
+
+    def idle_round(self, is_unfinished: bool) -> bool:
+        """A round without rows of ours; False when it was not begun, since nobody has any."""
+        goes_on = self.begin(is_unfinished)
+        self.finish()
+        return goes_on
+
+    def __call__(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """The next layer's experts for rows [n, C], of which the first counts[0] are for expert 0
+        and so on -> [n, C]. Raises RuntimeError when an expert failed on them.
+        """
+        results, failed = self._pass(rows, counts)
+        if failed:
+            raise RuntimeError(f"the experts of cores {failed} failed on these rows")
+        return results
+
+    def _pass(self, rows: Tensor, counts: list[int]) -> tuple[Tensor, list[int]]:
+        """One layer: rows go out and results come back; the ranks that failed on ours."""
+        layer = self._passed
+        self._passed += 1
+        wanted = self._all_gather(counts, lambda: None)
+        bounds, here = self._bounds, self.experts
+        if not any(map(any, wanted)):
+            return rows, []
+        theirs = [row[here.start : here.stop] for row in wanted]
+        sent = [sum(counts[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        came = [sum(row) for row in theirs]
+        arrived = self._all_to_all(rows, sent, came)
+        results, failures = self._serve(layer, arrived, theirs)
+        # one row more for each rank says whether its rows failed
+        parts = [
+            part
+            for found, failed in zip(results.split(came), failures, strict=True)
+            for part in (found, found.new_full((1, found.shape[1]), float(failed)))
+        ]
+        back = self._all_to_all(torch.cat(parts), [n + 1 for n in came], [n + 1 for n in sent])
+        found = back.split([n + 1 for n in sent])
+        failed_ranks = [rank for rank, part in enumerate(found) if part[-1, 0] != 0]
+        return torch.cat([part[:-1] for part in found]), failed_ranks
+
+    # the experts that are here
+
+    def _serve(
+        self, layer: int, rows: Tensor, counts: list[list[int]]
+    ) -> tuple[Tensor, list[bool]]:
+        """Results for the rows of each rank, by rank and expert; for which ranks they failed."""
+        try:
+            return self._run(layer, rows, counts), [False] * len(counts)
+        except Exception:
+            logger.exception("experts of layer %d failed; each core's rows are tried alone", layer)
+        results, failures = torch.zeros_like(rows), [False] * len(counts)
+        parts = rows.split([sum(row) for row in counts])
+        targets = results.split([sum(row) for row in counts])
+        for rank, (part, target) in enumerate(zip(parts, targets, strict=True)):
+            try:
+                target.copy_(self._run(layer, part, [counts[rank]]))
+            except Exception:
+                logger.exception("experts of layer %d failed on rows of core %d", layer, rank)
+                failures[rank] = True
+        return results, failures
+
+    def _run(self, layer: int, rows: Tensor, counts: list[list[int]]) -> Tensor:
+        """Each expert once, for the rows of all ranks: [n, C] -> [n, C]."""
+        if not len(rows):
+            return rows
+        flat = torch.tensor(counts)
+        whose = torch.arange(flat.shape[1]).repeat(len(counts))
+        order = whose.repeat_interleave(flat.flatten()).argsort(stable=True)
+        parts = rows[order].split(flat.sum(0).tolist())
+        run = self._layers[layer]
+        found = [run(expert, part) for expert, part in enumerate(parts) if len(part)]
+        return torch.empty_like(rows).index_copy_(0, order, torch.cat(found))
+
+    # exchanges
+
+    def _all_gather(
+        self, values: Sequence[int], while_waiting: Callable[[], None]
+    ) -> list[list[int]]:
+        try:
+            self._require_whole()
+            return self._group.all_gather(values, while_waiting)
+        except PeersLost:
+            self._is_broken = True
+            raise
+
+    def _all_to_all(self, rows: Tensor, to_each: list[int], from_each: list[int]) -> Tensor:
+        sent = rows.contiguous().view(torch.uint8)
+        try:
+            self._require_whole()
+            return self._group.all_to_all(sent, to_each, from_each).view(rows.dtype)
+        except PeersLost:
+            self._is_broken = True
+            raise
+
+    def _require_whole(self) -> None:
+        if self._is_broken:
+            raise PeersLost("Another core of the group is gone.")

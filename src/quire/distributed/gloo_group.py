@@ -1,0 +1,80 @@
+"""The cores of one engine as a group that exchanges bytes, by gloo over the loopback interface.
+
+A group is an object, not torch's one per process: two engines can live in one process. Its
+addresses are in a file that only this user can read, in the folder of the engine's sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from quire.errors import PeersLost
+
+LOOK_S = 0.5
+"""So often does who waits for the others look around."""
+
+
+class GlooGroup:
+    """`size` processes, of which this is number `rank`. Every call is made by all of them, in the
+    same order; one whose partner is gone, or waits longer than `timeout_s`, raises PeersLost.
+    """
+
+    def __init__(self, rendezvous: Path, rank: int, size: int, timeout_s: float) -> None:
+        """Wait until all are there. `rendezvous` is a file that none of an earlier group has
+        used.
+        """
+        self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
+        gloo: Any = distributed.ProcessGroupGloo  # its stub knows little of it
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 1
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        try:
+            store = distributed.FileStore(str(rendezvous), size)  # type: ignore[attr-defined]
+            self._group: Any = gloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise PeersLost(f"The other cores of the group did not come: {error}") from error
+
+    def all_gather(
+        self, values: Sequence[int], while_waiting: Callable[[], None] = lambda: None
+    ) -> list[list[int]]:
+        """The numbers of each rank, which has as many as the others. `while_waiting` is called now
+        and then.
+        """
+        ours = torch.tensor(values, dtype=torch.int64)
+        all_ = torch.empty(self.size * len(values), dtype=torch.int64)
+        work = self._group._allgather_base(all_, ours)
+        waited_s = 0.0
+        while not self._wait(work, LOOK_S):
+            waited_s += LOOK_S
+            if waited_s >= self._timeout_s:
+                raise PeersLost(f"The other cores of the group were silent for {waited_s:g} s.")
+            while_waiting()
+        return all_.view(self.size, len(values)).tolist()
+
+    def all_to_all(self, sent: Tensor, to_each: list[int], from_each: list[int]) -> Tensor:
+        """Rows of bytes [n, w]: the first `to_each[0]` of `sent` go to rank 0 and so on ->
+        [sum(from_each), w], in the order of the ranks.
+        """
+        received = sent.new_empty(sum(from_each), sent.shape[1])
+        work = self._group.alltoall_base(received, sent, from_each, to_each)
+        if not self._wait(work, self._timeout_s):
+            raise PeersLost(f"The other cores of the group were silent for {self._timeout_s:g} s.")
+        return received
+
+    def _wait(self, work: distributed.Work, timeout_s: float) -> bool:
+        """Whether it is done in time."""
+        try:
+            work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            if work.is_completed() or "timed out" not in str(error).lower():
+                raise PeersLost(f"Another core of the group is gone: {error}") from error
+            return False
+        return True

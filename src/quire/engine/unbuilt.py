@@ -1,0 +1,83 @@
+"""Documented methods that this release does not have: each is there and says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from quire.errors import NotBuiltYet
+
+_ADAPTERS = "Merge the adapter into the model's weights."
+_TRANSFER = "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
+_ONE_VERSION = "Weights are those that the engine was started with, whose version is 'default'."
+_SNAPSHOT = "Use sleep() and wake_up(), or end the engine and start it anew."
+_CONNECTOR = "There is no KV connector: leave it out."
+
+
+class Refused:
+    """A method in name only. Calling it raises NotBuiltYet with what to do instead."""
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., NoReturn]:
+        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+            raise NotBuiltYet("method", self._name, self.hint)
+
+        return refuse
+
+
+class UnbuiltEngineMethods:
+    """Of `LLMEngine` and `AsyncLLM`."""
+
+    add_lora = Refused(_ADAPTERS)
+    remove_lora = Refused("There are no adapters to remove.")
+    pin_lora = Refused("There are no adapters to pin.")
+    set_weight_version = Refused(_ONE_VERSION)
+
+
+class UnbuiltAsyncMethods(UnbuiltEngineMethods):
+    """Of `AsyncLLM` alone."""
+
+    init_weight_transfer_engine = Refused(_TRANSFER)
+    start_weight_update = Refused(_TRANSFER)
+    start_draft_weight_update = Refused("There is no draft model.")
+    update_weights = Refused(_TRANSFER)
+    finish_weight_update = Refused(_TRANSFER)
+    update_weight_version = Refused(_ONE_VERSION)
+    compute_weight_checksums = Refused("Compare the files of the checkpoint.")
+    checkpoint_prepare = Refused(_SNAPSHOT)
+    checkpoint_restore = Refused(_SNAPSHOT)
+    handle_fault = Refused("Cores that die are restarted without being asked: max_core_restarts.")
+    get_status = Refused("Use is_alive(), is_ready(), check_health() and get_metrics().")
+    notify_kv_transfer_request_rejected = Refused(_CONNECTOR)
+    get_kv_event_sources = Refused(_CONNECTOR)
+
+
+class UnbuiltCoreMethods(UnbuiltEngineMethods):
+    """Of `EngineCore` alone."""
+
+    save_sharded_state = Refused("Keep the checkpoint that the weights were read from.")
+    save_tensorized_model = Refused("Keep the checkpoint that the weights were read from.")
+    preprocess_add_request = Refused("add_request takes the message as it comes from the wire.")
+    post_step = Refused("There are no drafts to take behind a step: step() does all of it.")
+
+
+class UnbuiltProcMethods:
+    """Of `EngineCoreProc`."""
+
+    run_engine_core = Refused("LLM, AsyncLLM and quire serve start cores, and --headless others.")
+
+
+UNBUILT_NAMES = {
+    "DPEngineCoreActor": "Ray does not start cores: use quire serve --headless on other machines.",
+    "DPAsyncMPClient": "A client of one core that others balance is an AsyncMPClient.",
+    "DPLBAsyncMPClient": "Every AsyncMPClient balances between its cores.",
+    "EngineHandshakeMetadata": "A launcher elsewhere gets quire.engine.protocol.Welcome.",
+    "POLLING_TIMEOUT_S": "A client is told by pipes and heartbeats; it does not poll.",
+}
+"""Documented names of `quire.engine` that are not there, and what stands in their place."""

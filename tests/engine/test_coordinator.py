@@ -1,0 +1,117 @@
+"""Who is told when that a wave begins, and who falls with whom."""
+
+from types import SimpleNamespace
+
+from quire.engine.coordinator import Waves
+from quire.engine.core_group import CoreGroup
+from quire.engine.protocol import core_identity
+from quire.engine.vitals import PEERS_LOST
+
+
+def listening(num_cores=2, incarnation=1):
+    waves = Waves(num_cores)
+    for index in range(num_cores):
+        waves.listens(core_identity(index, incarnation), True)
+    return waves
+
+
+def test_a_wave_begins_for_all_once_all_listen():
+    waves = Waves(2)
+    waves.ask(1, 0)
+    waves.listens(core_identity(0, 1), True)
+    assert waves.due() == []
+    waves.listens(core_identity(1, 1), True)
+    assert waves.due() == [core_identity(0, 1), core_identity(1, 1)]
+    assert waves.due() == []
+    assert waves.is_running
+
+
+def test_a_core_that_asks_again_is_told_again():
+    waves = listening()
+    waves.ask(1, 3)
+    assert waves.due()
+    waves.ask(1, 3)
+    assert len(waves.due()) == 2
+    assert waves.wave == 3
+
+
+def test_a_wave_that_is_over_does_not_begin_again():
+    waves = listening()
+    waves.ask(1, 0)
+    waves.due()
+    waves.complete(1, 0)
+    assert (waves.wave, waves.is_running) == (1, False)
+    waves.ask(1, 0)  # was on its way when the wave ended
+    assert waves.due() == []
+    waves.ask(1, 1)
+    assert waves.due()
+
+
+def test_a_coordinator_that_knows_nothing_learns_from_who_asks():
+    waves = listening()
+    waves.ask(1, 41)
+    assert waves.due()
+    assert waves.wave == 41
+    waves = listening()
+    waves.complete(1, 7)
+    assert (waves.wave, waves.is_running) == (8, False)
+
+
+def test_an_earlier_life_is_passed_over_and_a_new_one_begins_at_its_first_wave():
+    waves = listening(incarnation=2)
+    waves.ask(2, 5)
+    waves.due()
+    waves.ask(1, 9)
+    waves.complete(1, 9)
+    assert (waves.wave, waves.due()) == (5, [])
+    for index in (0, 1):
+        waves.listens(core_identity(index, 2), False)
+        waves.listens(core_identity(index, 3), True)
+    waves.ask(3, 0)
+    assert waves.wave == 0
+    assert waves.due() == [core_identity(0, 3), core_identity(1, 3)]
+
+
+def test_a_core_that_has_gone_is_waited_for():
+    waves = listening()
+    waves.listens(core_identity(1, 1), False)
+    waves.ask(1, 0)
+    assert waves.due() == []
+
+
+def group(codes, incarnations=None):
+    numbers = incarnations or [1] * len(codes)
+    links = {
+        index: SimpleNamespace(incarnation=number, is_dead=False)
+        for index, number in enumerate(numbers)
+    }
+    processes = {index: SimpleNamespace(exit_code=code) for index, code in enumerate(codes)}
+    return CoreGroup(SimpleNamespace(links=links), SimpleNamespace(processes=processes)), links
+
+
+def test_the_first_to_end_has_died_and_the_others_fall_with_it():
+    cores, links = group([-9, None, None])
+    assert cores.fell(0) is False
+    assert cores.rest_of(0) == [1, 2]
+    links[0].is_dead = True
+    assert cores.fell(2) is True
+    assert cores.fell(1) is True
+
+
+def test_who_misses_another_one_is_not_the_first_even_if_noticed_before():
+    cores, _ = group([PEERS_LOST, -9])
+    assert cores.fell(0) is True
+    assert cores.fell(1) is False
+
+
+def test_if_all_miss_each_other_one_of_them_counts():
+    cores, _ = group([PEERS_LOST, PEERS_LOST])
+    assert [cores.fell(0), cores.fell(1)] == [False, True]
+
+
+def test_a_new_life_does_not_fall_with_an_old_one():
+    cores, links = group([-9, None], [1, 2])
+    assert cores.rest_of(0) == []
+    links[0].incarnation = 3
+    assert cores.rest_of(0) == [1]
+    assert cores.fell(0) is False
