@@ -222,6 +222,14 @@ class EngineArgs(UnbuiltArgs):
         minimum=0,
         maximum=1000,
     )
+    spare_core: str = option(
+        "after_death",
+        "When a spare process waits that takes a dead core's place: it has imported what takes "
+        "longest of a start, and holds its memory.",
+        Kind.TEXT,
+        _SCHEDULE,
+        choices=("never", "after_death", "always"),
+    )
     data_parallel_size_local: int | None = option(
         None,
         "How many of them run on this machine; None: all.",

@@ -44,6 +44,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     data_parallel_size: int
     max_core_restarts: int
+    spare_core: str
     data_parallel_mode: str
     data_parallel_ranks: tuple[int, ...]
     data_parallel_address: str | None

@@ -85,6 +85,7 @@ def _decide_machine(d: Decisions, is_headless: bool) -> None:
     decide_data_parallel(d, is_headless)
     decide_expert_parallel(d)
     d.wished("max_core_restarts")
+    d.wished("spare_core")
     _decide_threads(d)
     if d.value("enable_expert_parallel"):
         d.decide("use_graphs", False, "tokens leave the core in the middle of a step")

@@ -20,6 +20,9 @@ from quire.errors import EngineDeadError, EngineError, LoadError
 
 HEARTBEAT_S = 0.5
 
+SPARE_AFTER_S = 2.0
+"""A spare process is started so long after the last start of a core."""
+
 
 class CoreHost:
     """Starts cores of one plan, restarts them with the next incarnation number, and ends them.
@@ -50,6 +53,8 @@ class CoreHost:
         self._is_headless = is_headless
         self._server_key = server_key
         self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
+        self._spares: list[CoreProcess] = []
+        self._started_at = 0.0
         self.processes: dict[int, CoreProcess] = {}
         """The present life of each core; one that was taken away is not here."""
 
@@ -70,7 +75,8 @@ class CoreHost:
         old = self.processes.get(engine_index)
         if old is not None:
             old.end(0.0)
-        process, self._first = self._first or CoreProcess(), None
+        process, self._first = self._first or self._take_spare() or CoreProcess(), None
+        self._started_at = time.monotonic()
         self.processes[engine_index] = process
         self.incarnations[engine_index] = self.incarnations.get(engine_index, 0) + 1
         try:
@@ -81,6 +87,37 @@ class CoreHost:
             self.incarnations[engine_index] -= 1
             raise
         return process
+
+    @property
+    def spares(self) -> list[CoreProcess]:
+        """The processes that wait to be a core."""
+        return [process for process in self._spares if process.is_running]
+
+    def keep_spares(self) -> None:
+        """Start a process that will be the next life of a core, if the plan wants one and some time
+        has passed since the last start, with which it would compete. To be called now and then
+        while all cores are ready.
+        """
+        if time.monotonic() - self._started_at < SPARE_AFTER_S:
+            return
+        self._spares = self.spares
+        if len(self._spares) < self._num_spares():
+            self._spares.append(CoreProcess())
+            self._started_at = time.monotonic()
+
+    def _num_spares(self) -> int:
+        """Cores that live and die together need one each."""
+        wish = self._plan.spare_core
+        if wish == "never" or (
+            wish == "after_death" and max(self.incarnations.values(), default=0) < 2
+        ):
+            return 0
+        return len(self.processes) if self.is_lock_step else 1
+
+    def _take_spare(self) -> CoreProcess | None:
+        spares, self._spares = self.spares, []
+        self._spares = spares[1:]
+        return spares[0] if spares else None
 
     def death_of(self, engine_index: int, why: str = "") -> EngineError:
         """The error that tells how a core has ended, whose pipe says that it has."""
@@ -94,8 +131,13 @@ class CoreHost:
         return EngineDeadError(f"{text}.", engine_index=engine_index)
 
     def end(self, engine_indices: Sequence[int], timeout_s: float = GRACE_S) -> None:
-        """Wait until these cores, which were told to, have ended; kill them after `timeout_s`."""
+        """Wait until these cores, which were told to, have ended; kill them after `timeout_s`.
+        Spares end at once.
+        """
         deadline = time.monotonic() + timeout_s
+        spares, self._spares = self._spares, []
+        for spare in spares:
+            spare.end(0.0)
         for engine_index in engine_indices:
             process = self.processes.pop(engine_index, None)
             if process is not None:

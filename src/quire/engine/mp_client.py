@@ -345,6 +345,8 @@ class MPClient:
         if passed_s > 2 * TICK_S:
             return  # it was this process that stood still
         self._links.look(passed_s)
+        if self._host is not None and self._links.are_ready:
+            self._host.keep_spares()
         for engine_index, link in self._links.links.items():
             if engine_index in self._absent and now - link.since > HANDSHAKE_TIMEOUT_MINS * 60:
                 self._give_up(engine_index, "it did not come back from its machine")

@@ -1,0 +1,111 @@
+"""A spare process takes a dead core's place, and nothing of it is left behind."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from quire import EngineArgs, SamplingParams
+from quire.engine import core_host
+from quire.engine.core_host import CoreHost
+from quire.engine.launcher import launch_sync
+from quire.engine.protocol import EngineCoreRequest, EngineZmqAddresses
+from quire.engine.supervisor import SyncSupervisor
+
+
+def plan_of(**wishes):
+    return EngineArgs(
+        max_num_seqs=4, num_gpu_blocks_override=100, max_model_len=128, **wishes
+    ).create_engine_config()
+
+
+class Process:
+    """Stands for a process that was started."""
+
+    def __init__(self):
+        self.is_running, self.message = True, None
+
+    def start(self, message):
+        self.message = message
+
+    def end(self, timeout_s):
+        self.is_running = False
+
+
+@pytest.fixture
+def host_of(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(core_host, "CoreProcess", Process)
+    monkeypatch.setattr(core_host.time, "monotonic", lambda: clock.now)
+
+    def make(cores=1, **wishes):
+        host = CoreHost(plan_of(**wishes), EngineZmqAddresses([], []), range(cores))
+        for index in range(cores):
+            host.start(index)
+        return host, clock
+
+    return make
+
+
+def test_a_spare_waits_from_the_first_death_on(host_of):
+    host, clock = host_of(2)
+    clock.now = 10.0
+    host.keep_spares()
+    assert host.spares == []
+    host.start(1)
+    host.keep_spares()
+    assert host.spares == [], "it would compete with the core that starts"
+    clock.now = 13.0
+    host.keep_spares()
+    host.keep_spares()
+    [spare] = host.spares
+    assert host.start(0) is spare
+    assert spare.message.incarnation == 2
+    assert host.spares == []
+
+
+def test_a_spare_that_has_died_is_replaced_and_never_used(host_of):
+    host, clock = host_of(spare_core="always")
+    clock.now = 3.0
+    host.keep_spares()
+    [spare] = host.spares
+    spare.is_running = False
+    assert host.start(0) is not spare
+    clock.now = 6.0
+    host.keep_spares()
+    assert len(host.spares) == 1
+    host.end([0])
+    assert host.spares == []
+
+
+def test_nobody_waits_where_none_is_wished(host_of):
+    host, clock = host_of(spare_core="never")
+    host.start(0)
+    clock.now = 60.0
+    host.keep_spares()
+    assert host.spares == []
+
+
+@pytest.mark.slow
+def test_the_next_life_is_the_spare():
+    before = set(psutil.Process().children(recursive=True))
+    client = SyncSupervisor(launch_sync(plan_of(spare_core="always")), max_restarts=3)
+    host = client.client._host
+    try:
+        while not host.spares:
+            client.client._wait(0.2)
+            client.client._check_vitals()
+        [spare] = host.spares
+        os.kill(client.core_status(0).pid, signal.SIGKILL)
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        client.add_request(EngineCoreRequest(1, [5, 6, 7], params, 1, 0.0))
+        ids = []
+        while len(ids) < 4:
+            ids += client.get_output().token_ids
+        assert client.core_status(0).pid == spare.pid
+        assert client.num_restarts == 1
+    finally:
+        client.shutdown()
+    assert set(psutil.Process().children(recursive=True)) == before
