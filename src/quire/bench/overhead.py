@@ -1,7 +1,8 @@
 """What the engine itself costs: `AsyncLLM` with a model so small that it hardly computes.
 
 64 streams at once and one alone, with the processor time of the front end and of the core per
-token; then the front end by itself, fed with the columns of a core that costs nothing.
+token; then the same with a core that has no model; then the front end by itself, fed with the
+columns of a core that costs nothing. In the event loop that `quire serve` has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wi
 from quire.config.plan import EnginePlan
 from quire.engine.admission import QueueLimits
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.front_end import build_front_end
+from quire.engine.async_mp_client import AsyncMPClient
+from quire.engine.client import AsyncEngineCoreClient
+from quire.engine.core_process import CoreProcess
+from quire.engine.event_loop import loop_factory
+from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.launcher import start, supervised_async
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.loop_client import LoopClient
 from quire.testing.steady_core import SteadyCore
@@ -55,12 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     plan = wishes_from(args).create_engine_config()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        measured = runner.run(_measure(plan, args))
     figures = {
         "model_id": args.random_model or plan.model,
         "input_len": args.input_len,
         "output_len": args.output_len,
         "concurrency": args.concurrency,
-        **asyncio.run(_measure(plan, args)),
+        **measured,
     }
     finish(figures, args.output_json)
     return 0
@@ -75,6 +83,7 @@ async def _measure(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]
         idle_share = await rest(engine, args.idle_seconds)
     finally:
         engine.shutdown()
+    bare_many, bare_one = await _without_model(plan, args)
     alone = await stream(front_end_alone(plan), plan, args, args.concurrency, args.num_rounds)
     rate = many.num_tokens / many.elapsed_s
     print(
@@ -87,6 +96,14 @@ async def _measure(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]
         f"core {many.per_token(many.core_cpu_s):.1f} us (model included)"
     )
     print(f"1 stream: {1e3 * percentile(one.per_token_s, 50):.3f} ms per output token")
+    bare_rate = bare_many.num_tokens / bare_many.elapsed_s
+    print(
+        f"Without a model, {args.concurrency} streams: {bare_rate:.0f} tokens/s; per token front "
+        f"end {bare_many.per_token(bare_many.front_end_cpu_s):.1f} us, "
+        f"core {bare_many.per_token(bare_many.core_cpu_s):.1f} us"
+    )
+    alone_ms = 1e3 * percentile(bare_one.per_token_s, 50)
+    print(f"Without a model, 1 stream: {alone_ms:.3f} ms per output token")
     print(f"Front end alone: {alone.per_token(alone.front_end_cpu_s):.2f} us per token")
     print(f"At rest: {idle_share:.2%} of a processor")
     return {
@@ -96,17 +113,44 @@ async def _measure(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]
         "front_end_us_per_token": many.per_token(many.front_end_cpu_s),
         "core_us_per_token": many.per_token(many.core_cpu_s),
         "ms_per_output_token_alone": 1e3 * percentile(one.per_token_s, 50),
+        "bare_output_tokens_per_second": bare_rate,
+        "bare_front_end_us_per_token": bare_many.per_token(bare_many.front_end_cpu_s),
+        "bare_core_us_per_token": bare_many.per_token(bare_many.core_cpu_s),
+        "bare_ms_per_output_token_alone": alone_ms,
         "front_end_alone_us_per_token": alone.per_token(alone.front_end_cpu_s),
         "idle_share": idle_share,
     }
+
+
+async def _without_model(plan: EnginePlan, args: argparse.Namespace) -> tuple[Figures, Figures]:
+    """All streams, and one, on an engine whose core computes nothing."""
+    engine = engine_without_model(plan)
+    try:
+        await stream(engine, plan, args, args.concurrency, 1)
+        many = await stream(engine, plan, args, args.concurrency, args.num_rounds)
+        return many, await stream(engine, plan, args, 1, 2 * args.num_rounds)
+    finally:
+        engine.shutdown()
+
+
+def engine_without_model(plan: EnginePlan) -> AsyncLLM:
+    """An engine with a core process that has everything but a model."""
+    client = start(AsyncMPClient, plan, CoreProcess("quire.testing.steady_main"))
+    front_end = build_front_end(plan, supervised_async(plan, client))
+    client.wait_until_ready()
+    return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
 
 
 def front_end_alone(plan: EnginePlan) -> AsyncLLM:
     """An engine whose core gives every request its next token for nothing."""
     core = SteadyCore(vocab_size(plan))
     client = LoopClient(core, lambda: core.has_work)
-    limits = QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
-    return AsyncLLM(front_end=build_front_end(plan, client), limits=limits, log_requests=False)
+    front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
+    return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
+
+
+def _limits(plan: EnginePlan) -> QueueLimits:
+    return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)
 
 
 async def stream(

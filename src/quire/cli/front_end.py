@@ -1,11 +1,9 @@
-"""What commands that serve share: their log, and the event loop that they run in."""
+"""What commands that serve share: their log."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
-from collections.abc import Callable
 
 
 def start_logging(level: str) -> None:
@@ -16,12 +14,3 @@ def start_logging(level: str) -> None:
         stream=sys.stderr,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """The fastest event loop that this platform has."""
-    try:
-        import uvloop
-    except ImportError:  # there is none for every platform
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

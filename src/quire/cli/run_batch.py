@@ -17,12 +17,13 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.cli.front_end import loop_factory, start_logging
+from quire.cli.front_end import start_logging
 from quire.cli.session import explain
 from quire.config.command_line import add_options
 from quire.config.engine_args import EngineArgs
 from quire.config.option import options_of
 from quire.config.server_args import ServerArgs
+from quire.engine.event_loop import loop_factory
 from quire.errors import InvalidParameter, NotBuiltYet
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from quire.cli.front_end import loop_factory, start_logging
+from quire.cli.front_end import start_logging
 from quire.cli.session import explain
 from quire.config.command_line import add_options
 from quire.config.engine_args import EngineArgs
 from quire.config.environment import read_environment
 from quire.config.option import options_of
 from quire.config.server_args import ServerArgs
+from quire.engine.event_loop import loop_factory
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:

@@ -11,18 +11,35 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from quire.engine.start_message import StartMessage, receive_start, send_last_words
 from quire.engine.vitals import ORPHANED, PEERS_LOST, die_with_parent, name_process
 from quire.errors import EngineError, PeersLost
 
+if TYPE_CHECKING:
+    from quire.engine.core_start import Builder
+
 
 def main(pipe_fd: int) -> None:
     """Serve until the front end says stop or is gone; ends the process."""
+    run(pipe_fd, _builder)
+
+
+def _builder() -> Builder:
+    from quire.engine import builder  # a second, in which the front end decides
+
+    return builder.build_core
+
+
+def run(pipe_fd: int, load: Callable[[], Builder]) -> NoReturn:
+    """The same for a core that is built by what `load` gives after its imports."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
-    from quire.engine import builder, core_start  # a second, in which the front end decides
+    build = load()
+    from quire.engine import core_start
 
     try:
         message = receive_start(pipe, StartMessage)
@@ -37,7 +54,7 @@ def main(pipe_fd: int) -> None:
         format=f"({title(message)} pid=%(process)d) %(levelname)s %(name)s: %(message)s",
     )
     try:
-        proc = core_start.make_core_proc(message, pipe, builder.build_core)
+        proc = core_start.make_core_proc(message, pipe, build)
     except Exception as error:
         send_last_words(pipe, error)
         if isinstance(error, PeersLost):

@@ -214,7 +214,10 @@ class EngineCoreProc(UnbuiltProcMethods):
         self._num_sent[client_index] += 1
         outputs.sequence = self._num_sent[client_index]
         frames = self._encoder.encode(outputs)
-        self._outputs[client_index].send_multipart(frames, copy=len(frames) == 1)
+        if len(frames) == 1:
+            self._outputs[client_index].send(frames[0])
+        else:
+            self._outputs[client_index].send_multipart(frames, copy=False)
 
     def _end(self, handle: int, reason: FinishReason, text: str | None = None) -> None:
         outputs = EngineCoreOutputs(finished=[Finished(handle, reason, None, text)])

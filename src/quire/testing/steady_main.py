@@ -1,0 +1,82 @@
+"""The program of a core process whose model costs nothing: all of the engine but the runner.
+
+The scheduler, the sockets and the journal are the real ones; every row that samples gets the next
+of some random ids. What is left is what the engine itself costs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from quire.config.plan import EnginePlan
+from quire.engine.core import EngineCore
+from quire.engine.core_main import run
+from quire.params import SamplingParams
+from quire.runner.grammar_mask import GrammarMask
+from quire.runner.step_output import StepOutput
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.step import StepPlan, StepResult
+
+_NUM_IDS = 4096
+
+
+class SteadyStep:
+    """A step that has run already."""
+
+    def __init__(self, step_id: int, token_ids: list[int]) -> None:
+        self._result = StepResult(step_id, token_ids)
+
+    def sample(self, mask: GrammarMask | None = None) -> None:
+        """The ids are there."""
+
+    def result(self) -> StepOutput:
+        """They are these."""
+        return StepOutput(self._result)
+
+
+class SteadyExecutor:
+    """Gives ids below 256 to every row that samples."""
+
+    def __init__(self) -> None:
+        draw = random.Random(0)
+        self._ids = [draw.randrange(256) for _ in range(2 * _NUM_IDS)]
+
+    def launch(self, plan: StepPlan) -> SteadyStep:
+        """Run a plan."""
+        start = plan.step_id * 31 % _NUM_IDS
+        return SteadyStep(plan.step_id, self._ids[start : start + len(plan.sampled_rows)])
+
+    def needs_host_ids(self, params: SamplingParams) -> bool:
+        """Nothing is scheduled ahead."""
+        return False
+
+    def collective_rpc(
+        self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """There is no worker."""
+        return []
+
+    def shutdown(self) -> None:
+        """There is no memory to let go of."""
+
+
+def build_steady_core(plan: EnginePlan, *, group: object = None) -> EngineCore:
+    """A core with the plan's scheduler and no model."""
+    assert group is None, "there are no experts"
+    config = SchedulerConfig(
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        enable_prefix_caching=plan.enable_prefix_caching,
+    )
+    return EngineCore(Scheduler(config), SteadyExecutor(), log_stats=plan.log_stats)
+
+
+def main(pipe_fd: int) -> None:
+    """Serve until the front end says stop or is gone; ends the process."""
+    run(pipe_fd, lambda: build_steady_core)
