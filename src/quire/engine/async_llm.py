@@ -106,7 +106,7 @@ class AsyncLLM(AsyncControl):
         # a counter that is there at zero shows its first step, too
         front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
-        self._feeders: set[asyncio.Task[None]] = set()
+        self._feeders: dict[asyncio.Task[None], RequestGroup] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop_watch = LoopWatch(Watchdog("The event loop of the front end", STALL_S))
         self._log_timer: asyncio.TimerHandle | None = None
@@ -328,12 +328,12 @@ class AsyncLLM(AsyncControl):
         task = asyncio.create_task(
             feed(stream, send, lambda: self.front_end.end_input(group, latest))
         )
-        self._feeders.add(task)
+        self._feeders[task] = group
         task.add_done_callback(partial(self._on_input_end, group))
         return group
 
     def _on_input_end(self, group: RequestGroup, task: asyncio.Task[None]) -> None:
-        self._feeders.discard(task)
+        del self._feeders[task]
         if not task.cancelled() and task.exception() is not None and group.mailbox is not None:
             group.mailbox.put(task.exception() or AssertionError())
 
@@ -392,6 +392,9 @@ class AsyncLLM(AsyncControl):
     def _note_ended(self, num_completions: int) -> None:
         if num_completions:
             self._admission.note_ended(num_completions)
+            for task, group in self._feeders.items():
+                if not self.front_end.outputs.is_unfinished(group):
+                    task.cancel()  # nobody takes its input any more
         if self._idle and not self.front_end.outputs.num_unfinished:
             waiting, self._idle = self._idle, []
             for future in waiting:

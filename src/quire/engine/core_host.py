@@ -20,7 +20,7 @@ from quire.errors import EngineDeadError, EngineError, LoadError
 
 HEARTBEAT_S = 0.5
 
-SPARE_AFTER_S = 2.0
+SPARE_AFTER_S = 0.5
 """A spare process is started so long after the last start of a core."""
 
 
