@@ -64,7 +64,7 @@ def test_a_file_that_says_something_else_is_wrong_usage(tmp_path, text, capsys):
 
 
 @pytest.mark.parametrize("fields", [
-    {"port": 70000}, {"max_body_bytes": 1}, {"ssl_cert_reqs": 5}, {"api_server_count": 2},
+    {"port": 70000}, {"max_body_bytes": 1}, {"ssl_cert_reqs": 5}, {"api_server_count": 0},
     {"fingerprint_mode": "some"}, {"header_timeout_s": 0},
 ])  # fmt: skip
 def test_values_are_checked(fields):

@@ -122,7 +122,7 @@ def assert_sound(engine, found, expected):
 
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
-def test_the_nth_call_fails(engine, point):
+def test_t15_the_nth_call_fails(engine, point):
     expected = {index: essence(output) for index, output in serve(engine).items()}
     with failing(point) as calls:
         assert {i: essence(o) for i, o in serve(engine).items()} == expected

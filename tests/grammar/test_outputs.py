@@ -295,7 +295,7 @@ BAD = {
     "regex": ("(a", "unclosed group"),
     "json": ({"type": "object", "not": {}}, "Unimplemented keys"),
     "grammar": ("start: missing", "unknown name"),
-    "structural_tag": ('{"structures": [], "triggers": []}', "does not implement"),
+    "structural_tag": ('{"structures": [], "triggers": []}', "at least one of its structures"),
 }
 
 

@@ -92,9 +92,15 @@ class Served:
         return code
 
 
-def start(*flags, environ=None):
+def command_of(*flags, interpreter=()):
+    """How a server is started; `interpreter`: flags of Python itself."""
+    module = ["-m", "quire.cli.main", "serve", "--port", "0"]
+    return [sys.executable, *interpreter, *module, *SMALL, *flags]
+
+
+def start(*flags, environ=None, interpreter=()):
     """Start a server and wait until it answers."""
-    command = [sys.executable, "-m", "quire.cli.main", "serve", "--port", "0", *SMALL, *flags]
+    command = command_of(*flags, interpreter=interpreter)
     variables = {**os.environ, "PYTHONPATH": str(SOURCE), **(environ or {})}
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=variables
@@ -108,9 +114,9 @@ def start(*flags, environ=None):
 
 
 @contextmanager
-def serving(*flags, environ=None):
+def serving(*flags, environ=None, interpreter=()):
     """A server for a block; it must end well."""
-    running = start(*flags, environ=environ)
+    running = start(*flags, environ=environ, interpreter=interpreter)
     try:
         yield running
     finally:

@@ -34,7 +34,7 @@ def status(answer):
 
 
 @pytest.mark.parametrize("entry", [*ROUTES, *ADMIN_ROUTES], ids=lambda entry: entry.path)
-def test_every_route_asks_for_the_key(guarded, entry):
+def test_t22_every_route_asks_for_the_key(guarded, entry):
     with guarded.client() as client:
         for method in entry.methods.split():
             reply = client.request(method, entry.path)
@@ -56,7 +56,7 @@ def test_every_route_asks_for_the_key(guarded, entry):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("host", ["x", "x/?", "x/#", "x/v1", "x:1/health", "", "a\r\nHost: b/?"])
-def test_no_path_and_no_host_opens_a_door(guarded, path, host):
+def test_t22_no_path_and_no_host_opens_a_door(guarded, path, host):
     """T22: the decision looks at the path alone, and at the same path as the router."""
     head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     answer = raw(guarded, head.encode())
@@ -78,7 +78,7 @@ def test_no_path_and_no_host_opens_a_door(guarded, path, host):
         {"Cookie": f"key={KEY}"},
     ],
 )
-def test_wrong_keys(guarded, headers):
+def test_t22_wrong_keys(guarded, headers):
     assert guarded.get("/v1/models", headers=headers).status_code == 401
 
 
@@ -102,7 +102,7 @@ def test_websockets_and_preflights_get_no_further(guarded):
         assert client.options("/v1/completions", headers=asks).status_code == 401
 
 
-def test_keys_have_separate_prefix_caches(guarded):
+def test_t24_keys_have_separate_prefix_caches(guarded):
     """T24: with several keys, what one sender cached is not found by another."""
     prompt = "def f():\n" + "    x = 1\n" * 60
 
@@ -119,7 +119,7 @@ def test_keys_have_separate_prefix_caches(guarded):
     assert cached("second-key") > 0
 
 
-def test_errors_say_nothing_of_the_inside(guarded):
+def test_t21_errors_say_nothing_of_the_inside(guarded):
     """T21: no addresses, no tracebacks, no file names."""
     head = {"Authorization": f"Bearer {KEY}", "content-type": "application/json"}
     bodies = [b"{", b"[]", b'{"prompt": {}}', b'{"prompt": "a", "n": "x"}', b"\x00" * 50]
@@ -143,7 +143,7 @@ def tight():
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first-key\r\n"
 
 
-def test_a_large_head_is_refused(tight):
+def test_t23_a_large_head_is_refused(tight):
     """T23: at once, before all of it is read."""
     assert status(raw(tight, b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 20_000 + b"\r\n\r\n")) == 431
     many = b"".join(b"X-%d: aaaaaaaaaaaaaaaa\r\n" % i for i in range(2000))
@@ -174,19 +174,19 @@ def drip(server, head, piece, times):
             return b""
 
 
-def test_a_header_without_an_end_is_refused(tight):
+def test_t23_a_header_without_an_end_is_refused(tight):
     answer = drip(tight, b"GET /health HTTP/1.1\r\nX-A: ", b"a" * 1000, 10_000)
     assert answer == b"" or status(answer) == 431
 
 
-def test_a_large_body_is_refused_before_it_is_read(tight):
+def test_t23_a_large_body_is_refused_before_it_is_read(tight):
     told = HEAD + b"Content-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n"
     assert status(drip(tight, told, b" " * 1000, 10)) == 413
     untold = HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert status(drip(tight, untold, b"400\r\n" + b" " * 1024 + b"\r\n", 10_000)) == 413
 
 
-def test_slow_heads_and_bodies_are_cut_off(tight):
+def test_t23_slow_heads_and_bodies_are_cut_off(tight):
     """A slow-loris keeps neither a connection nor a handler."""
     start = time.monotonic()
     assert drip(tight, b"GET /health HTTP/1.1\r\nX-A: a", b"", 1) == b""

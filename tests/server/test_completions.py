@@ -115,7 +115,7 @@ def test_extra_fields_take_effect(client, server):
     assert shown.choices[0].logprobs.tokens == [f"token_id:{i}" for i in ids]
 
 
-def test_equal_ids_of_two_requests_do_not_mix(server):
+def test_t26_equal_ids_of_two_requests_do_not_mix(server):
     """T26: X-Request-Id is shown and never used as a key."""
     prompts = ["def add(a, b):", "import os\n\n"]
 

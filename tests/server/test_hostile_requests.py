@@ -202,7 +202,7 @@ def until_idle(client):
     assert running
 
 
-def test_other_streams_are_right_while_hostile_ones_come(server):
+def test_t15_other_streams_are_right_while_hostile_ones_come(server):
     """T15: what is wrong with one request is nobody else's trouble."""
     good = {"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
     bad = [

@@ -73,22 +73,33 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
     start_logging(options.uvicorn_log_level)
     from quire.server.builder import listening_of
-    from quire.server.listening import bind, check_tls
+    from quire.server.listening import bind, bind_shared, check_tls
 
     check_tls(listening_of(options).tls)
 
     with ExitStack() as stack:
-        listener = stack.enter_context(bind(options.host, options.port, options.uds))
+        address = options.host, options.port, options.uds
+        if options.num_api_servers > 1:
+            listeners = bind_shared(*address, options.num_api_servers)
+        else:
+            listeners = [bind(*address)]
+        for listener in listeners:
+            stack.enter_context(listener)
         admin = None
         if options.enable_admin and options.admin_port is not None:
             admin = stack.enter_context(bind(None, options.admin_port, None))
         _warn_if_open(options, keys)
+        wish = EngineArgs.from_cli_args(args)
+        if len(listeners) > 1:
+            from quire.server.fleet import serve_with_many
+
+            return serve_with_many(wish, options, keys, listeners, admin)
         from quire.engine.launcher import launch_async_front_end
 
-        front_end = launch_async_front_end(EngineArgs.from_cli_args(args))
+        front_end = launch_async_front_end(wish)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                return runner.run(_serve(front_end, options, keys, listener, admin))
+                return runner.run(_serve(front_end, options, keys, listeners[0], admin))
         finally:
             front_end.client.shutdown()
 

@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from quire.config.command_line import add_options
 from quire.config.option import Kind, check, option, options_of, unbuilt
+from quire.errors import InvalidParameter
 
 _LISTEN, _ACCESS, _CHAT, _REPLY = "Listening", "Access", "Chat", "Replies"
 _LIMITS, _LOG = "Limits of one request", "Logging"
-_ONE_FRONT_END = "One process serves; start several behind a balancer if that is not enough."
+_KEPT_RESPONSES = 256
 _NO_MIDDLEWARE = "Put a proxy in front; the server runs no code but its own."
 
 
@@ -35,6 +36,15 @@ class ServerArgs:
         "Run this machine's data-parallel cores for a server elsewhere, and no server here.",
         Kind.FLAG,
         _LISTEN,
+    )
+    api_server_count: int | None = option(
+        None,
+        "Processes that answer HTTP, all at the same address and before the same cores; None: 1.",
+        Kind.INTEGER,
+        _LISTEN,
+        minimum=1,
+        maximum=64,
+        flags=("-asc",),
     )
     root_path: str = option("", "Path below which a proxy serves this server.", Kind.TEXT, _LISTEN)
     ssl_keyfile: str | None = option(None, "TLS: file of the private key.", Kind.TEXT, _LISTEN)
@@ -135,9 +145,10 @@ class ServerArgs:
     max_stop_strings: int = option(
         16, "Most stop strings of one request.", Kind.INTEGER, _LIMITS, minimum=1
     )
-    max_stored_responses: int = option(
-        256,
-        "Most responses of /v1/responses that are kept to be asked for again; 0: none.",
+    max_stored_responses: int | None = option(
+        None,
+        "Most responses of /v1/responses that are kept to be asked for again; 0: none. None: 256, "
+        "with several API servers none.",
         Kind.INTEGER,
         _LIMITS,
         minimum=0,
@@ -237,7 +248,6 @@ class ServerArgs:
         _LOG,
         choices=("vllm:", "quire:"),
     )
-    api_server_count: int | None = unbuilt(None, "server processes", _ONE_FRONT_END, 1)
     middleware: list[str] = unbuilt([], "further middleware", _NO_MIDDLEWARE)
     lora_modules: list[str] | None = unbuilt(
         None, "adapters by name", "Merge the adapter into the checkpoint before loading it."
@@ -260,6 +270,22 @@ class ServerArgs:
         """Raise InvalidParameter or InvalidType for a value that an option may not have."""
         for name, facts in options_of(type(self)).items():
             check(name, getattr(self, name), facts)
+        if self.num_api_servers > 1 and self.max_stored_responses:
+            allowed = "responses are kept in one process, and several answer"
+            hint = "Leave out --api-server-count, or keep none (0)."
+            raise InvalidParameter("max_stored_responses", self.max_stored_responses, allowed, hint)
+
+    @property
+    def num_api_servers(self) -> int:
+        """How many processes answer HTTP."""
+        return self.api_server_count or 1
+
+    @property
+    def num_stored_responses(self) -> int:
+        """How many responses are kept."""
+        if self.max_stored_responses is None:
+            return _KEPT_RESPONSES if self.num_api_servers == 1 else 0
+        return self.max_stored_responses
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -10,7 +10,8 @@ from quire.errors import InvalidParameter, NotBuiltYet
 
 _BACKENDS = ("auto", "guidance")
 _UNBUILT_BACKENDS = {
-    "xgrammar": "Use 'guidance', which takes JSON schemas, regular expressions and grammars.",
+    "xgrammar": "It needs torch and transformers wherever a grammar is tried, and no front end "
+    "here loads them. Use 'guidance', which takes all kinds of forms.",
     "outlines": "Use 'guidance', which takes JSON schemas, regular expressions and grammars.",
     "lm-format-enforcer": "Use 'guidance', which takes JSON schemas and regular expressions.",
 }

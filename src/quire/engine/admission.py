@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.engine.load_board import Neighbours
 from quire.engine.output_processor import OutputProcessor
 from quire.errors import MaxQueuedTokensError, QueueOverflowError
 
@@ -60,9 +61,12 @@ class Admission:
         outputs: OutputProcessor,
         limits: QueueLimits,
         clock: Callable[[], float] = time.monotonic,
+        neighbours: Neighbours | None = None,
     ) -> None:
+        """`neighbours` are the other servers of the same engine: the limits are for all."""
         self._outputs = outputs
         self._limits = limits
+        self._neighbours = neighbours or Neighbours()
         self._clock = clock
         self._ended = FadingCount(_ENDED_HALF_LIFE_S, clock())
         self._refused = FadingCount(_REFUSED_HALF_LIFE_S, clock())
@@ -73,31 +77,44 @@ class Admission:
         so many completions is too much.
         """
         limits, outputs = self._limits, self._outputs
-        excess = outputs.num_unfinished + num_completions - limits.num_requests
+        others = self._neighbours.load()
+        num_unfinished = outputs.num_unfinished + int(others.num_requests)
+        num_queued_tokens = outputs.num_queued_tokens + int(others.num_tokens)
+        excess = num_unfinished + num_completions - limits.num_requests
         if excess > 0:
             self.num_rejected["max_num_queued_reqs"] += 1
             raise QueueOverflowError(
-                f"{outputs.num_unfinished} requests are unfinished, and the limit is "
+                f"{num_unfinished} requests are unfinished, and the limit is "
                 f"max_num_queued_reqs={limits.num_requests}. Try again later.",
-                retry_after_s=self._hint_s(excess),
+                retry_after_s=self._hint_s(excess, others.ended_per_s),
             )
-        if outputs.num_queued_tokens >= limits.num_tokens:
+        if num_queued_tokens >= limits.num_tokens:
             self.num_rejected["max_num_queued_tokens"] += 1
             raise MaxQueuedTokensError(
-                f"Requests with {outputs.num_queued_tokens} prompt tokens wait, and the limit is "
+                f"Requests with {num_queued_tokens} prompt tokens wait, and the limit is "
                 f"max_num_queued_tokens={limits.num_tokens}. Try again later.",
-                retry_after_s=self._hint_s(1),
+                retry_after_s=self._hint_s(1, others.ended_per_s),
             )
+        self._neighbours.tell(num_requests=outputs.num_unfinished + num_completions)
 
     def note_ended(self, num_completions: int) -> None:
         """So many completions have ended now."""
         self._ended.add(num_completions, self._clock())
+        self.tell()
 
-    def _hint_s(self, num_completions: int) -> float:
+    def tell(self) -> None:
+        """Tell the neighbours how much there is to do here."""
+        self._neighbours.tell(
+            num_requests=self._outputs.num_unfinished,
+            num_tokens=self._outputs.num_queued_tokens,
+            ended_per_s=self._ended.rate(self._clock()),
+        )
+
+    def _hint_s(self, num_completions: int, ended_per_s: float) -> float:
         now = self._clock()
         wanted = num_completions + self._refused.at(now)
         self._refused.add(1, now)
-        rate = self._ended.rate(now)
+        rate = self._ended.rate(now) + ended_per_s
         if rate * _MOST_HINT_S < 1:
             return 1.0
         return min(_MOST_HINT_S, max(_LEAST_HINT_S, wanted / rate))

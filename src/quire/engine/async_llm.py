@@ -27,6 +27,7 @@ from quire.engine.engine_stats import PREFIX
 from quire.engine.front_end import FrontEnd
 from quire.engine.input_stream import InputStream, StreamingInput, check_streamable, feed
 from quire.engine.launcher import launch_async_front_end
+from quire.engine.load_board import Neighbours
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.parallel_sampling import RequestGroup
 from quire.engine.stat_loggers import StatLoggerFactory
@@ -66,7 +67,8 @@ class AsyncLLM(AsyncControl):
 
     The steps are made in processes of their own. `stat_loggers` hear of each of them
     (engine/stat_loggers.py). `front_end` replaces what would be started from `vllm_config`;
-    `limits` bound what may wait (None: the plan's).
+    `limits` bound what may wait (None: the plan's) here and at the `neighbours`, which are other
+    front ends of the same engine.
 
     Invariant: every request ends with one last output or one exception.
     """
@@ -86,6 +88,7 @@ class AsyncLLM(AsyncControl):
         *,
         front_end: FrontEnd[AsyncEngineCoreClient] | None = None,
         limits: QueueLimits | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         for name, value in (
             ("executor_class", executor_class),
@@ -102,7 +105,8 @@ class AsyncLLM(AsyncControl):
         self.front_end = front_end
         self._is_logging = front_end.log_stats if log_stats is None else log_stats
         self._log_requests = log_requests
-        self._admission = Admission(front_end.outputs, limits or _limits(vllm_config))
+        limits = limits or _limits(vllm_config)
+        self._admission = Admission(front_end.outputs, limits, neighbours=neighbours)
         # a counter that is there at zero shows its first step, too
         front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
@@ -260,6 +264,7 @@ class AsyncLLM(AsyncControl):
             group = add(request_id, prompt, params, **inputs)
         if self._log_requests:
             logger.info("Added request %s.", request_id)
+        self._admission.tell()
         self._arm()
         assert group.mailbox is not None
         return group.mailbox
@@ -461,6 +466,12 @@ class AsyncLLM(AsyncControl):
         if not self._is_logging:
             raise EngineError("Statistics are off: make the engine with disable_log_stats=False.")
         return self.front_end.stats.metrics()
+
+    async def refresh_metrics(self) -> None:
+        """Let `get_metrics` and `metrics_collector` show what is true now: in one of several front
+        ends they are else those of the last time.
+        """
+        await self.front_end.stats.refresh()
 
     def metrics_collector(self, prefix: str = PREFIX) -> MetricsCollector:
         """The same for a registry of `prometheus_client`: what a server's `/metrics` shows. Without

@@ -17,14 +17,13 @@ import zmq
 
 from quire.engine.codec import has_input
 from quire.engine.protocol import (
-    PROTOCOL_VERSION,
     Counts,
     EngineCoreOutputs,
     SchedulerStats,
     StartWave,
     core_identity,
 )
-from quire.engine.start_message import receive_start
+from quire.engine.start_message import ChildStart, receive_start
 from quire.engine.vitals import ORPHANED, die_with_parent, name_process
 
 logger = logging.getLogger(__name__)
@@ -34,19 +33,13 @@ PUBLISH_S = 0.1
 REPEAT_S = 5.0
 
 
-class CoordinatorMessage(msgspec.Struct, kw_only=True):
-    """What a coordinator must know; the rest is as in StartMessage. `cores_in`, `cores_out` and
-    `counts_out` are where it binds.
-    """
+class CoordinatorMessage(ChildStart, kw_only=True):
+    """What a coordinator must know. `cores_in`, `cores_out` and `counts_out` are where it binds."""
 
-    protocol_version: int = PROTOCOL_VERSION
     cores_in: str
     cores_out: str
     counts_out: str
     num_cores: int
-    parent_pid: int
-    dies_with_thread: bool = False
-    log_level: int = 30
 
 
 class Waves:

@@ -222,8 +222,8 @@ class EngineCoreProc(UnbuiltProcMethods):
     def _end(self, handle: int, reason: FinishReason, text: str | None = None) -> None:
         outputs = EngineCoreOutputs(finished=[Finished(handle, reason, None, text)])
         outputs.timestamp = time.monotonic()
-        if handle >> CLIENT_SHIFT < len(self._outputs):
-            self._send(outputs)
+        if len(self._outputs) == 1 or handle >> CLIENT_SHIFT < len(self._outputs):
+            self._send(outputs)  # who alone hears us may speak for others (hub.py)
 
     def _serve_utility(self, request: UtilityRequest) -> None:
         if not 0 <= request.client_index < len(self._outputs):

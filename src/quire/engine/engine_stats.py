@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -29,6 +29,42 @@ dashboards look for.
 """
 
 
+class Stats(Protocol):
+    """What a front end tells its figures, and asks for everybody's: `EngineStats`, or in one of
+    several API servers hub_stats.py.
+    """
+
+    def record(
+        self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
+    ) -> None:
+        """A core has made a step, or (`scheduler` None) requests were ended between two."""
+        ...
+
+    def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
+        """So many requests in all were refused because of each limit."""
+        ...
+
+    def note_sleep(self, level: int | None) -> None:
+        """The engine fell asleep at this level, or (None) is awake."""
+        ...
+
+    async def refresh(self) -> None:
+        """Make `metrics` and `collector` show what is true now."""
+        ...
+
+    def metrics(self, prefix: str = PREFIX) -> list[Metric]:
+        """Everything as it is, with the prefix before each name."""
+        ...
+
+    def collector(self, prefix: str = PREFIX) -> MetricsCollector:
+        """The same for a registry of `prometheus_client`."""
+        ...
+
+    def log(self) -> None:
+        """The interval of the log line is over."""
+        ...
+
+
 class EngineStats:
     """Hears of every step of every core of one engine. Costs a few microseconds a step.
 
@@ -48,7 +84,7 @@ class EngineStats:
         self._totals = MetricTotals(model_name, max_model_len, _cache_facts(plan))
         for engine_index in engine_indexes:
             self._totals.core(engine_index)
-        self._since = time.time()
+        self.since = time.time()
         wish = wish or StatsWish()
         wanted = list(wish.factories)
         if wish.has_log_line is not False:
@@ -89,6 +125,9 @@ class EngineStats:
         for stat_logger in self._all():
             stat_logger.record_sleep_state(int(level is None), level or 0)
 
+    async def refresh(self) -> None:
+        """They are always those of now."""
+
     def metrics(self, prefix: str = PREFIX) -> list[Metric]:
         """Everything as it is now, with the prefix before each name."""
         found = self._totals.metrics()
@@ -96,9 +135,7 @@ class EngineStats:
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
         """The same for a registry of `prometheus_client`."""
-        return MetricsCollector(
-            self._totals.metrics, DESCRIPTIONS, prefix=prefix, since=self._since
-        )
+        return MetricsCollector(self._totals.metrics, DESCRIPTIONS, prefix=prefix, since=self.since)
 
     def log(self) -> None:
         """Have every stat logger log what it has."""

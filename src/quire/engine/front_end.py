@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import time
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
 from quire.engine.client import CoreConnection
-from quire.engine.engine_stats import EngineStats
+from quire.engine.engine_stats import EngineStats, Stats
 from quire.engine.forms import grammar_trials
 from quire.engine.input_processor import InputProcessor, ModelLimits
 from quire.engine.output_collector import RequestOutputCollector
@@ -52,7 +53,7 @@ class FrontEnd(Generic[Client]):
         sampling_defaults: Mapping[str, Any] | None = None,
         client_index: int = 0,
         spec: Decoder | None = None,
-        stats: EngineStats | None = None,
+        stats: Stats | None = None,
         plan: EnginePlan | None = None,
     ) -> None:
         self.client = client
@@ -65,7 +66,7 @@ class FrontEnd(Generic[Client]):
         self.sampling_defaults = dict(sampling_defaults or {})
         self.spec = spec
         self.plan = plan
-        self.stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
+        self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
 
@@ -228,8 +229,12 @@ def build_front_end(
     client: Client,
     client_index: int = 0,
     stats_wish: StatsWish | None = None,
+    stats: Stats | None = None,
 ) -> FrontEnd[Client]:
     """Load the plan's tokenizer and put it in front of `client`, which runs the plan's core.
+
+    Of several front ends of one engine each has its `client_index`, from 1 on: their requests draw
+    different seeds. `stats` are theirs; None: made as `stats_wish` says.
 
     Raises LoadError for tokenizer files that cannot be used.
     """
@@ -243,11 +248,13 @@ def build_front_end(
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
     )
-    stats = EngineStats.of_plan(plan, client.engine_indices, stats_wish)
+    stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_wish)
     return FrontEnd(
         client=client,
         tokenizer=tokenizer,
-        inputs=InputProcessor(tokenizer, limits, seed=plan.seed, forms=grammar_trials(plan)),
+        inputs=InputProcessor(
+            tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
+        ),
         outputs=OutputProcessor(
             tokenizer, stream_interval=plan.stream_interval, log_stats=plan.log_stats
         ),
@@ -260,3 +267,10 @@ def build_front_end(
         stats=stats,
         plan=plan,
     )
+
+
+def _seed_of(plan: EnginePlan, client_index: int) -> int:
+    if not client_index:
+        return plan.seed
+    name = f"{plan.seed}/{client_index}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -153,9 +153,6 @@ class InputProcessor:
         if isinstance(form.starts_after, list):
             name = "structured_outputs.starts_after"
             checks.in_vocabulary(name, form.starts_after, self.limits.vocab_size)
-        if form.structural_tag is not None:
-            hint = "Describe the whole output in `grammar`."
-            raise NotBuiltYet("structured_outputs.structural_tag", form.structural_tag, hint)
         own.structured_outputs = self._forms.completed(form)
         self._forms.check(own.structured_outputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +18,13 @@ from quire.engine.core_host import HEARTBEAT_S, CoreHost
 from quire.engine.core_links import CoreLinks
 from quire.engine.core_process import CoreProcess
 from quire.engine.dp_coordinator import DPCoordinator
+from quire.engine.engine_stats import EngineStats
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.handshake import HandshakeServer
+from quire.engine.hub import Hub
 from quire.engine.mp_client import MPClient
 from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
-from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
+from quire.engine.stat_loggers import StatLoggerFactory, StatsWish, with_stat_loggers
 from quire.engine.supervisor import AsyncSupervisor, SyncSupervisor
 from quire.engine.sync_mp_client import SyncMPClient
 
@@ -57,14 +60,7 @@ def _launch_front_end(
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
 ) -> FrontEnd[Any]:
-    first = CoreProcess()
-    try:
-        plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
-        plan, stats_wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-        client = start(make, plan, first)
-    except BaseException:
-        first.end(0.0)
-        raise
+    plan, stats_wish, client = _start_wish(make, wish, stat_loggers, is_log_aggregated)
     try:
         front_end = build_front_end(plan, supervise(plan, client), stats_wish=stats_wish)
         client.wait_until_ready()
@@ -72,6 +68,46 @@ def _launch_front_end(
         client.shutdown()
         raise
     return front_end
+
+
+def _start_wish(
+    make: Callable[..., C],
+    wish: EngineArgs | EnginePlan,
+    stat_loggers: Sequence[StatLoggerFactory] | None,
+    is_log_aggregated: bool,
+) -> tuple[EnginePlan, StatsWish, C]:
+    """The plan, what is to be told of it, and the client of its cores, which start."""
+    first = CoreProcess()
+    try:
+        plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
+        plan, stats_wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
+        return plan, stats_wish, start(make, plan, first)
+    except BaseException:
+        first.end(0.0)
+        raise
+
+
+@dataclass(frozen=True)
+class OwnedCores:
+    """The cores of a plan for several front ends in other processes, which `hub` joins to them.
+    `client` is theirs without supervision: it waits for them, and ends them.
+    """
+
+    plan: EnginePlan
+    client: AsyncMPClient
+    hub: Hub
+
+
+def start_owned(
+    wish: EngineArgs | EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None = None
+) -> OwnedCores:
+    """Begin to start the cores of a plan, which are not ready yet. Raises RequestError, LoadError,
+    EngineDeadError.
+    """
+    plan, stats_wish, client = _start_wish(AsyncMPClient, wish, stat_loggers, False)
+    stats = EngineStats.of_plan(plan, client.engine_indices, stats_wish)
+    interval_s = read_environment().log_stats_interval_s if plan.log_stats else None
+    return OwnedCores(plan, client, Hub(supervised_async(plan, client), stats, interval_s))
 
 
 def supervised(plan: EnginePlan, client: SyncMPClient) -> EngineCoreClient:

@@ -161,7 +161,9 @@ class _CoreTotals:
         counts["prompt_tokens"] += step.num_prompt_tokens
         counts["prompt_tokens_cached"] += step.num_cached_tokens
         counts["generation_tokens"] += step.num_generation_tokens
-        tokens = step.num_prompt_tokens - step.num_cached_tokens + step.num_generation_tokens
+        tokens = step.num_step_tokens
+        if tokens is None:
+            tokens = step.num_prompt_tokens - step.num_cached_tokens + step.num_generation_tokens
         if tokens:
             self._step_tokens.add(tokens)
         for seconds in step.time_to_first_tokens_iter:

@@ -24,6 +24,26 @@ def split_outputs(
         yield index, part
 
 
+def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs]:
+    """The columns of each front end, by its index; where all are one's, the object itself. Only
+    `outputs` itself keeps the statistics.
+    """
+    handles = [*outputs.handles, *(end.handle for end in outputs.finished)]
+    handles += [one.handle for one in outputs.started]
+    handles += [one.handle for one in outputs.prompt_logprobs]
+    clients = {handle >> CLIENT_SHIFT for handle in handles}
+    if len(clients) == 1:
+        return {clients.pop(): outputs}
+    found = {}
+    for client in sorted(clients):
+        part = _part(outputs, client)
+        assert part is not None, "it has a handle here"
+        part.timestamp, part.engine_index = outputs.timestamp, outputs.engine_index
+        part.incarnation = outputs.incarnation
+        found[client] = part
+    return found
+
+
 def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs | None:
     rows: list[int] = []
     places: list[int] = []

@@ -1,4 +1,4 @@
-"""The one message that a core process is started with, and the pipe that it comes through.
+"""The one message that a process of ours is started with, and the pipe that it comes through.
 
 The pipe stays open for life: its end is how each side learns at once that the other is gone.
 """
@@ -18,34 +18,42 @@ from quire.errors import EngineError, InvalidParameter
 
 _LENGTH = struct.Struct("<Q")
 
-M = TypeVar("M", bound=msgspec.Struct)
 
-
-class StartMessage(msgspec.Struct, kw_only=True):
-    """Everything a core process must know. `sys_path` is where the front end imports from.
-
-    `socket_folder` is removed by a core that outlives the front end. `dies_with_thread`: the
-    system may kill the core when the thread that started it ends. `parent_pid` started it.
-    `server_key`: the public key of front ends that are not on this machine.
+class ChildStart(msgspec.Struct, kw_only=True):
+    """What every process must know. `sys_path` is where the one that starts it imports from, and
+    `parent_pid` is that one. `dies_with_thread`: the system may kill the process when the thread
+    that started it ends.
     """
 
     protocol_version: int = PROTOCOL_VERSION
+    sys_path: list[str] = []
+    parent_pid: int
+    dies_with_thread: bool = False
+    log_level: int = 30
+
+
+class StartMessage(ChildStart, kw_only=True):
+    """Everything a core process must know.
+
+    `socket_folder` is removed by a core that outlives the front end. `server_key`: the public key
+    of front ends that are not on this machine.
+    """
+
     plan: EnginePlan
     engine_index: int
     incarnation: int
     addresses: EngineZmqAddresses
-    sys_path: list[str]
-    parent_pid: int
-    dies_with_thread: bool = False
     socket_folder: str | None = None
-    log_level: int = 30
     heartbeat_s: float = 0.5
     is_headless: bool = False
     server_key: bytes | None = None
     data_parallel_size: int = 1
 
 
-def send_start(pipe: socket.socket, message: msgspec.Struct) -> None:
+M = TypeVar("M", bound=ChildStart)
+
+
+def send_start(pipe: socket.socket, message: ChildStart) -> None:
     """Write the message. Raises OSError when the process is gone."""
     data = msgspec.msgpack.encode(message, enc_hook=_named)
     pipe.sendall(_LENGTH.pack(len(data)) + data)
@@ -58,7 +66,7 @@ def receive_start(pipe: socket.socket, kind: type[M]) -> M:
     (length,) = _LENGTH.unpack(_receive(pipe, _LENGTH.size))
     data = _receive(pipe, length)
     if msgspec.msgpack.decode(data)["protocol_version"] != PROTOCOL_VERSION:
-        raise EngineError("The front end and the core are of different releases; restart both.")
+        raise EngineError("This process and its starter are of different releases; restart both.")
     return msgspec.msgpack.decode(data, type=kind)
 
 
@@ -97,6 +105,6 @@ def _named(value: object) -> Any:
     raise InvalidParameter(
         "engine argument",
         value,
-        "a core in another process imports it by name, which this has not",
+        "another process imports it by name, which this has not",
         "Put the class into a module of its own, or keep the core in this process.",
     )

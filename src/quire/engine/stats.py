@@ -39,6 +39,8 @@ class IterationStats:
     first token came in this step, `num_cached_tokens` of these from the prefix cache.
     `num_by_gap` counts outputs by the seconds since the same completion's last one. `n_params_iter`
     and `max_num_generation_tokens_iter` have an entry for each request whose last completion ended.
+    `num_step_tokens`: what the whole step computed, where these are the figures of a part of one or
+    of several; None: of this one.
     """
 
     iteration_timestamp: float
@@ -51,11 +53,26 @@ class IterationStats:
     num_by_gap: dict[float, int] = field(default_factory=dict)
     n_params_iter: list[int] = field(default_factory=list)
     max_num_generation_tokens_iter: list[int] = field(default_factory=list)
+    num_step_tokens: int | None = None
 
     @property
     def inter_token_latencies_iter(self) -> list[float]:
         """The gaps, one entry for each."""
         return [gap for gap, count in self.num_by_gap.items() for _ in range(count)]
+
+
+def merge_stats(into: IterationStats, more: IterationStats) -> None:
+    """Add the figures of `more`; whole steps cannot be told apart in the sum."""
+    into.num_generation_tokens += more.num_generation_tokens
+    into.num_prompt_tokens += more.num_prompt_tokens
+    into.num_cached_tokens += more.num_cached_tokens
+    into.finished_requests += more.finished_requests
+    into.time_to_first_tokens_iter += more.time_to_first_tokens_iter
+    for gap, count in more.num_by_gap.items():
+        into.num_by_gap[gap] = into.num_by_gap.get(gap, 0) + count
+    into.n_params_iter += more.n_params_iter
+    into.max_num_generation_tokens_iter += more.max_num_generation_tokens_iter
+    into.num_step_tokens = 0
 
 
 def note_tokens(

@@ -15,6 +15,7 @@ import numpy as np
 from quire.errors import EngineError
 from quire.grammar.regular import narrowed, one_of
 from quire.grammar.source import GrammarSource
+from quire.grammar.structural_tag import TagError, tag_grammar
 from quire.grammar.vocabulary import Vocabulary
 
 _MAX_LEXER_STATES = 50_000
@@ -75,7 +76,16 @@ class Guidance:
             return str(matcher.grammar_from_regex(narrowed(text)))
         if source.kind == "grammar":
             return str(matcher.grammar_from_lark(self._lark(text)))
+        if source.kind == "structural_tag":
+            return self._tags(source)
         raise GrammarError(f"{source.kind} is not known")
+
+    def _tags(self, source: GrammarSource) -> str:
+        special = [text for text in self._vocabulary.special_texts if text]
+        try:
+            return tag_grammar(source.text, special, _json_options(source), self._lark)
+        except TagError as error:
+            raise GrammarError(str(error)) from None
 
     def _lark(self, text: str) -> str:
         """A grammar in Lark's notation, or in GBNF, which has `::=`."""

@@ -34,8 +34,9 @@ def narrowed(pattern: str) -> str:
 
 def one_of(texts: Iterable[str]) -> str:
     """A pattern for exactly these texts."""
-    return "(" + "|".join(map(_escaped, texts)) + ")"
+    return "(" + "|".join(map(escaped, texts)) + ")"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A pattern for exactly this text."""
     return "".join("\\" + c if c in _SPECIAL else "\\n" if c == "\n" else c for c in text)

@@ -43,6 +43,8 @@ def source_of(params: StructuredOutputsParams) -> GrammarSource:
         return GrammarSource(kind, _schema_text(params), whitespace)
     if kind == "choice":
         return GrammarSource(kind, json.dumps(params.choice))
+    if kind == "structural_tag":
+        return GrammarSource(kind, _tag_text(params), whitespace)
     return GrammarSource(kind, getattr(params, kind), whitespace)
 
 
@@ -66,6 +68,12 @@ def _schema_text(params: StructuredOutputsParams) -> str:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
         return json.dumps(_closed(parsed))
     return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def _tag_text(params: StructuredOutputsParams) -> str:
+    text = params.structural_tag
+    assert text is not None
+    return json.dumps(_closed(json.loads(text))) if params.disable_additional_properties else text
 
 
 def _closed(schema: Any) -> Any:

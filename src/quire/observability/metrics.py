@@ -12,7 +12,7 @@ from itertools import accumulate
 import msgspec
 
 
-class Counter(msgspec.Struct, frozen=True):
+class Counter(msgspec.Struct, frozen=True, tag=True):
     """A number that only grows."""
 
     name: str
@@ -20,7 +20,7 @@ class Counter(msgspec.Struct, frozen=True):
     value: int
 
 
-class Gauge(msgspec.Struct, frozen=True):
+class Gauge(msgspec.Struct, frozen=True, tag=True):
     """A number as it is now."""
 
     name: str
@@ -28,7 +28,7 @@ class Gauge(msgspec.Struct, frozen=True):
     value: float
 
 
-class Histogram(msgspec.Struct, frozen=True):
+class Histogram(msgspec.Struct, frozen=True, tag=True):
     """How many values were at most as large as each bound (a float as text, "+Inf" the last)."""
 
     name: str

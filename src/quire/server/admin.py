@@ -167,9 +167,8 @@ async def collective_rpc(server: Server, request: Request) -> Response:
 async def abort_requests(server: Server, request: Request) -> Response:
     """End requests by their replies' ids, or all."""
     body = await _optional(server, request, AbortRequest)
-    keys = server.traffic.keys(body.request_ids)
-    await server.engine.abort(keys)
-    return _reply({"status": "aborted", "aborted": len(keys)})
+    num_aborted = await server.abort_shown(body.request_ids)
+    return _reply({"status": "aborted", "aborted": num_aborted})
 
 
 async def scale_elastic_ep(server: Server, request: Request) -> Response:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from quire.config.plan import EnginePlan
 from quire.config.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
-from quire.server.context import ChatSettings, ReplySettings, Server
+from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
 from quire.server.limits import Limits
 from quire.server.listening import Listening, Tls
 from quire.server.responses.store import ResponseStore
+from quire.server.traffic import Traffic
 from quire.server.transcript import TranscriptPlan, choose_transcripts
 from quire.text.tokenizer import Tokenizer
 
@@ -22,14 +25,27 @@ _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_
 """What of a plan an answer depends on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Other processes that serve the same engine at the same address, if there are some.
+    `on_started` is told instead of the log when connections are taken.
+    """
+
+    neighbours: Neighbours = field(default_factory=Neighbours)
+    abort_elsewhere: AbortElsewhere | None = None
+    on_started: Callable[[Server], None] | None = None
+
+
 def build_server(
     engine: AsyncLLM,
     tokenizer: Tokenizer | None,
     plan: EnginePlan,
     args: ServerArgs,
     keys: Sequence[str],
+    beside: Beside | None = None,
 ) -> Server:
     """What the handlers are given. `keys` are all keys that the server asks for."""
+    beside = beside or Beside()
     return Server(
         engine=engine,
         tokenizer=tokenizer,
@@ -63,7 +79,9 @@ def build_server(
         ),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
-        responses=ResponseStore(args.max_stored_responses),
+        responses=ResponseStore(args.num_stored_responses),
+        traffic=Traffic(beside.neighbours),
+        abort_elsewhere=beside.abort_elsewhere,
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()

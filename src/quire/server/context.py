@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,8 @@ from quire.server.security import KEY_SLOT
 from quire.server.traffic import Traffic
 from quire.server.transcript import TranscriptPlan
 from quire.text.tokenizer import Tokenizer
+
+AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,20 @@ class Server:
     traffic: Traffic = field(default_factory=Traffic)
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: int = field(default_factory=lambda: int(time.time()))
+    abort_elsewhere: AbortElsewhere | None = None
+
+    async def abort_shown(self, names: Sequence[str] | None) -> int:
+        """End the requests that clients know by these names (None: all), at the other processes
+        that serve the same too; how many there were.
+        """
+        num_elsewhere = 0 if self.abort_elsewhere is None else await self.abort_elsewhere(names)
+        return num_elsewhere + await self.abort_here(names)
+
+    async def abort_here(self, names: Sequence[str] | None) -> int:
+        """The same in this process alone."""
+        keys = self.traffic.keys(names)
+        await self.engine.abort(keys)
+        return len(keys)
 
     async def read(self, request: Request, type: type[T]) -> T:
         """The request's body. Raises Refusal."""

@@ -36,7 +36,7 @@ async def version(server: Server, request: Request) -> Response:
 
 async def load(server: Server, request: Request) -> Response:
     """How many requests are being answered."""
-    count = {"server_load": server.traffic.num_requests}
+    count = {"server_load": server.traffic.num_everywhere}
     return Response(msgspec.json.encode(count), media_type=JSON)
 
 
@@ -48,6 +48,7 @@ async def server_info(server: Server, request: Request) -> Response:
 
 async def metrics(server: Server, request: Request) -> Response:
     """The engine's figures in the text form of Prometheus."""
+    await server.engine.refresh_metrics()
     registry = registry_of(server.engine.metrics_collector(server.metrics_prefix))
     text, kind = exposition(registry)
     return Response(text, headers={"Content-Type": kind})

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,31 @@ def bind(host: str | None, port: int, uds: str | None) -> socket.socket:
     except OSError as error:
         name, given = ("--uds", uds) if uds else ("--port", f"{host or '127.0.0.1'}:{port}")
         raise InvalidParameter(name, given, error.strerror or str(error)) from None
+
+
+def bind_shared(host: str | None, port: int, uds: str | None, count: int) -> list[socket.socket]:
+    """Such sockets at one address, one for each of several processes: the system spreads
+    connections over them (Linux). Elsewhere, and at a path, they are the same socket.
+
+    Whoever keeps them open keeps the connections that a process which dies had not taken.
+    """
+    probe = bind(host, port, uds)
+    if uds is not None or sys.platform != "linux":
+        return [probe, *(probe.dup() for _ in range(count - 1))]
+    name: Any = probe.getsockname()
+    family = probe.family
+    probe.close()  # it has shown that nobody else is there
+    found = []
+    for _ in range(count):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        found.append(listener)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            listener.bind(name)
+        except OSError as error:
+            raise InvalidParameter("--port", name[1], error.strerror or str(error)) from None
+    return found
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from quire.config.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.app import build_app
-from quire.server.builder import access_of, build_server, listening_of
+from quire.server.builder import Beside, access_of, build_server, listening_of
 from quire.server.listening import Ending, address_of, listen, make_listener
 from quire.server.routes import ADMIN_ROUTES, HEALTH_ROUTES, ROUTES
 
@@ -26,24 +26,29 @@ async def serve(
     keys: Sequence[str],
     listener: socket.socket,
     admin_listener: socket.socket | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """Answer requests at `listener` until a signal comes or the engine dies; the exit code.
 
-    The routes that control the engine are at `admin_listener`, or beside the others. The engine
-    stays the caller's.
+    The routes that control the engine are at `admin_listener`, or beside the others. `beside` are
+    other processes that serve the same. The engine stays the caller's.
     """
+    beside = beside or Beside()
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
-    server = build_server(engine, engine.tokenizer, plan, args, keys)
+    server = build_server(engine, engine.tokenizer, plan, args, keys, beside)
     how, access = listening_of(args), access_of(args, keys)
-    beside = ADMIN_ROUTES if args.enable_admin and admin_listener is None else ()
-    served = [(make_listener(build_app(server, access, (*ROUTES, *beside)), how), listener)]
+    admin = ADMIN_ROUTES if args.enable_admin and admin_listener is None else ()
+    served = [(make_listener(build_app(server, access, (*ROUTES, *admin)), how), listener)]
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how), admin_listener))
     ending = Ending()
 
     def announce() -> None:
+        if beside.on_started is not None:
+            beside.on_started(server)
+            return
         if admin_listener is not None:
             logger.info("Administration at %s", address_of(admin_listener, how.tls))
         logger.info("Outputs are taken apart as %s", server.chat.transcripts.described)

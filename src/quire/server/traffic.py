@@ -8,14 +8,18 @@ import asyncio
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from quire.engine.load_board import Neighbours
+
 
 class Traffic:
     """Counts and names of requests in progress; belongs to one event loop.
 
-    `is_draining`: the server is about to stop, so that `/ready` says no.
+    `is_draining`: the server is about to stop, so that `/ready` says no. `neighbours` are other
+    processes that serve the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, neighbours: Neighbours | None = None) -> None:
+        self._neighbours = neighbours or Neighbours()
         self.num_requests = 0
         self.is_draining = False
         self._keys: dict[str, str] = {}
@@ -25,14 +29,23 @@ class Traffic:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """One more request while the block runs."""
-        self.num_requests += 1
+        self._count(1)
         self._idle.clear()
         try:
             yield
         finally:
-            self.num_requests -= 1
+            self._count(-1)
             if not self.num_requests:
                 self._idle.set()
+
+    @property
+    def num_everywhere(self) -> int:
+        """The requests in progress here and at the neighbours."""
+        return self.num_requests + int(self._neighbours.load().num_answered)
+
+    def _count(self, change: int) -> None:
+        self.num_requests += change
+        self._neighbours.tell(num_answered=self.num_requests)
 
     async def wait_until_idle(self) -> None:
         """Return when no request is in progress."""

@@ -1,0 +1,108 @@
+"""The main program of one of several API servers: HTTP and the front end of an engine whose cores
+another process owns (fleet.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from typing import Any
+
+from quire.config.plan import EnginePlan
+from quire.config.server_args import ServerArgs
+from quire.engine import hub_messages as wire
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.client import AsyncEngineCoreClient
+from quire.engine.event_loop import loop_factory
+from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.hub_client import HubClient
+from quire.engine.hub_stats import HubStats
+from quire.engine.load_board import LoadBoard, Neighbours
+from quire.engine.start_message import ChildStart, receive_start
+from quire.engine.vitals import ORPHANED, die_with_parent, name_process
+from quire.server.builder import Beside
+from quire.server.context import Server
+from quire.server.serving import serve
+
+_FAREWELL_S = 2.0
+"""For the owner to take the last figures."""
+
+
+class ApiServerStart(ChildStart, kw_only=True):
+    """Everything an API server must know. It is row `row` of `num_rows` on the board in `board_fd`;
+    `listener_fd` and `admin_fd` are bound sockets.
+    """
+
+    plan: EnginePlan
+    args: ServerArgs
+    keys: list[str]
+    client_index: int
+    row: int
+    num_rows: int
+    board_fd: int
+    listener_fd: int
+    admin_fd: int | None = None
+
+
+def main(pipe_fd: int) -> None:
+    """Serve until the owner says stop or is gone; ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = socket.socket(fileno=pipe_fd)
+    pipe.set_inheritable(False)
+    try:
+        start = receive_start(pipe, ApiServerStart)
+    except (EOFError, ConnectionResetError):
+        sys.exit(ORPHANED)
+    if start.dies_with_thread:
+        die_with_parent(start.parent_pid)
+    sys.path[:] = start.sys_path
+    name_process(f"ApiServer_{start.row}")
+    logging.basicConfig(
+        level=start.log_level,
+        format=f"%(asctime)s (ApiServer_{start.row}) %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        sys.exit(runner.run(_serve(start, pipe)))
+
+
+async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
+    client = await HubClient.open(pipe)
+    stats = HubStats(client)
+    neighbours = Neighbours(LoadBoard(start.num_rows, start.board_fd), start.row)
+
+    async def flush(args: list[Any]) -> None:
+        stats.flush()
+
+    client.answerers[wire.FLUSH] = flush
+    client.on_sign = stats.flush
+    front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(
+        start.plan, client, start.client_index, stats=stats
+    )
+    engine = AsyncLLM(
+        front_end=front_end,
+        log_requests=start.args.enable_log_requests,
+        neighbours=neighbours,
+    )
+
+    def on_started(server: Server) -> None:
+        async def abort_shown(args: list[Any]) -> int:
+            return await server.abort_here(args[0])
+
+        client.answerers[wire.ABORT_SHOWN] = abort_shown
+        client.set_up()
+
+    beside = Beside(neighbours, client.abort_elsewhere, on_started)
+    admin = None if start.admin_fd is None else socket.socket(fileno=start.admin_fd)
+    try:
+        await client.wait_until_open()
+        listener = socket.socket(fileno=start.listener_fd)
+        return await serve(engine, start.args, start.keys, listener, admin, beside)
+    finally:
+        stats.flush()
+        engine.shutdown()
+        await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)

@@ -1,0 +1,213 @@
+"""Messages between an API server and the process that owns the cores."""
+
+import asyncio
+import pickle
+import random
+import socket
+
+import msgspec
+import numpy as np
+import pytest
+
+from quire.engine.admission import Admission, QueueLimits
+from quire.engine.channel import Channel
+from quire.engine.client import CoreStatus
+from quire.engine.hub import Hub
+from quire.engine.hub_messages import ADD, STATUS, CoreStates, Figures
+from quire.engine.load_board import LoadBoard, Neighbours
+from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.engine.split_outputs import outputs_by_client
+from quire.engine.stats import FinishedRequestStats, IterationStats, merge_stats
+from quire.errors import QueueOverflowError
+from quire.params import SamplingParams
+
+KIND = b"\x07"
+
+
+class Ends:
+    """Both ends of a channel; `got` is what arrived at the second, whose other end is `raw`."""
+
+    def __init__(self):
+        self.got = []
+        self.lost = asyncio.Event()
+
+    async def open(self):
+        self.raw, theirs = socket.socketpair()
+        self.raw.setblocking(False)
+        self.channel = await Channel({KIND: (list, self.got.append)}, self.lost.set).open(theirs)
+        return self
+
+    async def feed(self, data):
+        await asyncio.get_running_loop().sock_sendall(self.raw, data)
+
+
+async def frames_of(message):
+    """What a channel writes for a message."""
+    ours, theirs = socket.socketpair()
+    channel = await Channel({}, lambda: None).open(theirs)
+    channel.send(KIND, message)
+    channel.close()
+    await channel.wait_closed()
+    with ours:
+        data = b""
+        while part := ours.recv(65536):
+            data += part
+    return data
+
+
+def test_any_cut_of_the_bytes_gives_the_same_messages():
+    async def run():
+        array = np.arange(500, dtype=np.int32)
+        data = (
+            await frames_of([1, "a"]) + await frames_of(["b" * 3000, array]) + await frames_of([])
+        )
+        rng = random.Random(3)
+        for _ in range(20):
+            ends = await Ends().open()
+            rest = data
+            while rest:
+                size = rng.choice([1, 2, 7, 100, 5000])
+                await ends.feed(rest[:size])
+                await asyncio.sleep(0)
+                rest = rest[size:]
+            ends.raw.close()
+            await ends.lost.wait()
+            assert ends.got[0] == [1, "a"]
+            assert ends.got[1][0] == "b" * 3000
+            assert np.array_equal(ends.got[1][1], array)
+            assert ends.got[2] == []
+
+    asyncio.run(run())
+
+
+class Canary:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was run",))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Canary()),
+        b"\x00" * 64,
+        b"\xff" * 64,
+        KIND + (2**31).to_bytes(4, "little") + b"\x00" * 8,
+        KIND + (1).to_bytes(4, "little") + (2**32 - 1).to_bytes(4, "little") + b"x" * 8,
+        KIND + (1).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"\xc1abc",
+        b"\x55" + (1).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\x90",
+        random.Random(0).randbytes(4096),
+    ],
+    ids=["pickle", "zeros", "ones", "frames", "length", "payload", "kind", "random"],
+)
+def test_what_is_no_message_closes_the_channel_and_nothing_else(data):
+    async def run():
+        ends = await Ends().open()
+        await ends.feed(data)
+        ends.raw.shutdown(socket.SHUT_WR)
+        await asyncio.wait_for(ends.lost.wait(), 20)
+        assert ends.got == []
+        ends.raw.close()
+
+    asyncio.run(run())
+
+
+class Client:
+    """A client of cores that only notes what it is given."""
+
+    engine_indices = (0,)
+
+    def __init__(self):
+        self.added, self.aborted = [], []
+
+    def add_request(self, request):
+        self.added.append(request.handle)
+
+    def abort_requests(self, handles):
+        self.aborted += handles
+
+    def core_status(self, engine_index):
+        return CoreStatus(engine_index, 1, 1, True, True)
+
+
+def request(handle):
+    return EngineCoreRequest(handle, [1, 2], SamplingParams(), seed=0, arrival_time=0.0)
+
+
+def test_a_seat_that_is_lost_takes_its_requests_along_and_no_others():
+    async def run():
+        client = Client()
+        hub = Hub(client, stats=None)
+        lost = asyncio.Event()
+        seats = []
+        for _ in range(2):
+            ours, theirs = socket.socketpair()
+            seat = await hub.join(hub.new_index(), theirs, lost.set)
+            states = {STATUS: (CoreStates, lambda states: None)}
+            far = await Channel(states, lambda: None).open(ours)
+            seats.append((seat, far))
+        (first, far), (second, other) = seats
+        for seat, end, number in ((first, far, 5), (second, other, 6)):
+            end.send(ADD, request((seat.client_index << CLIENT_SHIFT) + number))
+        while len(client.added) < 2:
+            await asyncio.sleep(0)
+        far.abort()
+        await asyncio.wait_for(lost.wait(), 20)
+        assert client.aborted == [(first.client_index << CLIENT_SHIFT) + 5]
+        assert list(hub.seats) == [second.client_index]
+        # a handle that is not its own is not taken
+        lost.clear()
+        other.send(ADD, request((first.client_index << CLIENT_SHIFT) + 7))
+        await asyncio.wait_for(lost.wait(), 20)
+        assert len(client.added) == 2
+
+    asyncio.run(run())
+
+
+def test_columns_of_several_front_ends_are_parted():
+    one, two = 1 << CLIENT_SHIFT, 2 << CLIENT_SHIFT
+    step = EngineCoreOutputs([one, two, one + 1], [7, 8, 9, 10], [1, 2, 1], timestamp=2.0)
+    parts = outputs_by_client(step)
+    assert {client: (p.handles, p.token_ids, p.counts) for client, p in parts.items()} == {
+        1: ([one, one + 1], [7, 10], [1, 1]),
+        2: ([two], [8, 9], [2]),
+    }
+    alone = EngineCoreOutputs([two], [8])
+    assert outputs_by_client(alone)[2] is alone
+    assert outputs_by_client(EngineCoreOutputs()) == {}
+
+
+class Queue:
+    num_queued_tokens = 0
+
+    def __init__(self, num_unfinished):
+        self.num_unfinished = num_unfinished
+
+
+def test_what_neighbours_have_counts_for_the_limits():
+    board = LoadBoard(3)
+    theirs = [Neighbours(board, row) for row in range(3)]
+    mine = Admission(Queue(2), QueueLimits(6, 100), neighbours=theirs[1])
+    theirs[0].tell(num_requests=2)
+    theirs[2].tell(num_requests=1, num_answered=4)
+    mine.check(1)
+    with pytest.raises(QueueOverflowError, match="5 requests are unfinished"):
+        mine.check(2)
+    theirs[0].tell(num_requests=0)
+    mine.check(3)
+    assert theirs[0].load().num_requests == 1 + 5
+    assert theirs[0].load().num_answered == 4
+    board.close()
+
+
+def test_figures_survive_the_way():
+
+    step = IterationStats(1.0, 3, num_by_gap={0.25: 2})
+    step.finished_requests.append(FinishedRequestStats(FinishReason.STOP, 1.5))
+    total = IterationStats(0.5)
+    merge_stats(total, step)
+    merge_stats(total, step)
+    figures = Figures([(1, total)], {"max_num_queued_reqs": 2})
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(figures), type=Figures)
+    assert back == figures
+    assert total.num_by_gap == {0.25: 4}
+    assert (total.num_generation_tokens, total.num_step_tokens) == (6, 0)
