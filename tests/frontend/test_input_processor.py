@@ -137,13 +137,6 @@ BAD = [
     ),
     (
         "a",
-        {"trace_headers": {"a": "b"}},
-        NotBuiltYet,
-        "trace_headers={'a': 'b'} is not allowed: this release does not implement it. "
-        "Tracing is not there yet; leave it out.",
-    ),
-    (
-        "a",
         {"tokenization_kwargs": {"padding": 1}},
         RequestError,
         "'padding' is not a parameter here: add_special_tokens, truncation and max_length exist.",
@@ -262,6 +255,6 @@ def test_neutral_values_and_what_is_built_go_through():
         thinking_token_budget=-1,
         logprob_token_ids=[1, 2],
     )
-    own = send(params=params, lora_request=None, trace_headers={}).sampling_params
+    own = send(params=params, lora_request=None).sampling_params
     assert own.repetition_detection == params.repetition_detection
     assert own.extra_args == params.extra_args

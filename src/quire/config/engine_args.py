@@ -383,6 +383,13 @@ class EngineArgs(UnbuiltArgs):
         unit="tokens",
         minimum=1,
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "Where OpenTelemetry spans of requests go: http://host:4318/v1/traces, or "
+        "grpc://host:4317. Needs quire[otel].",
+        Kind.TEXT,
+        _OUTPUT,
+    )
     profiler_config: dict[str, Any] | None = option(
         None,
         "What `start_profile` traces and where to: profiler ('torch'), torch_profiler_dir, "

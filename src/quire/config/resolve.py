@@ -132,6 +132,7 @@ def _decide_output(d: Decisions) -> None:
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
     d.wished("stream_interval")
+    d.wished("otlp_traces_endpoint")
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)

@@ -246,13 +246,13 @@ class AsyncLLM(AsyncControl):
             prompt_text=prompt_text,
             data_parallel_rank=data_parallel_rank,
             timeout_s=timeout_s,
+            trace_headers=trace_headers,
             has_mailbox=True,
         )
         inputs = {
             "priority": priority,
             "lora_request": lora_request,
             "tokenization_kwargs": tokenization_kwargs,
-            "trace_headers": trace_headers,
         }
         if (trial := self.front_end.inputs.prepare(params)) is not None:
             await asyncio.wrap_future(trial)
@@ -435,8 +435,8 @@ class AsyncLLM(AsyncControl):
         return self.front_end.tokenizer
 
     async def is_tracing_enabled(self) -> bool:
-        """There is no tracing yet."""
-        return False
+        """Whether requests leave spans (otlp_traces_endpoint)."""
+        return self.front_end.tracer is not None
 
     async def check_health(self) -> None:
         """Raises EngineDeadError unless requests can be served."""

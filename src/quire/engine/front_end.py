@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,16 +19,20 @@ from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.output_processor import OutputProcessor, Processed
 from quire.engine.parallel_sampling import RequestGroup, fan_out
 from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
+from quire.engine.request_spans import begun_attributes
 from quire.engine.stat_loggers import StatsWish
 from quire.engine.stats import IterationStats
 from quire.errors import InvalidParameter, InvalidType
 from quire.models import read_spec
 from quire.models.spec import Decoder
+from quire.observability.tracing import RequestTracer, exporter_to
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 Client = TypeVar("Client", bound=CoreConnection)
+
+logger = logging.getLogger(__name__)
 
 _FEW = 64
 
@@ -55,6 +60,7 @@ class FrontEnd(Generic[Client]):
         spec: Decoder | None = None,
         stats: Stats | None = None,
         plan: EnginePlan | None = None,
+        tracer: RequestTracer | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -66,6 +72,8 @@ class FrontEnd(Generic[Client]):
         self.sampling_defaults = dict(sampling_defaults or {})
         self.spec = spec
         self.plan = plan
+        self.tracer = tracer
+        self._has_warned = False
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
@@ -83,9 +91,11 @@ class FrontEnd(Generic[Client]):
         resumable: bool = False,
         has_mailbox: bool = False,
         timeout_s: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> RequestGroup:
         """Check a request, expect its outputs and send it; `inputs` are for the input processor.
+        Where there are traces, its span belongs to the trace of `trace_headers`.
 
         It ends `timeout_s` seconds from now; None: as its `extra_args` say, if they do.
         Raises subclasses of RequestError; then everything is as before.
@@ -117,9 +127,25 @@ class FrontEnd(Generic[Client]):
             group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
         self._next_handle += len(requests)
         self._submit(group, requests)
+        self._trace(group, trace_headers, request)
         if timeout_s is not None:
             self._set_deadline(time.monotonic() + timeout_s, group.internal_id)
         return group
+
+    def _trace(
+        self,
+        group: RequestGroup,
+        headers: Mapping[str, str] | None,
+        request: EngineCoreRequest,
+    ) -> None:
+        if self.tracer is not None:
+            attributes = begun_attributes(group, request.sampling_params)
+            group.span = self.tracer.begin(headers, request.arrival_time, attributes)
+            if group.mailbox is not None:
+                group.mailbox.traceparent = group.span.traceparent
+        elif headers and not self._has_warned:
+            self._has_warned = True
+            logger.warning("Trace headers come, and there are no traces: otlp_traces_endpoint.")
 
     def extend(
         self,
@@ -172,6 +198,8 @@ class FrontEnd(Generic[Client]):
         """End the core, as its client does, and what helps on this side."""
         self.client.shutdown(timeout_s)
         self.inputs.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
     @property
     def next_deadline(self) -> float | None:
@@ -248,6 +276,9 @@ def build_front_end(
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
     )
+    tracer = None
+    if plan.otlp_traces_endpoint is not None:
+        tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
     stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_wish)
     return FrontEnd(
         client=client,
@@ -256,7 +287,9 @@ def build_front_end(
             tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
         ),
         outputs=OutputProcessor(
-            tokenizer, stream_interval=plan.stream_interval, log_stats=plan.log_stats
+            tokenizer,
+            stream_interval=plan.stream_interval,
+            log_stats=plan.log_stats or tracer is not None,  # a span tells of the same times
         ),
         model_name=plan.served_model_names[0],
         log_stats=plan.log_stats,
@@ -266,6 +299,7 @@ def build_front_end(
         spec=spec,
         stats=stats,
         plan=plan,
+        tracer=tracer,
     )
 
 

@@ -79,7 +79,6 @@ class InputProcessor:
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         lora_request: object = None,
-        trace_headers: object = None,
     ) -> tuple[EngineCoreRequest, str | None]:
         """The message for the core, and the prompt's text if it is known.
 
@@ -87,7 +86,6 @@ class InputProcessor:
         nothing if it does.
         """
         _refuse_unbuilt("lora_request", lora_request, "Adapters are not served yet; leave it out.")
-        _refuse_unbuilt("trace_headers", trace_headers, "Tracing is not there yet; leave it out.")
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)

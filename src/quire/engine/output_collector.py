@@ -31,6 +31,8 @@ class RequestOutputCollector:
     def __init__(self, output_kind: RequestOutputKind, request_id: str, internal_id: str) -> None:
         self.request_id = request_id
         self.internal_id = internal_id
+        self.traceparent: str | None = None
+        """The name of the request's span, where there are traces."""
         self._is_delta = output_kind is RequestOutputKind.DELTA
         self._news: dict[int, Unfetched] = {}
         self._output: RequestOutput | None = None

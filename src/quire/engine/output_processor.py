@@ -16,6 +16,7 @@ from quire.engine.logprobs import LogprobFrame, OutputLogprobs, PromptLogprobsBu
 from quire.engine.output_text import OutputText
 from quire.engine.parallel_sampling import RequestGroup
 from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.engine.request_spans import end_span
 from quire.engine.request_state import RequestState
 from quire.engine.stats import IterationStats, finished_stats, note_tokens
 from quire.outputs import RequestOutput, RequestStateStats
@@ -134,6 +135,8 @@ class OutputProcessor:
         for group in self._groups.values():
             if group.mailbox is not None:
                 group.mailbox.put(error)
+            if group.span is not None:
+                group.span.end({}, str(error))
         self._states.clear()
         self._groups.clear()
         self._by_name.clear()
@@ -326,7 +329,9 @@ def _note_end(stats: IterationStats, state: RequestState, end: Finished) -> None
         max_tokens=state.max_tokens,
     )
     stats.finished_requests.append(ended)
+    group.num_generated += ended.num_generation_tokens
     group.num_longest = max(group.num_longest, ended.num_generation_tokens)
     if group.is_finished:
         stats.n_params_iter.append(len(group.handles))
         stats.max_num_generation_tokens_iter.append(group.num_longest)
+        end_span(group, end, ended, state.times)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.protocol import EngineCoreRequest
+from quire.observability.tracing import RequestSpan
 from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from quire.params import RequestOutputKind, SamplingParams
 
@@ -68,6 +69,10 @@ class RequestGroup:
     """No output has come yet."""
     num_longest: int = 0
     """Tokens of the longest completion that has ended."""
+    num_generated: int = 0
+    """Tokens of all completions that have ended."""
+    span: RequestSpan | None = None
+    """Its span in a trace, if there are traces."""
     prompt_logprobs: object = None
     mailbox: RequestOutputCollector | None = None
     """Where the outputs go; None: to whoever steps the engine."""

@@ -13,9 +13,10 @@ from typing import Any
 from starlette.requests import Request
 
 from quire.engine.async_llm import AsyncLLM
+from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
 from quire.server.body import T, read_json
-from quire.server.envelope import ID_SLOT, own_request_id
+from quire.server.envelope import ID_SLOT, TRACE_SLOT, own_request_id
 from quire.server.event_stream import EventStream
 from quire.server.failures import Refusal
 from quire.server.limits import Limits
@@ -158,7 +159,10 @@ class Server:
             prompt.params,
             priority=_priority(request, body.priority),
             data_parallel_rank=_rank(request),
+            trace_headers={n: request.headers[n] for n in HEADERS if n in request.headers},
         )
+        if mailbox.traceparent is not None:
+            request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
         self.traffic.enter(key, name.shown)
         return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
 

@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import HTTPConnection
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 ID_SLOT = "quire.request_id"
 """Where the id of the request is, in the scope's state."""
+TRACE_SLOT = "quire.traceparent"
+"""Where the name of the request's span is, once it has one."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 
@@ -48,7 +51,7 @@ class Envelope:
             return
         name = own_request_id(HTTPConnection(scope)) or secrets.token_hex(8)
         scope.setdefault("state", {})[ID_SLOT] = name
-        reply = _Reply(send, name if self._shows_ids else None)
+        reply = _Reply(send, name if self._shows_ids else None, scope["state"])
         start = time.monotonic()
         try:
             if scope["path"] in _UNCOUNTED:
@@ -70,20 +73,24 @@ class Envelope:
 
 
 class _Reply:
-    """`send` of one request: adds the header, and remembers the status."""
+    """`send` of one request: adds the headers, and remembers the status."""
 
-    def __init__(self, send: Send, name: str | None) -> None:
+    def __init__(self, send: Send, name: str | None, state: Mapping[str, Any]) -> None:
         self._send = send
         self._name = name
+        self._state = state
         self.status: int | None = None
         self.num_bytes = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            headers = [*message.get("headers", ())]
             if self._name is not None:
-                header = (b"x-request-id", self._name.encode())
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                headers.append((b"x-request-id", self._name.encode()))
+            if TRACE_SLOT in self._state:
+                headers.append((b"traceresponse", self._state[TRACE_SLOT].encode()))
+            message = {**message, "headers": headers}
         else:
             self.num_bytes += len(message.get("body", b""))
         await self._send(message)
