@@ -79,12 +79,36 @@ def test_in_the_background_a_response_is_followed_and_cancelled(client):
         client.responses.cancel(create(client).id)
 
 
+def test_the_input_of_a_response_is_listed_page_by_page(client):
+    items = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "three"}]},
+    ]
+    made = create(client, input=items)
+    listed = list(client.responses.input_items.list(made.id, limit=2))  # the client turns pages
+    assert [item.content[0].text for item in listed] == ["three", "two", "one"]
+    assert len({item.id for item in listed}) == 3
+    upward = client.responses.input_items.list(made.id, order="asc", limit=1)
+    assert upward.data[0].content[0].text == "one"
+    assert upward.has_more
+    text = client.responses.input_items.list(create(client, input="plain").id).data
+    assert [(item.role, item.content[0].text) for item in text] == [("user", "plain")]
+    for query in ({"limit": 0}, {"limit": 101}, {"after": "msg_none"}, {"order": "up"}):
+        with pytest.raises(openai.BadRequestError):
+            client.responses.input_items.list(made.id, **query)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_none")
+
+
 def test_responses_are_their_key_s_own(guarded):
     with guarded.openai("first-key") as mine, guarded.openai("second-key") as other:
         made = create(mine)
         assert mine.responses.retrieve(made.id).id == made.id
         with pytest.raises(openai.NotFoundError):
             other.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            other.responses.input_items.list(made.id)
 
 
 @pytest.mark.parametrize(

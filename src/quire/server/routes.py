@@ -17,6 +17,7 @@ from quire.server.context import Server
 from quire.server.openai import chat, completions, models, rendering, replies, requests
 from quire.server.page import page
 from quire.server.responses import routes as responses
+from quire.server.responses.input_items import InputItems
 from quire.server.responses.replies import ResponseObject
 from quire.server.responses.requests import ResponsesRequest
 
@@ -96,6 +97,7 @@ ROUTES: tuple[Entry, ...] = (
     ),
     Entry("GET", "/v1/responses/{id}", responses.retrieve, gives=ResponseObject),
     Entry("DELETE", "/v1/responses/{id}", responses.delete, gives=responses.Deleted),
+    Entry("GET", "/v1/responses/{id}/input_items", responses.input_items, gives=InputItems),
     Entry("POST", "/v1/responses/{id}/cancel", responses.cancel, gives=ResponseObject),
     Entry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
     Entry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),

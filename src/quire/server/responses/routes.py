@@ -21,6 +21,7 @@ from quire.server.openai.chat import chat_prompt
 from quire.server.openai.chat_deltas import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
 from quire.server.outcome import Outputs, close_all, raise_error, while_connected
+from quire.server.responses.input_items import named_items, page_of
 from quire.server.responses.items import conversation
 from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem, ResponseObject
 from quire.server.responses.requests import ResponsesRequest
@@ -49,7 +50,12 @@ async def create(server: Server, request: Request) -> Response:
     number = secrets.token_hex(16)
     name = RequestName(f"resp_{number}", f"resp_{number}", int(time.time()))
     writer = _writer(server, body, chat, prompt, name)
-    stored = StoredResponse(writer.response, [*before, *conversation(body.input)], _owner(request))
+    stored = StoredResponse(
+        writer.response,
+        [*before, *conversation(body.input)],
+        _owner(request),
+        named_items(body.input, writer.response.id),
+    )
     if writer.response.store:
         server.responses.add(stored)
     try:
@@ -88,6 +94,13 @@ async def retrieve(server: Server, request: Request) -> Response:
     if not after.removeprefix("-").isdecimal() or len(after) > 9:
         raise InvalidParameter("starting_after", after, "it must be the number of an event")
     return server.stream(stored.follow(max(0, int(after) + 1)), [])
+
+
+async def input_items(server: Server, request: Request) -> Response:
+    """What the request of a kept response was made of, page by page."""
+    stored = _kept(server, request, request.path_params["id"])
+    page = page_of(stored.input_items, request.query_params)
+    return Response(msgspec.json.encode(page), media_type=JSON)
 
 
 async def cancel(server: Server, request: Request) -> Response:

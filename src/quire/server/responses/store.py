@@ -17,13 +17,19 @@ _MAX_EVENT_BYTES = 4 * 2**20
 class StoredResponse:
     """One response with what is needed to go on from it, and its events for those who follow.
 
-    `owner` is the digest of the key that made it: nobody else sees it.
+    `input_items` are what its request brought. `owner` is the digest of the key that made it:
+    nobody else sees it.
     """
 
     def __init__(
-        self, response: ResponseObject, messages: list[dict[str, Any]], owner: bytes | None
+        self,
+        response: ResponseObject,
+        messages: list[dict[str, Any]],
+        owner: bytes | None,
+        input_items: list[dict[str, Any]],
     ) -> None:
         self.response = response
+        self.input_items = input_items
         self.messages = messages
         self.owner = owner
         self.events: list[bytes] = []
