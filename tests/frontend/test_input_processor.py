@@ -150,9 +150,9 @@ BAD = [
     (
         "a",
         {"params": SamplingParams(thinking_token_budget=3)},
-        NotBuiltYet,
-        "thinking_token_budget=3 is not allowed: this release does not implement it. Leave "
-        "it out, or limit the whole output with max_tokens.",
+        InvalidParameter,
+        "thinking_token_budget=3 is not allowed: it is not known how this model marks its "
+        "reasoning. Give reasoning_config, or a server a --reasoning-parser with marks.",
     ),
     (
         "a",

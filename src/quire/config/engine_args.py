@@ -383,6 +383,13 @@ class EngineArgs(UnbuiltArgs):
         unit="tokens",
         minimum=1,
     )
+    reasoning_config: dict[str, Any] | None = option(
+        None,
+        "How this model's outputs mark their reasoning, which thinking_token_budget needs: "
+        "reasoning_start_str, reasoning_end_str. A server knows it by its --reasoning-parser.",
+        Kind.OBJECT,
+        _OUTPUT,
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         "Where OpenTelemetry spans of requests go: http://host:4318/v1/traces, or "

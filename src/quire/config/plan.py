@@ -74,6 +74,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int
+    reasoning_marks: tuple[str, ...]
     otlp_traces_endpoint: str | None
     profiler: ProfilerConfig | None
     structured_outputs: StructuredOutputsConfig

@@ -6,6 +6,8 @@ Rules 12.2 to 12.7 and 12.13 of the reference, as far as this release has what t
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.config.decisions import Decisions
 from quire.config.engine_args import EngineArgs
 from quire.config.facts import MachineFacts, ModelFacts
@@ -18,6 +20,7 @@ from quire.config.resolve_memory import decide_memory
 from quire.config.resolve_parallel import decide_data_parallel, decide_expert_parallel
 from quire.config.resolve_schedule import decide_schedule
 from quire.config.structured_outputs import structured_outputs_config
+from quire.errors import InvalidParameter
 
 
 def resolve(
@@ -132,6 +135,8 @@ def _decide_output(d: Decisions) -> None:
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
     d.wished("stream_interval")
+    why = "reasoning_config" + (" was given" if args.reasoning_config else ": none")
+    d.decide("reasoning_marks", _reasoning_marks(args.reasoning_config), why)
     d.wished("otlp_traces_endpoint")
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
@@ -143,3 +148,15 @@ def _decide_output(d: Decisions) -> None:
         forms,
         "structured_outputs_config was given" if given_forms else "the one library that is used",
     )
+
+
+def _reasoning_marks(given: dict[str, Any] | None) -> tuple[str, ...]:
+    """The marks of a reasoning's start and end; none if they are not known."""
+    if not given:
+        return ()
+    names = ("reasoning_start_str", "reasoning_end_str")
+    marks = tuple(given.get(name) for name in names)
+    if set(given) != set(names) or not all(isinstance(mark, str) and mark for mark in marks):
+        allowed = f"it has {names[0]} and {names[1]}, both texts that are not empty"
+        raise InvalidParameter("reasoning_config", given, allowed)
+    return tuple(str(mark) for mark in marks)

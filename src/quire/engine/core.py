@@ -33,6 +33,7 @@ from quire.errors import EngineDeadError, RequestError
 from quire.executor.abstract import Executor
 from quire.grammar.compiler import GrammarCompiler
 from quire.params import SamplingParams
+from quire.params.thinking import Thinking
 from quire.runner.step_output import StepOutput
 from quire.scheduling.outputs import Ending, StepOutputs
 from quire.scheduling.request import Request
@@ -100,10 +101,10 @@ class EngineCore(CoreFace):
                     arrival_time=request.arrival_time,
                     cache_salt=request.cache_salt,
                     output_token_ids=list(request.output_token_ids),
-                    needs_host_ids=self._needs_host_ids(params),
+                    needs_host_ids=self._needs_host_ids(params, request.thinking),
                     prompt_logprobs_done=request.prompt_logprobs_done,
                     resumable=request.resumable,
-                    grammar=self._grammars.constraint(params),
+                    grammar=self._grammars.constraint(params, request.thinking),
                 )
             )
         except RequestError as error:
@@ -129,9 +130,10 @@ class EngineCore(CoreFace):
         if ending is not None:
             self._refused.append(_finished(ending))
 
-    def _needs_host_ids(self, params: SamplingParams) -> bool:
-        """A mask is made from the ids so far, so nothing with a grammar is scheduled ahead."""
-        is_ahead = self._depth > 1 and params.structured_outputs is not None
+    def _needs_host_ids(self, params: SamplingParams, thinking: Thinking | None = None) -> bool:
+        """A mask is made from the ids so far, so nothing that has masks is scheduled ahead."""
+        has_masks = params.structured_outputs is not None or thinking is not None
+        is_ahead = self._depth > 1 and has_masks
         return is_ahead or self.executor.needs_host_ids(params)
 
     def abort_requests(self, handles: Sequence[int]) -> None:

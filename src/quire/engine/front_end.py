@@ -14,7 +14,7 @@ from quire.config.plan import EnginePlan
 from quire.engine.client import CoreConnection
 from quire.engine.engine_stats import EngineStats, Stats
 from quire.engine.forms import grammar_trials
-from quire.engine.input_processor import InputProcessor, ModelLimits
+from quire.engine.input_processor import InputProcessor, ModelLimits, ReasoningMarks
 from quire.engine.output_collector import RequestOutputCollector
 from quire.engine.output_processor import OutputProcessor, Processed
 from quire.engine.parallel_sampling import RequestGroup, fan_out
@@ -280,12 +280,16 @@ def build_front_end(
     if plan.otlp_traces_endpoint is not None:
         tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
     stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_wish)
+    inputs = InputProcessor(
+        tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
+    )
+    if plan.reasoning_marks:
+        start, end = plan.reasoning_marks
+        inputs.reasoning_marks = ReasoningMarks(start, end)
     return FrontEnd(
         client=client,
         tokenizer=tokenizer,
-        inputs=InputProcessor(
-            tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
-        ),
+        inputs=inputs,
         outputs=OutputProcessor(
             tokenizer,
             stream_interval=plan.stream_interval,

@@ -18,13 +18,14 @@ from typing import Any
 from quire.engine.parallel_sampling import SEED_MASK
 from quire.engine.protocol import EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
+from quire.grammar.thinking import num_thinking
 from quire.grammar.trial import GrammarTrials
 from quire.params import PoolingParams, SamplingParams, checks
+from quire.params.thinking import Thinking
 from quire.prompts import ParsedPrompt, parse_prompt
 from quire.text.tokenizer import Tokenizer
 
 _UNBUILT_PARAMS = {
-    "thinking_token_budget": "Leave it out, or limit the whole output with max_tokens.",
     "watermarking": "Leave it out.",
     "trace_decode_token_ids": "Leave it out.",
     "prompt_logprob_token_ids": "Ask for prompt_logprobs instead.",
@@ -47,6 +48,17 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """How a model's outputs mark their reasoning; `is_assumed`: they begin inside one unless the
+    prompt has a mark.
+    """
+
+    start: str
+    end: str
+    is_assumed: bool = False
+
+
 class InputProcessor:
     """Checks and completes requests. `seed` (None: random) makes the seeds of requests that bring
     none.
@@ -67,6 +79,8 @@ class InputProcessor:
         self._forms = forms
         self.limits = limits
         self._seed = seed
+        self.reasoning_marks: ReasoningMarks | None = None
+        """What a bound on the reasoning needs to know."""
         self._num_drawn = 0
 
     def process(
@@ -101,6 +115,7 @@ class InputProcessor:
             cache_salt=parsed.cache_salt,
         )
         request.seed = self._seed_of(own)
+        request.thinking = self._thinking(own, token_ids)
         return request, parsed.text
 
     def _own_params(self, params: SamplingParams | PoolingParams) -> SamplingParams:
@@ -154,6 +169,23 @@ class InputProcessor:
         own.structured_outputs = self._forms.completed(form)
         self._forms.check(own.structured_outputs)
 
+    def _thinking(self, own: SamplingParams, prompt: list[int]) -> Thinking | None:
+        budget, marks = own.thinking_token_budget, self.reasoning_marks
+        if budget is None:
+            return None
+        if marks is None or self._tokenizer is None:
+            hint = "Give reasoning_config, or a server a --reasoning-parser with marks."
+            allowed = "it is not known how this model marks its reasoning"
+            raise InvalidParameter("thinking_token_budget", budget, allowed, hint)
+        start, end = (
+            self._tokenizer.encode(mark, add_special_tokens=False)
+            for mark in (marks.start, marks.end)
+        )
+        num_before = num_thinking(prompt, start, end)
+        if num_before is None and marks.is_assumed and not _has(prompt, start):
+            num_before = 0
+        return Thinking(budget, start, end, num_before)
+
     def _encode_bad_words(self, own: SamplingParams) -> None:
         if not own.bad_words:
             return
@@ -199,6 +231,10 @@ class InputProcessor:
         self._num_drawn += 1
         name = f"{self._seed}:{self._num_drawn}".encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def _has(ids: list[int], mark: list[int]) -> bool:
+    return any(ids[place : place + len(mark)] == mark for place in range(len(ids)))
 
 
 def _refuse_unbuilt(name: str, value: object, hint: str) -> None:

@@ -37,6 +37,9 @@ def check_streamable(params: object) -> None:
         form = params.structured_outputs.kind
         allowed = "a streamed prompt has many outputs, which have no form"
         raise InvalidParameter("structured_outputs", form, allowed)
+    if params.thinking_token_budget is not None:
+        allowed = "a streamed prompt has many outputs"
+        raise InvalidParameter("thinking_token_budget", params.thinking_token_budget, allowed)
     if params.stop:
         hint = "Use stop_token_ids."
         raise InvalidParameter("stop", params.stop, "a streamed prompt has no stop strings", hint)

@@ -38,6 +38,7 @@ def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
             priority=request.priority,
             cache_salt=request.cache_salt,
             client_index=request.client_index,
+            thinking=request.thinking,
         )
         for index in range(params.n)
     ]

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from quire.params import SamplingParams
+from quire.params.thinking import Thinking
 
 PROTOCOL_VERSION = 1
 """Front end and core must have the same; HELLO and READY say it."""
@@ -103,6 +104,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     timeout_s: float | None = None
     continues: bool = False
     """More input for a request that was sent as resumable; passed over when that has ended."""
+    thinking: Thinking | None = None
 
 
 class LogprobColumns(msgspec.Struct, array_like=True, gc=False):

@@ -13,8 +13,10 @@ from quire.grammar.constraint import Constraint
 from quire.grammar.guidance import Form, Guidance
 from quire.grammar.masks import StepMasks
 from quire.grammar.source import GrammarSource, source_of
+from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
 from quire.params import SamplingParams
+from quire.params.thinking import Thinking
 from quire.runner.grammar_mask import GrammarMask
 from quire.scheduling.request import Request
 from quire.scheduling.step import StepPlan
@@ -39,11 +41,16 @@ class GrammarCompiler:
         self._guidance: Guidance | None = None
         self._vocabulary: Vocabulary | None = None
 
-    def constraint(self, params: SamplingParams) -> Constraint | None:
-        """What the request's grammar demands of its output; None without one. Does not wait."""
+    def constraint(
+        self, params: SamplingParams, thinking: Thinking | None = None
+    ) -> Constraint | None:
+        """What the request's grammar, and the bound on its reasoning, demand of its output; None
+        without either. Does not wait.
+        """
         form = params.structured_outputs
+        budget = None if thinking is None else ThinkingBudget(thinking)
         if form is None:
-            return None
+            return None if budget is None else Constraint(None, budget=budget)
         if self._source is None:
             raise RequestError("structured_outputs needs an engine with a tokenizer")
         return Constraint(
@@ -51,6 +58,7 @@ class GrammarCompiler:
             vocabulary=self._known_vocabulary,
             starts_after=form.starts_after,
             may_end=not params.ignore_eos,
+            budget=budget,
         )
 
     def masks_of(

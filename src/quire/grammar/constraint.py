@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.guidance import Form, Matcher
+from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary
 
 
@@ -22,16 +23,18 @@ class Constraint:
 
     `vocabulary` is known once the grammar is compiled. `starts_after` is the text, or the ids,
     behind whose first occurrence the form begins (None: at once). `may_end` False: the ids that end
-    a text are never drawn, the request ends with its grammar.
+    a text are never drawn, the request ends with its grammar. `budget` bounds a reasoning before
+    the form, or without one (`compiled` None).
     """
 
     def __init__(
         self,
-        compiled: Future[Form],
+        compiled: Future[Form] | None,
         *,
-        vocabulary: Callable[[], Vocabulary],
+        vocabulary: Callable[[], Vocabulary] | None = None,
         starts_after: str | Sequence[int] | None = None,
         may_end: bool = True,
+        budget: ThinkingBudget | None = None,
     ) -> None:
         self._compiled = compiled
         self._matcher: Matcher | None = None
@@ -40,16 +43,19 @@ class Constraint:
         self._mark = _marked(starts_after)
         self._tail: list[int] = []
         self._may_end = may_end
-        self._has_begun = not self._mark
+        self._has_begun = compiled is not None and not self._mark
+        self._budget = budget
         self._num_taken = 0
 
     @property
     def is_ready(self) -> bool:
         """Whether the grammar is compiled, or known to be wrong."""
-        return self._compiled.done()
+        return self._compiled is None or self._compiled.done()
 
     def wait(self, timeout_s: float) -> None:
         """Until it is ready, but not longer."""
+        if self._compiled is None:
+            return
         try:
             self._compiled.exception(timeout_s)
         except TimeoutError:
@@ -65,6 +71,10 @@ class Constraint:
 
         Raises GrammarFailure, from then on each time.
         """
+        if self._budget is not None:
+            self._budget.take_in(output_token_ids)
+        if self._compiled is None:
+            return None
         try:
             if self._matcher is None:
                 self._matcher = self._compiled.result(timeout=0).matcher()
@@ -81,9 +91,16 @@ class Constraint:
         """
         if not self._has_begun:
             mask[:] = -1
-        if not (self._has_begun and self._may_end):
-            for index in self._vocabulary().eos_ids:
+        if self._compiled is not None and not (self._has_begun and self._may_end):
+            for index in self._known_vocabulary.eos_ids:
                 mask[index // 32] &= ~np.int32(np.uint32(1 << (index % 32)).view(np.int32))
+        if self._budget is not None and not self._has_begun:
+            self._budget.restrict(mask)
+
+    @property
+    def _known_vocabulary(self) -> Vocabulary:
+        assert self._vocabulary is not None, "who has a form has a vocabulary"
+        return self._vocabulary()
 
     def _take_in(self, matcher: Matcher, token_ids: Sequence[int]) -> None:
         if not self._has_begun:
@@ -97,7 +114,7 @@ class Constraint:
         mark, tail = self._mark, self._tail
         for place in range(self._num_taken, len(token_ids)):
             index = token_ids[place]
-            tail += self._vocabulary().tokens[index] if self._is_text else (index,)
+            tail += self._known_vocabulary.tokens[index] if self._is_text else (index,)
             self._num_taken = place + 1
             ends = range(len(mark), len(tail) + 1)
             if any(tail[end - len(mark) : end] == mark for end in ends):

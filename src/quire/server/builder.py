@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.config.plan import EnginePlan
 from quire.config.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.input_processor import ReasoningMarks
 from quire.engine.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
@@ -46,6 +47,9 @@ def build_server(
 ) -> Server:
     """What the handlers are given. `keys` are all keys that the server asks for."""
     beside = beside or Beside()
+    transcripts = _transcripts(tokenizer, plan, args)
+    if not plan.reasoning_marks:
+        engine.front_end.inputs.reasoning_marks = _marks(transcripts)
     return Server(
         engine=engine,
         tokenizer=tokenizer,
@@ -68,7 +72,7 @@ def build_server(
             default_kwargs=args.default_chat_template_kwargs or {},
             response_role=args.response_role,
             hides_tools=args.exclude_tools_when_tool_choice_none,
-            transcripts=_transcripts(tokenizer, plan, args),
+            transcripts=transcripts,
         ),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
@@ -95,6 +99,14 @@ def _transcripts(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs
     if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
         template = tokenizer.get_chat_template(plan.chat_template, tools=())
     return choose_transcripts(args.tool_call_parser, args.reasoning_parser, template)
+
+
+def _marks(transcripts: TranscriptPlan) -> ReasoningMarks | None:
+    """What bounds a reasoning's length, for formats that are a pair of marks."""
+    found = transcripts.reasoning
+    if found is None or found.table is not None:
+        return None
+    return ReasoningMarks(found.starts[0], found.ends[0], found.is_assumed)
 
 
 def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:

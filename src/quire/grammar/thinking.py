@@ -1,0 +1,75 @@
+"""A bound on the tokens of a model's reasoning: when it is reached, the mark that ends a reasoning
+is all that may come.
+
+It is a function of the output's ids alone, as a grammar is, so preemption and restarts change
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.params.thinking import Thinking
+
+
+class ThinkingBudget:
+    """How far one output's reasoning has come. Counted are tokens behind the last start mark, as
+    long as no end mark follows; another start counts from 0.
+    """
+
+    def __init__(self, wish: Thinking) -> None:
+        self._wish = wish
+        self._count = wish.num_before
+        self._num_taken = 0
+        self._tail: list[int] = []
+        self._longest = max(len(wish.start_ids), len(wish.end_ids))
+
+    def take_in(self, output_token_ids: Sequence[int]) -> None:
+        """The output so far; what was taken in before is known."""
+        for place in range(self._num_taken, len(output_token_ids)):
+            self._take(output_token_ids[place])
+        self._num_taken = len(output_token_ids)
+
+    def _take(self, index: int) -> None:
+        tail, wish = self._tail, self._wish
+        tail.append(index)
+        del tail[: -self._longest]
+        if self._count is not None:
+            self._count += 1
+            if tail[-len(wish.end_ids) :] == wish.end_ids:
+                self._count = None
+        elif tail[-len(wish.start_ids) :] == wish.start_ids:
+            self._count = 0
+
+    @property
+    def forced(self) -> int | None:
+        """The one token that may come now; None: any. A beginning of the end mark that is there is
+        gone on with.
+        """
+        if self._count is None or self._count < self._wish.budget:
+            return None
+        end = self._wish.end_ids
+        known = min(len(end) - 1, len(self._tail), self._count)
+        lengths = range(known, 0, -1)
+        done = next((n for n in lengths if self._tail[-n:] == end[:n]), 0)
+        return end[done]
+
+    def restrict(self, mask: np.ndarray) -> None:
+        """Leave in a mask [ceil(V/32)] int32 what may come."""
+        if (index := self.forced) is not None:
+            mask[:] = 0
+            mask[index // 32] = np.uint32(1 << (index % 32)).view(np.int32)
+
+
+def num_thinking(ids: Sequence[int], start_ids: list[int], end_ids: list[int]) -> int | None:
+    """The tokens behind the last start mark of a prompt that no end mark follows; None: there is
+    none.
+    """
+    for place in range(len(ids), 0, -1):
+        if list(ids[place - len(end_ids) : place]) == end_ids and place >= len(end_ids):
+            return None
+        if list(ids[place - len(start_ids) : place]) == start_ids and place >= len(start_ids):
+            return len(ids) - place
+    return None
