@@ -50,7 +50,7 @@ class HubStats:
         """Send what was counted since the last time."""
         told, self._told_rejected = self._told_rejected, self._rejected
         rejected = {name: count - told.get(name, 0) for name, count in self._rejected.items()}
-        if self._pending or any(rejected.values()):
+        if self._pending or any(rejected.values()) or rejected.keys() - told.keys():
             self._client.send_figures(Figures(list(self._pending.items()), rejected))
             self._pending = {}
 

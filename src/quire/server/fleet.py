@@ -99,8 +99,9 @@ class Fleet:
 
     def start(self) -> None:
         """Begin the first life of each server. They wait for `run`."""
-        for row in range(len(self._listeners)):
-            process = self._processes[row] = self._new_process(row)
+        rows = range(len(self._listeners))
+        self._processes = {row: self._new_process(row) for row in rows}  # all import at once
+        for row, process in self._processes.items():
             process.start(self._message(row, process.client_index))
 
     async def run(self) -> int:
@@ -153,7 +154,7 @@ class Fleet:
                 return
             is_long = time.monotonic() - process.began > LONG_LIFE_S
             num_fruitless = 0 if is_long else num_fruitless + 1
-            if num_fruitless > MOST_FRUITLESS:
+            if num_fruitless >= MOST_FRUITLESS:
                 logger.error("API server %d %s, again and again: all end.", row, words)
                 ending.fail()
                 return
