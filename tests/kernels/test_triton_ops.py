@@ -16,6 +16,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from triton_cases import ROUNDED
+
 from quire.ops.cases import CASES
 
 pytestmark = pytest.mark.skipif(
@@ -26,19 +30,30 @@ KINDS = ("float32 fixed", "float16 fast")
 PLAIN = {"embed"}
 """Ops that torch serves on GPUs as well."""
 
-MANY_PROGRAMS = {"attend", "moe"}
+FLOAT32 = {"mask_logits", "greedy", "draw", "truncate", "rank"}
+"""Ops on logits, which are float32 in a model of any type."""
+
+SLOW = {"attend", "moe", "draw", "truncate", "rank"}
 CHOSEN = {
-    "float32 fixed": {
-        "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
-        "attend/one_chunk-alibi", "attend/row_without_new_tokens", "attend/int8-mixed-window",
-        "moe/softmax-1", "moe/softmax_topk-clamp-bias",
-    },
-    "float16 fast": {
-        "attend/decode-all", "attend/one_row-sinks", "attend/int8-one_row-plain",
-        "attend/int8-decode-softcap", "moe/sigmoid-groups-select_bias",
-    },
+    "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
+    "attend/one_chunk-alibi", "attend/row_without_new_tokens", "attend/int8-mixed-window",
+    "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/int4_g32-softmax",
+    "draw/0x16-coarse", "draw/1x67-coarse", "draw/12x200-masked", "draw/12x200-equal",
+    "truncate/12x200-far", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
+    "rank/3x130-top3-coarse", "rank/3x130-top130-coarse", "rank/3x200-top60-far",
 }  # fmt: skip
-"""Of the cases with many programs: each of an attention's features in one of them."""
+CHOSEN_FAST = {
+    "attend/decode-all", "attend/one_row-sinks", "attend/int8-one_row-plain",
+    "attend/int8-decode-softcap", "moe/sigmoid-groups-select_bias",
+}  # fmt: skip
+"""Of the slow ops: each feature in one case."""
+
+
+def is_run(kind, case):
+    """Whether a case is run by default."""
+    name = f"{case.op}/{case.name}"
+    chosen = CHOSEN if kind == KINDS[0] else CHOSEN_FAST
+    return case.op not in SLOW or name in chosen
 
 
 def pytest_generate_tests(metafunc):
@@ -46,11 +61,12 @@ def pytest_generate_tests(metafunc):
         return
     is_all = metafunc.config.getoption("all_kernel_cases", default=False)
     hostile = [case for case in CASES if not case.is_bench and case.op not in PLAIN]
+    hostile += ROUNDED
     chosen = [
         (kind, f"{case.op}/{case.name}")
         for kind in KINDS
         for case in hostile
-        if is_all or case.op not in MANY_PROGRAMS or f"{case.op}/{case.name}" in CHOSEN[kind]
+        if (is_all or is_run(kind, case)) and (kind == KINDS[0] or case.op not in FLOAT32)
     ]
     ids = [f"triton-{name}-{kind.replace(' ', '-')}" for kind, name in chosen]
     metafunc.parametrize(("kind", "case_name"), chosen, ids=ids)

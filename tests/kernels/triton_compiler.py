@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton_cases import ROUNDED
 
 from quire.kernels.triton import implementations
 from quire.ops import Facts, bind
@@ -79,7 +80,7 @@ def main() -> None:
         offered = implementations(replace(host, is_deterministic=is_fixed))
         served = [replace(found, supports=lambda _: True) for found in offered]
         ops = bind(host, served, ["triton"])
-        for case in CASES:
+        for case in CASES + ROUNDED:
             if not case.is_bench:
                 case.run(ops, case.prepare(ops, case.draw(torch.bfloat16)).arguments)
     print(json.dumps(compiled(launches)))

@@ -50,7 +50,8 @@ class Fenced(TorchDispatchMode):
 
     def _fence(self, like: Tensor) -> Tensor:
         poison = float("nan") if like.is_floating_point() else 0x55
-        buffer = torch.full((like.numel() + 2 * MARGIN,), poison, dtype=like.dtype)
+        count = like.numel() + 2 * MARGIN
+        buffer = torch.full((count,), poison, dtype=like.dtype, device=like.device)
         self._buffers.append((buffer, buffer.clone()))
         return buffer[MARGIN:-MARGIN].view(like.shape)
 
@@ -70,9 +71,13 @@ _ALLOCATIONS = (
 )
 
 
-def check(case: Case, dtype: torch.dtype, ops: Ops, plain: Ops, oracle: Ops) -> None:
-    """Raise AssertionError if `ops` breaks a rule on the case; see the module."""
-    draw = case.draw(dtype)
+def check(
+    case: Case, dtype: torch.dtype, ops: Ops, plain: Ops, oracle: Ops, device: str = "cpu"
+) -> None:
+    """Raise AssertionError if `ops`, which run on `device`, break a rule on the case; see the
+    module. `plain` and `oracle` run on the CPU.
+    """
+    draw = case.draw(dtype, device)
     prepared = case.prepare(ops, draw)
     before = [tensor.clone() for tensor in draw.tensors]
     kv_before = _kv(ops, prepared)
@@ -84,16 +89,16 @@ def check(case: Case, dtype: torch.dtype, ops: Ops, plain: Ops, oracle: Ops) -> 
     _check_inputs(draw, before)
     _check_mutation(case, kv_before, results)
     _check_error(case, dtype, results, plain, oracle)
-    _check_repeatable(case, dtype, ops, results)
+    _check_repeatable(case, dtype, ops, results, device)
     if ops.batch_invariant:
         _check_singles(case, ops, prepared, result)
 
 
-def results_of(case: Case, dtype: torch.dtype, ops: Ops) -> Results:
+def results_of(case: Case, dtype: torch.dtype, ops: Ops, device: str = "cpu") -> Results:
     """A fresh run of the case: what the op returned ("0", "1", ...) and the KV memory after it
-    ("kv").
+    ("kv"), on the CPU.
     """
-    prepared = case.prepare(ops, case.draw(dtype))
+    prepared = case.prepare(ops, case.draw(dtype, device))
     result = case.run(ops, prepared.arguments)
     return _named(result) | _kv(ops, prepared)
 
@@ -126,6 +131,7 @@ def _kv(ops: Ops, prepared: Prepared) -> Results:
 
 def _numbers(data: Tensor) -> Tensor:
     """What int8 blocks in the neutral form stand for, exactly; anything else as it is."""
+    data = data.cpu()
     if data.dtype is not torch.int8:
         return data
     numbers, scales = numbers_and_scales(data)
@@ -170,8 +176,10 @@ def _check_error(case: Case, dtype: torch.dtype, results: Results, plain: Ops, o
         assert error <= limit, f"{name}: error {error:.3g}, plain torch's is {allowed:.3g}"
 
 
-def _check_repeatable(case: Case, dtype: torch.dtype, ops: Ops, results: Results) -> None:
-    for name, again in results_of(case, dtype, ops).items():
+def _check_repeatable(
+    case: Case, dtype: torch.dtype, ops: Ops, results: Results, device: str
+) -> None:
+    for name, again in results_of(case, dtype, ops, device).items():
         assert _same(again, results[name]), f"{name}: other bits in a second run"
 
 

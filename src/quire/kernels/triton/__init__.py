@@ -10,7 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.triton import attention, experts, gates, kv, norms, products, rope
+from quire.kernels.triton import (
+    attention,
+    experts,
+    gates,
+    kv,
+    mask,
+    norms,
+    products,
+    rope,
+    sample,
+)
 from quire.kernels.triton.launch import is_interpreted
 from quire.kernels.triton.plan import Means, TritonPlan, plan_rows
 from quire.ops.embed import embed_packed
@@ -72,6 +82,11 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "rope_store": rope.rope_store,
         "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
         "attend": attention.attend,
+        "mask_logits": mask.mask_logits,
+        "greedy": sample.greedy,
+        "draw": sample.draw,
+        "truncate": sample.truncate,
+        "rank": sample.rank,
     }
     varies = {"linear", "mlp", "logits", "moe", "plan_attention", "attend"}
     return tuple(

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from quire.ops.cases.case import Case, Draw, Prepared, by_row
 from quire.ops.noise import noise_keys, token_hashes
@@ -47,7 +48,7 @@ def _logits(draw: Draw, rows: int, width: int, kind: str) -> np.ndarray:
 
 def _noise(draw: Draw, rows: int, width: int) -> dict[str, Any]:
     keys = noise_keys(np.arange(rows) * 77 + 5, np.arange(rows) + width)
-    return {"keys": draw.exact(keys), "hashes": token_hashes(width)}
+    return {"keys": draw.exact(keys), "hashes": token_hashes(width, torch.device(draw.device))}
 
 
 def _draw(rows: int, width: int, kind: str, *, op: str = "draw", only: str = "") -> Case:

@@ -1,0 +1,197 @@
+"""Where min-p, top-k and top-p cut a row of logits, found without sorting it.
+
+Floats become whole numbers of the same order, and a cut is found digit by digit: eight passes over
+the row, each of which sums what lies at or above sixteen edges. One program has one row and adds in
+a fixed order, without atomics, so that a row's cut depends on nothing but the row.
+"""
+
+# ruff: noqa: N803  (constants of kernels are in capitals)
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from quire.kernels.triton.launch import kernel
+
+
+@kernel
+def ordered(x: tl.tensor) -> Any:
+    """float32 -> uint32 of the same order; both zeros are one number."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
+
+
+@kernel
+def _number(key: tl.tensor) -> Any:
+    """The float32 that `ordered` gives this key."""
+    bits = key.to(tl.int32, bitcast=True)
+    return (bits ^ ((~bits >> 31) | -2147483648)).to(tl.float32, bitcast=True)
+
+
+@kernel
+def is_kept(key: tl.tensor, at: tl.tensor, low: tl.tensor, last: tl.tensor) -> Any:
+    """Whether entries at `at` stay: all above key `low`, and those on it up to the id `last`."""
+    return (key > low) | ((key == low) & (at <= last))
+
+
+@kernel
+def _block(
+    row: tl.tensor,
+    start: tl.tensor,
+    temperature: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> Any:
+    """Ids of a block of the row, its divided entries (-inf beyond the end), their keys."""
+    at = start + tl.arange(0, BLOCK)
+    x = tl.load(row + at, at < V, other=float("-inf"))
+    x = tl.div_rn(x, temperature)
+    return at, x, ordered(x)
+
+
+@kernel
+def sums_from(
+    row: tl.tensor,
+    temperature: tl.tensor,
+    peak: tl.tensor,
+    low: tl.tensor,
+    edges: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WEIGHED: tl.constexpr,
+) -> Any:
+    """For each of 16 edges the entries with keys at or above it and `low`: how many there are, or
+    (WEIGHED) the sum of exp(entry - peak), float32.
+    """
+    sums = tl.zeros((16,), tl.float32)
+    for start in range(0, V, BLOCK):
+        at, x, key = _block(row, start, temperature, V, BLOCK)
+        unit = tl.exp(x - peak) if WEIGHED else tl.full((BLOCK,), 1.0, tl.float32)
+        unit = tl.where((at < V) & (key >= low), unit, 0.0)
+        sums += tl.sum(tl.where(key[:, None] >= edges[None, :], unit[:, None], 0.0), 0)
+    return sums
+
+
+@kernel
+def sum_from(
+    row: tl.tensor,
+    temperature: tl.tensor,
+    peak: tl.tensor,
+    low: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WEIGHED: tl.constexpr,
+) -> Any:
+    """`sums_from` of `low` itself."""
+    edges = tl.zeros((16,), tl.uint32)
+    return tl.max(sums_from(row, temperature, peak, low, edges, V, BLOCK, WEIGHED), 0)
+
+
+@kernel
+def largest_reaching(
+    row: tl.tensor,
+    temperature: tl.tensor,
+    peak: tl.tensor,
+    low: tl.tensor,
+    target: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WEIGHED: tl.constexpr,
+) -> Any:
+    """The largest key from which on `sum_from` is at least `target` (float64)."""
+    found = tl.zeros((), tl.uint32)
+    digit = tl.arange(0, 16)
+    shift = tl.full((), 32, tl.uint32)
+    for _ in range(8):
+        shift = shift - 4
+        edges = found + (digit.to(tl.uint32) << shift)
+        sums = sums_from(row, temperature, peak, low, edges, V, BLOCK, WEIGHED)
+        best = tl.max(tl.where(sums.to(tl.float64) >= target, digit, 0), 0)
+        found += best.to(tl.uint32) << shift
+    return found
+
+
+@kernel
+def nth_on(
+    row: tl.tensor,
+    temperature: tl.tensor,
+    low: tl.tensor,
+    n: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> Any:
+    """The id of the n-th entry (from 1) whose key is `low`; V if there are fewer."""
+    seen = tl.zeros((), tl.int32)
+    last = tl.zeros((), tl.int32) + V
+    for start in range(0, V, BLOCK):
+        at, _, key = _block(row, start, temperature, V, BLOCK)
+        is_on = ((key == low) & (at < V)).to(tl.int32)
+        is_nth = (is_on > 0) & (seen + tl.cumsum(is_on, 0) == n)
+        last = tl.minimum(last, tl.min(tl.where(is_nth, at, V), 0))
+        seen += tl.sum(is_on, 0)
+    return last
+
+
+@kernel
+def _nucleus(
+    row: tl.tensor,
+    temperature: tl.tensor,
+    peak: tl.tensor,
+    low: tl.tensor,
+    top_p: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> Any:
+    """Key and last id of the entries from `low` on with less than top_p of them before them."""
+    whole = sum_from(row, temperature, peak, low, V, BLOCK, True).to(tl.float64)
+    target = tl.maximum(top_p * whole, 1e-30)
+    edge = largest_reaching(row, temperature, peak, low, target, V, BLOCK, True)
+    edge = tl.maximum(edge, low)
+    above = sum_from(row, temperature, peak, edge + 1, V, BLOCK, True).to(tl.float64)
+    weight = tl.exp(_number(edge) - peak).to(tl.float64)
+    n = tl.maximum(tl.ceil((target - above) / weight), 1.0)
+    n = tl.minimum(n, 1.0 * V).to(tl.int32)
+    return edge, nth_on(row, temperature, edge, n, V, BLOCK)
+
+
+@kernel
+def cut_kernel(
+    logits: tl.tensor,
+    settings: tl.tensor,
+    largest: tl.tensor,
+    peaks: tl.tensor,
+    lows: tl.tensor,
+    lasts: tl.tensor,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Row program_id(0) of logits [R, V]: what its settings [R, 4] leave, for `is_kept`.
+
+    largest [R]: the largest entries; peaks [R]: those divided by the temperature.
+    """
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * V
+    chosen = tl.load(settings + index * 4).to(tl.float32)
+    temperature = tl.where(chosen == 0.0, 1.0, chosen)
+    peak = tl.div_rn(tl.load(largest + index), temperature)
+    top_k = tl.load(settings + index * 4 + 1)
+    top_p = tl.load(settings + index * 4 + 2)
+    min_p = tl.load(settings + index * 4 + 3)
+    low = tl.zeros((), tl.uint32)
+    last = tl.zeros((), tl.int32) + V
+    is_finite = (peak == peak) & (tl.abs(peak) != float("inf"))
+    if (chosen > 0.0) & is_finite:
+        if min_p > 0.0:
+            low = ordered((peak.to(tl.float64) + tl.log(min_p)).to(tl.float32))
+        if (top_k > 0.0) & (top_k < V):
+            kth = largest_reaching(
+                row, temperature, peak, tl.zeros((), tl.uint32), top_k, V, BLOCK, False
+            )
+            low = tl.maximum(low, kth)
+        if top_p < 1.0:
+            low, last = _nucleus(row, temperature, peak, low, top_p, V, BLOCK)
+    tl.store(peaks + index, peak)
+    tl.store(lows + index, low.to(tl.int32, bitcast=True))
+    tl.store(lasts + index, last)

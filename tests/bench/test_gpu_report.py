@@ -1,0 +1,141 @@
+"""What of tools/gpu_report.py needs no GPU: its refusal, arithmetic, table and JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.ops import select
+from quire.ops.cases import CASES
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """Imports a module of tools/ as the report does."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def llama_8b(tool):
+    return tool("gpu.ceilings").DecoderShape(32, 4096, 32, 8, 128, 14_336, 128_256)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_one_sentence():
+    command = [sys.executable, TOOLS / "gpu_report.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout.count("\n") == 1
+    assert "GPU" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_step_of_an_8b_model_on_an_h200_takes_what_the_field_publishes(tool, llama_8b):
+    """15.0 GB of weights at 4.3 TB/s; 7.9 ms for 256 requests in the middle of 128 in, 512 out."""
+    ceilings = tool("gpu.ceilings")
+    h200 = ceilings.Ceilings(4.3e12, 750e12)
+    assert ceilings.decode_seconds(llama_8b, h200, 1, 128) == pytest.approx(3.5e-3, rel=0.02)
+    assert ceilings.decode_seconds(llama_8b, h200, 256, 384) == pytest.approx(7.9e-3, rel=0.1)
+    assert llama_8b.kv_bytes_per_token == 128 * 1024
+
+
+def test_the_arithmetic_of_prompts_counts_every_parameter_twice(tool, llama_8b):
+    ceilings = tool("gpu.ceilings")
+    parameters = 8.03e9 - 2 * 128_256 * 4096  # without embedding and head
+    flops = ceilings.prefill_flops(llama_8b, 1, 1)
+    assert flops == pytest.approx(2 * (parameters + 128_256 * 4096), rel=1e-3)
+    long = ceilings.prefill_flops(llama_8b, 1, 8192)
+    attention = 4 * 32 * 32 * 128 * 8192**2 / 2
+    assert long == pytest.approx(2 * parameters * 8192 + attention, rel=2e-3)
+
+
+def test_an_operation_is_bound_by_the_larger_of_its_two_limits(tool):
+    ceilings = tool("gpu.ceilings").Ceilings(100.0, 1000.0)
+    assert ceilings.least_seconds(50, 100) == 0.5
+    assert ceilings.least_seconds(50, 2000) == 2.0
+    assert ceilings.share(50, 100, 2.0) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("intervals", "share"),
+    [
+        ([], 0.0),
+        ([(0, 1), (1, 2)], 1.0),
+        ([(3, 4), (0, 1)], 0.5),
+        ([(0, 4), (1, 2), (3, 6), (8, 10)], 0.8),
+    ],
+)
+def test_time_in_which_the_device_is_busy_is_counted_once(tool, intervals, share):
+    assert tool("gpu.clock").busy_share(intervals) == share
+
+
+def test_the_table_and_the_json_say_the_same(tool, tmp_path, capsys):
+    told = tool("gpu.told")
+    report = told.Report({"device": "none"})
+    report.add(told.Line("fast enough", 5.0, "ms", 6.0, is_least=False))
+    report.add(told.Line("too slow", 50.0, "%", 60.0, note="why"))
+    report.add(told.Line("no bound", 1.0, "s"))
+    report.add(told.Line("left out", None, note="the time was over"))
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 5
+    assert "5 ms" in printed[1] and "<= 6" in printed[1] and "ok" in printed[1]
+    assert "MISSED" in printed[2] and printed[2].endswith("why")
+    assert "not measured" in printed[4]
+    report.write(tmp_path / "report.json")
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["facts"] == {"device": "none"}
+    assert [line["verdict"] for line in found["lines"]] == ["ok", "MISSED", "", "not measured"]
+
+
+def test_a_part_that_fails_or_comes_too_late_is_a_line_of_its_own(tool, monkeypatch):
+    script = tool("gpu_report")
+
+    def fails(*_):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(script, "part", fails)
+    (line,) = script.lines_of("kernels", None, time.monotonic() + 60)
+    assert (line.what, line.verdict) == ("kernels", "not measured")
+    assert "no such thing" in line.note
+    (line,) = script.lines_of("large", None, time.monotonic() - 1)
+    assert "--parts large" in line.note
+
+
+def test_what_is_not_installed_comes_from_the_folder_of_wheels(tool, monkeypatch, tmp_path):
+    script = tool("gpu_report")
+    wheels, target = tmp_path / "wheels", tmp_path / "target"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "quire_probe-1-py3-none-any.whl", "w") as wheel:
+        info = "quire_probe-1.dist-info"
+        wheel.writestr("quire_probe.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: quire-probe\nVersion: 1\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setattr(script, "NEEDED", ("json", "quire_probe"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert script.add_wheels(None, target) == ["quire_probe"]
+    assert script.add_wheels(wheels, target) == []
+    assert importlib.import_module("quire_probe")
+
+
+def test_a_kernel_that_does_not_conform_is_named(tool):
+    correctness = tool("gpu.correctness")
+    case = next(case for case in CASES if case.op == "add" and not case.name.startswith("0"))
+    plain = select(device="cpu", dtype=torch.float32, providers=["torch"])
+    assert correctness.failure_of(case, torch.float32, plain, "cpu") is None
+    wrong = torch.nn.Identity()
+    object.__setattr__(plain, "add", lambda x, delta, scale=1.0: wrong(x) + 1.01 * scale * delta)
+    assert "error" in correctness.failure_of(case, torch.float32, plain, "cpu")

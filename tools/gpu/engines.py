@@ -1,0 +1,164 @@
+"""Whole engines with random weights made on the device: latency, throughput, start, idle time."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu.ceilings import Ceilings, DecoderShape, decode_seconds, prefill_flops
+from gpu.clock import busy_share
+from gpu.told import Line
+from quire import LLM, SamplingParams
+from quire.testing.model_shapes import SHAPES, make_config
+from quire.testing.tiny_tokenizer import write_tokenizer
+
+_SINGLE_TOKENS = 128
+_LONG = 4096
+
+
+@contextmanager
+def engine(shape: str, **settings: Any) -> Iterator[LLM]:
+    """An engine for a named shape, bfloat16; its memory is free again afterwards."""
+    config = config_of(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), config["vocab_size"])
+        Path(folder, "config.json").write_text(json.dumps(config))
+        defaults = {"max_model_len": _LONG, "max_num_seqs": 256, "enable_prefix_caching": False}
+        chosen = defaults | settings
+        with LLM(folder, device="cuda", load_format="dummy", dtype="bfloat16", **chosen) as llm:
+            yield llm
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def config_of(shape: str) -> dict[str, Any]:
+    """The config.json of a named shape."""
+    return make_config(shape, SHAPES[shape].family) | {"torch_dtype": "bfloat16"}
+
+
+def prompts_of(shape: str, count: int, length: int) -> list[dict[str, list[int]]]:
+    """Random prompts, the same every time."""
+    rng = random.Random(0)
+    vocab = config_of(shape)["vocab_size"]
+    return [
+        {"prompt_token_ids": [rng.randrange(10, vocab) for _ in range(length)]}
+        for _ in range(count)
+    ]
+
+
+def generate_seconds(llm: LLM, prompts: list[dict[str, list[int]]], num_tokens: int) -> float:
+    """From the first prompt to the last token, `num_tokens` each, greedy."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    start = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - start
+
+
+def itl_seconds(llm: LLM, prompts: list[dict[str, list[int]]], num_tokens: int) -> float:
+    """Seconds of a decode step: the time of many tokens less that of one, per token between."""
+    few = generate_seconds(llm, prompts, 1)
+    many = generate_seconds(llm, prompts, num_tokens)
+    return (many - few) / (num_tokens - 1)
+
+
+def large(ceilings: Ceilings) -> Iterator[Line]:
+    """The 8B shape: start, single stream, 256 together, prefill."""
+    shape = DecoderShape.of(config_of("8b"))
+    start = time.perf_counter()
+    with engine("8b") as llm:
+        generate_seconds(llm, prompts_of("8b", 1, 16), 1)
+        took = time.perf_counter() - start
+        yield Line("8B start to first token", took, "s", 15, is_least=False)
+        generate_seconds(llm, prompts_of("8b", 256, 128), 8)  # warm
+        itl = itl_seconds(llm, prompts_of("8b", 1, 128), _SINGLE_TOKENS)
+        floor = decode_seconds(shape, ceilings, 1, 192)
+        note = f"roofline {floor * 1e3:.2f} ms"
+        yield Line("8B batch 1, ITL", itl * 1e3, "ms", 4.6, is_least=False, note=note)
+        yield from _together(llm, "8b", shape, ceilings, 256, 512)
+        seconds = min(generate_seconds(llm, prompts_of("8b", 8, 2048), 1) for _ in range(3))
+        share = prefill_flops(shape, 8, 2048) / ceilings.flops_per_s / seconds
+        note = f"{8 * 2048 / seconds:.0f} tokens/s"
+        yield Line("8B prefill 8 x 2048, of bf16 peak", 100 * share, "%", 60, note=note)
+
+
+def _together(
+    llm: LLM, name: str, shape: DecoderShape, ceilings: Ceilings, rows: int, num_tokens: int
+) -> Iterator[Line]:
+    prompts = prompts_of(name, rows, 128)
+    whole = generate_seconds(llm, prompts, num_tokens)
+    first = generate_seconds(llm, prompts, 1)
+    step = (whole - first) / (num_tokens - 1)
+    floor = decode_seconds(shape, ceilings, rows, 128 + num_tokens // 2)
+    rate = rows * num_tokens / whole
+    label = f"{name.upper()} {rows} together, 128 in / {num_tokens} out"
+    yield Line(f"{label}: output", rate, "tokens/s")
+    note = f"step {step * 1e3:.2f} ms, roofline {floor * 1e3:.2f} ms"
+    yield Line(f"{label}: of roofline", 100 * floor / step, "%", 70, note=note)
+
+
+def small(ceilings: Ceilings) -> Iterator[Line]:
+    """The 0.6B shape: single stream, 256 together, and how much of that the GPU is idle."""
+    shape = DecoderShape.of(config_of("0.6b"))
+    with engine("0.6b") as llm:
+        generate_seconds(llm, prompts_of("0.6b", 256, 128), 8)  # warm
+        itl = itl_seconds(llm, prompts_of("0.6b", 1, 128), _SINGLE_TOKENS)
+        floor = decode_seconds(shape, ceilings, 1, 192)
+        yield Line("0.6B batch 1, ITL", itl * 1e3, "ms", note=f"roofline {floor * 1e3:.2f} ms")
+        yield from _together(llm, "0.6b", shape, ceilings, 256, 256)
+        idle = 100 * (1 - busy_share(_device_intervals(llm, prompts_of("0.6b", 256, 128))))
+        yield Line("0.6B 256 together: device idle", idle, "%", 3, is_least=False)
+
+
+def host() -> Iterator[Line]:
+    """A model so small that a step takes what the host takes."""
+    for rows in (1, 256):
+        with engine("tiny", max_num_seqs=rows) as llm:
+            prompts = prompts_of("tiny", rows, 32)
+            generate_seconds(llm, prompts, 8)
+            step = itl_seconds(llm, prompts, 256)
+            yield Line(f"host time of a step, {rows} rows", step * 1e6, "us")
+
+
+def _device_intervals(llm: LLM, prompts: list[dict[str, list[int]]]) -> list[tuple[float, float]]:
+    """When the device computed or copied, in microseconds, while all rows decoded."""
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        generate_seconds(llm, prompts, 64)
+    events = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    found = sorted((e.time_range.start, e.time_range.end) for e in events)
+    return found[len(found) // 4 : -len(found) // 20]  # without the prompts and the end
+
+
+def peer(until: float) -> Iterator[Line]:
+    """The 8B shape in transformers' continuous batching, 256 together, as far as time allows."""
+    label = "transformers, 8B 256 together, 128 in / 64 out: output"
+    if importlib.util.find_spec("transformers") is None:
+        yield Line(label, None, note="transformers is not installed")
+        return
+    if time.monotonic() > until:
+        yield Line(label, None, note="the time was over")
+        return
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config_of("8b")))
+        config = AutoConfig.from_pretrained(folder)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="paged|sdpa"
+        ).eval()
+    settings = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)
+    prompts = [p["prompt_token_ids"] for p in prompts_of("8b", 256, 128)]
+    start = time.perf_counter()
+    model.generate_batch(inputs=prompts, generation_config=settings)
+    yield Line(label, 256 * 64 / (time.perf_counter() - start), "tokens/s")
