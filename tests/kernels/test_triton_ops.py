@@ -68,6 +68,7 @@ def pytest_generate_tests(metafunc):
         for case in hostile
         if (is_all or is_run(kind, case)) and (kind == KINDS[0] or case.op not in FLOAT32)
     ]
+    chosen.append(("bfloat16 fast", "linear/fp8-5x32x48"))  # a product of torch's
     ids = [f"triton-{name}-{kind.replace(' ', '-')}" for kind, name in chosen]
     metafunc.parametrize(("kind", "case_name"), chosen, ids=ids)
 

@@ -8,6 +8,7 @@ from quire.ops.cases.case import by_row
 from quire.ops.moe import MoeArgs
 
 FORMATS = {
+    "fp8": WeightFormat("fp8"),
     "int8": WeightFormat("int8"),
     "int8-kept_rows": WeightFormat("int8", rounds_rows=False),
     "int4_g32": WeightFormat("int4", 32),
@@ -40,4 +41,4 @@ def _moe(name: str) -> Case:
 
 ROUNDED = tuple(
     case for name in FORMATS for case in (_linear(name, 3, 70, 40), _linear(name, 66, 33, 5))
-) + (_moe("int8"), _moe("int4_g32"))
+) + (_linear("fp8", 5, 32, 48), _moe("fp8"), _moe("int8"), _moe("int4_g32"))

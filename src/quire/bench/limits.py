@@ -64,7 +64,7 @@ def _bytes(form: WeightFormat | None, itemsize: int) -> float:
     """Of one weight, with its part of the scales: an int4 group has one of two bytes."""
     if form is None:
         return itemsize
-    return 1.0 if form.name == "int8" else 0.5 + 2 / form.group
+    return 0.5 + 2 / form.group if form.name == "int4" else 1.0
 
 
 def least_seconds(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.errors import NotBuiltYet
 from quire.kernels.cpu_runtime import CpuRuntime, huge_tensor
 from quire.ops.moe import MoeArgs, mixture
 from quire.ops.quantized import WeightFormat
@@ -73,6 +74,8 @@ class LinearOps:
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
         assert self._runtime.program is None, "weights are packed before recording"
+        if stored_as is not None and stored_as.name == "fp8":
+            raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
         weight = self._runtime.dense(weight)
         out_features, in_features = weight.shape
         num_panels = -(-out_features // self._width)

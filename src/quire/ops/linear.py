@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, gated
+from quire.ops.fp8 import Fp8Linear, fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import WIDE, nbytes, op
 
@@ -54,7 +55,7 @@ class PlainLinear:
         return F.linear(x, self.weight, self.bias)
 
 
-Plain = PlainLinear | QuantizedLinear
+Plain = PlainLinear | QuantizedLinear | Fp8Linear
 
 
 @op(num_bytes=lambda weight, bias, *_, **__: 2 * nbytes(weight, bias), format="linear")
@@ -67,6 +68,8 @@ def pack_linear(
     tensors (no copy), so that a weight may stay a view of a mapped file.
     """
     assert weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    if stored_as is not None and stored_as.name == "fp8":
+        return fp8_weight(weight, bias)
     if stored_as is not None:
         return quantize_weight(weight, bias, stored_as)
     return PlainLinear(weight, bias)

@@ -22,20 +22,22 @@ TINY = 1e-30
 class WeightFormat:
     """How a weight is stored that is not kept in the model's dtype.
 
-    int8: whole numbers of -127..127 with an fp32 scale per output. int4: -8..7 with a bf16 scale
-    per output and `group` inputs (32, 64 or 128).
+    fp8: 8-bit floats with an fp32 scale per output (`quire.ops.fp8`). int8: whole numbers of
+    -127..127 with an fp32 scale per output. int4: -8..7 with a bf16 scale per output and `group`
+    inputs (32, 64 or 128).
 
-    rounds_rows: rows of activations are rounded to -127..127 with one scale per row while the model
+    rounds_rows: rows of activations are rounded too, with one scale per row, while the model
     runs, so that products are sums of integers. Otherwise they keep their values, and weights are
     widened to fp32: slower, for models whose activations have outliers.
     """
 
-    name: Literal["int8", "int4"]
+    name: Literal["int8", "int4", "fp8"]
     group: int = 0
     rounds_rows: bool = True
 
     def __post_init__(self) -> None:
-        assert self.group in ((0,) if self.name == "int8" else (32, 64, 128))
+        assert self.group in ((32, 64, 128) if self.name == "int4" else (0,))
+        assert self.rounds_rows or self.name != "fp8"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launch import dense, dot_type, kernel, power_of_2
-from quire.kernels.triton.rounding import rounded_rows
+from quire.kernels.triton.rounding import fp8_rows, rounded_rows
+from quire.ops.fp8 import fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import nbytes
 
@@ -50,7 +51,7 @@ def _weight_tile(w_row: tl.tensor, c: tl.tensor, inside: tl.tensor, STORED: tl.c
         packed = tl.load(w_row + c[:, None] // 2, inside, other=0).to(tl.int32)
         return (((packed >> (c[:, None] % 2 * 4)) & 15) - 8).to(tl.int8)
     else:  # a second path for the compiler, not for Python
-        return tl.load(w_row + c[:, None], inside, other=0)
+        return tl.load(w_row + c[:, None], inside, other=0.0 if STORED == "fp8" else 0)
 
 
 @kernel
@@ -114,9 +115,9 @@ def _product_kernel(
 ) -> None:
     """Rows of tile program_id(0) times outputs of tile program_id(1) of w [(E,) N, C].
 
-    STORED: "float", "int8" (scales [(E,) N]) or "int4" (two in a byte, scales [(E,) N, G]).
-    ROUNDED: x is whole numbers with row_scales. GROUPED: rows are pairs, `SHARED` of which read the
-    same row of x. SUM: the type of the sums over tiles.
+    STORED: "float", "int8" or "fp8" (scales [(E,) N]), or "int4" (two in a byte, scales
+    [(E,) N, G]). ROUNDED: x is numbers of the same kind with row_scales. GROUPED: rows are pairs,
+    `SHARED` of which read the same row of x. SUM: the type of the sums over tiles.
     """
     expert, target, source, is_row = _rows_of_program(
         order, experts, starts, ends, T, GROUPED, SHARED, TILE
@@ -131,15 +132,16 @@ def _product_kernel(
     for start in range(0, C, DEPTH):
         c = start + tl.arange(0, DEPTH)
         is_input = c < C
-        x_tile = tl.load(x_row + c[None, :], is_row[:, None] & is_input[None, :], other=0)
+        is_there = is_row[:, None] & is_input[None, :]
+        x_tile = tl.load(x_row + c[None, :], is_there, other=0.0 if STORED == "fp8" else 0)
         w_tile = _weight_tile(w_row, c, is_input[:, None] & is_output[None, :], STORED)
-        part = _tile_product(x_tile, w_tile, ROUNDED, DOT)
+        part = _tile_product(x_tile, w_tile, ROUNDED and STORED != "fp8", DOT)
         if STORED == "int4":
             scale_at = (expert * N + n) * num_groups + start // GROUP
             part = part.to(tl.float32) * tl.load(scales + scale_at, is_output, other=0.0)[None, :]
         sums += part
     y = sums.to(tl.float32)
-    if STORED == "int8":
+    if STORED == "int8" or STORED == "fp8":
         y *= tl.load(scales + expert * N + n, is_output, other=0.0)[None, :]
     if ROUNDED:
         y *= tl.load(row_scales + source, is_row, other=0.0)[:, None]
@@ -153,10 +155,10 @@ def _product_kernel(
 class TritonLinear:
     """A weight [(E,) out, in] in the model's dtype or in small integers, and its bias [(E,) out].
 
-    stored "int8": `weight` int8 [(E,) out, in], `scales` fp32 [(E,) out]. "int4": two values in a
-    byte, the even input in the low half, each 8 too large: uint8 [(E,) out, G * group / 2], scales
-    fp32 [(E,) out, G]. rounds_rows: see `WeightFormat`; the others widen whole numbers to x's type,
-    which holds them exactly.
+    stored "int8": `weight` int8 [(E,) out, in], `scales` fp32 [(E,) out]; "fp8" likewise. "int4":
+    two values in a byte, the even input in the low half, each 8 too large: uint8 [(E,) out, G *
+    group / 2], scales fp32 [(E,) out, G]. rounds_rows: see `WeightFormat`; the others widen whole
+    numbers to x's type, which holds them exactly.
     """
 
     stored: str
@@ -180,12 +182,27 @@ class TritonLinear:
         """x [*, in] -> [*, out] in x's dtype."""
         if self.stored == "float" and not self.is_fixed:
             return F.linear(x, self.weight, self.bias)
-        y = self._product(x.reshape(-1, self.in_features), None, 1)
+        rows = x.reshape(-1, self.in_features)
+        y = self._scaled(rows) if self._is_for_torch(x.dtype) else self._product(rows, None, 1)
         return y.view(*x.shape[:-1], self.out_features)
 
     def multiply_pairs(self, x: Tensor, pairs: Pairs, shared: int) -> Tensor:
         """Row p // shared of x [*, in] times the weight of p's expert, for each pair p."""
         return self._product(x, pairs, shared)
+
+    def _is_for_torch(self, dtype: torch.dtype) -> bool:
+        """Whether torch's product of 8-bit floats takes this weight."""
+        is_whole = self.in_features % 16 == 0 and self.out_features % 16 == 0
+        suits = self.stored == "fp8" and not self.is_fixed
+        return suits and is_whole and dtype is torch.bfloat16
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        numbers, row_scales = fp8_rows(dense(x))
+        assert self.scales is not None
+        y: Tensor = torch._scaled_mm(
+            numbers, self.weight.t(), row_scales[:, None], self.scales[None], out_dtype=x.dtype
+        )
+        return y if self.bias is None else y.add_(self.bias)
 
     def _product(self, x: Tensor, pairs: Pairs | None, shared: int) -> Tensor:
         x = dense(x)
@@ -195,7 +212,7 @@ class TritonLinear:
             return out
         dtype, row_scales = x.dtype, x
         if self.rounds_rows:
-            x, row_scales = rounded_rows(x)
+            x, row_scales = fp8_rows(x) if self.stored == "fp8" else rounded_rows(x)
         grouped = (x, x, x, x)
         programs = -(-num_rows // TILE)
         if pairs is not None:
@@ -240,6 +257,8 @@ def pack(
     """weight [(E,) out, in] and bias [(E,) out] in the format of these kernels."""
     if stored_as is None:
         return TritonLinear("float", weight, bias, weight.shape[-1], is_fixed=is_fixed)
+    if stored_as.name == "fp8":
+        return _pack_fp8(weight, bias, is_fixed=is_fixed)
     flat = quantize_weight(weight.reshape(-1, weight.shape[-1]), None, stored_as)
     lead = weight.shape[:-1]
     is_int8 = stored_as.name == "int8"
@@ -252,6 +271,13 @@ def pack(
         stored_as.group,
         stored_as.rounds_rows,
     )
+
+
+def _pack_fp8(weight: Tensor, bias: Tensor | None, *, is_fixed: bool) -> TritonLinear:
+    flat = fp8_weight(weight.reshape(-1, weight.shape[-1]), None)
+    numbers, scales = flat.numbers.view(weight.shape), flat.scales.view(weight.shape[:-1])
+    width = weight.shape[-1]
+    return TritonLinear("fp8", numbers, bias, width, scales, rounds_rows=True, is_fixed=is_fixed)
 
 
 def _two_in_a_byte(flat: QuantizedLinear) -> Tensor:

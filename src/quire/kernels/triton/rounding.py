@@ -1,4 +1,6 @@
-"""Numbers rounded to a byte with a scale, as `quire.ops.quantized.quantize_rows` rounds them."""
+"""Numbers rounded to a byte with a scale: whole ones as `quire.ops.quantized.quantize_rows` rounds
+them, and 8-bit floats.
+"""
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
 
@@ -11,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launch import kernel, power_of_2
+from quire.ops.fp8 import FP8
 
 
 @kernel
@@ -44,11 +47,49 @@ def _rounded_rows_kernel(
     tl.store(scales + row + tl.arange(0, 1)[:, None], scale)
 
 
+@kernel
+def _on_grid(y: tl.tensor) -> Any:
+    """float32 y of at most 448 rounded to a value of e4m3, ties to even: the conversion that
+    follows is exact, so that it does not matter what it would do with a rest.
+    """
+    power = (y.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    magic = tl.maximum(power, 0.015625) * (12_582_912.0 / 8.0)  # 8 steps in a power of two
+    return (y + magic) - magic
+
+
+@kernel
+def _fp8_rows_kernel(
+    x: tl.tensor, numbers: tl.tensor, scales: tl.tensor, C: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """One row of x [T, C] -> numbers [T, C] in e4m3 and scales [T], as `quire.ops.fp8.fp8_rows`."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    values = tl.load(x + row * C + c, c < C, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(values), 0)
+    is_zero = largest < 1e-30
+    inverse = tl.where(is_zero, 0.0, 448.0 / tl.where(is_zero, 1.0, largest))
+    y = values * inverse
+    y = tl.minimum(tl.maximum(tl.where(y == y, y, 0.0), -448.0), 448.0)
+    tl.store(numbers + row * C + c, _on_grid(y).to(numbers.dtype.element_ty), c < C)
+    scale = tl.where(is_zero, 0.0, largest / 448.0) + tl.sum(values * 0.0, 0)
+    tl.store(scales + row, scale)
+
+
+def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, C] without gaps -> e4m3 [T, C] and fp32 scales [T]."""
+    return _rows(_fp8_rows_kernel, x, FP8)
+
+
 def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, C] without gaps -> int8 [T, C] and fp32 scales [T]."""
-    numbers = torch.empty_like(x, dtype=torch.int8)
+    return _rows(_rounded_rows_kernel, x, torch.int8)
+
+
+def _rows(rounding: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    numbers = torch.empty_like(x, dtype=dtype)
     scales = x.new_empty(len(x), dtype=torch.float32)
     block = power_of_2(x.shape[1])
     warps = min(8, max(1, block // 512))
-    _rounded_rows_kernel[(len(x),)](x, numbers, scales, C=x.shape[1], BLOCK=block, num_warps=warps)
+    if len(x):
+        rounding[(len(x),)](x, numbers, scales, C=x.shape[1], BLOCK=block, num_warps=warps)
     return numbers, scales
