@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from triton_cases import ROUNDED
+from triton_cases import CHUNKED, ROUNDED
 
 from quire.ops.cases import CASES
 
@@ -27,16 +27,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 KINDS = ("float32 fixed", "float16 fast")
-PLAIN = {"embed"}
-"""Ops that torch serves on GPUs as well."""
-
 FLOAT32 = {"mask_logits", "greedy", "draw", "truncate", "rank"}
 """Ops on logits, which are float32 in a model of any type."""
 
 SLOW = {"attend", "moe", "draw", "truncate", "rank"}
 CHOSEN = {
     "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
-    "attend/one_chunk-alibi", "attend/row_without_new_tokens", "attend/int8-mixed-window",
+    "attend/token_by_token-windowNone", "attend/one_chunk-alibi",
+    "attend/row_without_new_tokens", "attend/int8-mixed-window",
     "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/int4_g32-softmax",
     "draw/0x16-coarse", "draw/1x67-coarse", "draw/12x200-masked", "draw/12x200-equal",
     "truncate/12x200-far", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
@@ -60,8 +58,8 @@ def pytest_generate_tests(metafunc):
     if "case_name" not in metafunc.fixturenames:
         return
     is_all = metafunc.config.getoption("all_kernel_cases", default=False)
-    hostile = [case for case in CASES if not case.is_bench and case.op not in PLAIN]
-    hostile += ROUNDED
+    hostile = [case for case in CASES if not case.is_bench]
+    hostile += ROUNDED + CHUNKED
     chosen = [
         (kind, f"{case.op}/{case.name}")
         for kind in KINDS

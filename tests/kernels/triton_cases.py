@@ -1,10 +1,17 @@
-"""Cases of rounded weights, beside those of the ops: what they mean is plain torch's definition."""
+"""Cases beside those of the ops: rounded weights, and attention cut in other ways.
+
+What rounded weights mean is plain torch's definition.
+"""
 
 from __future__ import annotations
 
-from quire.ops import WeightFormat
+import numpy as np
+import torch
+
+from quire.ops import AttentionArgs, WeightFormat
 from quire.ops.cases import Case, Prepared
 from quire.ops.cases.case import by_row
+from quire.ops.cases.paged import Rows, Shape, _fill, _tables
 from quire.ops.moe import MoeArgs
 
 FORMATS = {
@@ -42,3 +49,37 @@ def _moe(name: str) -> Case:
 ROUNDED = tuple(
     case for name in FORMATS for case in (_linear(name, 3, 70, 40), _linear(name, 66, 33, 5))
 ) + (_linear("fp8", 5, 32, 48), _moe("fp8"), _moe("int8"), _moe("int4_g32"))
+
+
+def _token_by_token(window: int | None) -> Case:
+    """New tokens of a row together; each alone must have the same bits, as decoding gives them."""
+    rows = Rows(((5, 140), (1, 9), (70, 75)), Shape(4, 2, 8, 4), window)
+
+    def prepare(ops, draw) -> Prepared:
+        table, pool = _tables(Rows(rows.lengths, rows.shape), draw.rng)
+        kv = _fill(ops, draw, Rows(rows.lengths, rows.shape), table, pool, None)
+        q = draw.normal(76, 4, 8)
+        args = AttentionArgs(scale=0.6, window=window)
+
+        def arguments(q, starts, lengths, table):
+            plan = ops.plan_attention(
+                query_start=np.array(starts, dtype=np.int32),
+                seq_lens=np.array(lengths, dtype=np.int32),
+                block_table=torch.from_numpy(table),
+                block_size=4,
+                window=window,
+            )
+            return {"q": q, "kv": kv, "plan": plan, "args": args}
+
+        singles = []
+        for row, (new, length) in enumerate(rows.lengths):
+            for seen in range(length - new + 1, length + 1):
+                at = len(singles)
+                one = arguments(q[at : at + 1], [0, 1], [seen], table[row : row + 1])
+                singles.append(one)
+        return Prepared(arguments(q, rows.query_start, rows.seq_lens, table), tuple(singles))
+
+    return Case("attend", f"token_by_token-window{window}", prepare)
+
+
+CHUNKED = (_token_by_token(None), _token_by_token(20))

@@ -23,15 +23,18 @@ from quire.kernels.triton import (
 )
 from quire.kernels.triton.launch import is_interpreted
 from quire.kernels.triton.plan import Means, TritonPlan, plan_rows
-from quire.ops.embed import embed_packed
+from quire.ops.embed import embed, embed_packed
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-FIXED_SPLITS = 4
-"""Programs that share a row's keys where bits must not depend on the number of rows."""
+FIXED_SHAPE = (64, 64)
+FAST_SHAPE = (16, 128)
+"""Of tiles of queries, at least and at best. Where bits must not depend on the step, all have one
+shape and no keys are shared: a token computed alone is then the token computed within a prompt.
+"""
 
 _MOST_SPLITS = 16
 _PROGRAMS = 4 * 132
@@ -67,6 +70,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "add": norms.add,
         "add_norm": norms.add_norm,
         "scale_gate": gates.scale_gate,
+        "embed": embed.definition,  # rows of a table: the same bits in every batch
         "embed_packed": embed_packed.definition,
         "pack_linear": pack_linear,
         "linear": linear.definition,
@@ -128,8 +132,9 @@ def _plan_attention(
         block_size,
         window,
         means=Means(
-            split=(lambda _: FIXED_SPLITS) if is_fixed else num_splits,
+            split=(lambda _: 1) if is_fixed else num_splits,
             upload=upload if staging is None else staging.stage,
+            shape=FIXED_SHAPE if is_fixed else FAST_SHAPE,
         ),
     )
 

@@ -5,9 +5,9 @@ some consecutive new tokens of one row) and walks over the keys in blocks, with 
 (Milakov & Gimelshein 2018; Dao et al. 2022). Where rows are few, several programs share the keys of
 a tile, and a second kernel merges their results (Dao et al. 2023, "Flash-Decoding").
 
-Blocks of keys lie at absolute positions, and how a row's keys are shared depends on its length and
-on the number of splits alone. So with a fixed number of splits a query's bits depend on nothing
-but itself and the keys that it sees.
+Blocks of keys lie at absolute positions, and a block that a query does not see changes nothing. So
+with one shape of tiles and without sharing, a query's bits depend on nothing but itself and the
+keys that it sees: not on the other rows, and not on how its prompt was cut.
 """
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
@@ -272,9 +272,10 @@ def _launch(
         split_stats = q.new_empty(num_tokens, heads, splits, 2, dtype=torch.float32)
     key_scales, value_scales = kv.scales if kv.scales is not None else (q, q)
     # all query heads of the KV head stand beside each other in a program: so many fewer tokens
-    queries = max(1, power_of_2(tiles.num_queries // group + 1) // 2)
+    least, best = tiles.shape
+    queries = min(tiles.num_queries, max(1, power_of_2(best // group + 1) // 2))
     pieces = tiles.num_queries // queries
-    block_m = power_of_2(queries * group, _LEAST_DOT)
+    block_m = power_of_2(queries * group, least)
     block_d = power_of_2(head_dim, _LEAST_DOT)
     facts = {"H": heads, "D": head_dim, "BLOCK_D": block_d, "SPLITS": splits}
     facts["HAS_SINKS"] = args.sinks is not None
@@ -310,7 +311,7 @@ def _launch(
         HAS_SCALES=kv.scales is not None,
         DOT=dot_type(q.dtype),
         num_warps=4 if block_m <= 64 else 8,
-        num_stages=2,
+        num_stages=2 if block_m <= 16 else 3,
         **facts,
     )
     if splits > 1:

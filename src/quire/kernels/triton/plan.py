@@ -19,22 +19,26 @@ PREFILL_TOKENS = 64
 class Tiles:
     """Programs of one launch: `rows` and `starts` [n] int32, the row of the step and the first of
     its new tokens. Each serves up to `num_queries` tokens; `num_splits` programs share its keys.
+    `shape`: how many lines a program's product has at least and at best, a line being a token's
+    query of one head.
     """
 
     rows: Tensor
     starts: Tensor
     num_queries: int
     num_splits: int
+    shape: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
     """What a plan is made with. `split`: rows with one new token -> programs that share the keys of
-    each; `upload`: a host array -> its values on the device.
+    each; `upload`: a host array -> its values on the device; `shape`: that of `Tiles`.
     """
 
     split: Callable[[int], int]
     upload: Callable[[np.ndarray], Tensor]
+    shape: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,9 @@ def plan_rows(
     if len(decode):
         starts = np.zeros(len(decode), dtype=np.int32)
         launches.append(
-            Tiles(upload(decode.astype(np.int32)), upload(starts), 1, split(len(decode)))
+            Tiles(
+                upload(decode.astype(np.int32)), upload(starts), 1, split(len(decode)), means.shape
+            )
         )
     longer = (num_new > 1).nonzero()[0]
     if len(longer):
@@ -116,7 +122,7 @@ def plan_rows(
         ends = np.cumsum(counts)
         starts = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         starts = (starts * PREFILL_TOKENS).astype(np.int32)
-        launches.append(Tiles(upload(rows), upload(starts), PREFILL_TOKENS, 1))
+        launches.append(Tiles(upload(rows), upload(starts), PREFILL_TOKENS, 1, means.shape))
     return TritonPlan(
         window,
         block_size,
