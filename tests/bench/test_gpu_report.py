@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.config.engine_args import EngineArgs
 from quire.ops import select
 from quire.ops.cases import CASES
 
@@ -139,3 +140,25 @@ def test_a_kernel_that_does_not_conform_is_named(tool):
     wrong = torch.nn.Identity()
     object.__setattr__(plain, "add", lambda x, delta, scale=1.0: wrong(x) + 1.01 * scale * delta)
     assert "error" in correctness.failure_of(case, torch.float32, plain, "cpu")
+
+
+@pytest.mark.skipif(
+    "device" not in EngineArgs.__dataclass_fields__, reason="no device can be chosen yet"
+)
+def test_an_engine_of_a_named_shape_is_timed(tool):
+    engines = tool("gpu.engines")
+    prompts = engines.prompts_of("tiny", 3, 20)
+    assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [20] * 3
+    settings = {"max_num_seqs": 4, "max_model_len": 256, "kv_cache_memory_bytes": 4 << 20}
+    with engines.engine("tiny", device="cpu", **settings) as llm:
+        assert engines.itl_seconds(llm, prompts, 8) > 0
+        (rate, share) = engines._together(
+            llm, "tiny", shape_of(tool), tool("gpu.ceilings").Ceilings(1e9, 1e9), 3, 8
+        )
+    assert (rate.unit, share.unit, share.target) == ("tokens/s", "%", 70)
+    assert rate.value > 0 and share.value > 0
+
+
+def shape_of(tool):
+    config = tool("gpu.engines").config_of("tiny")
+    return tool("gpu.ceilings").DecoderShape.of(config)

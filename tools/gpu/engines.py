@@ -23,22 +23,28 @@ from quire.testing.model_shapes import SHAPES, make_config
 from quire.testing.tiny_tokenizer import write_tokenizer
 
 _SINGLE_TOKENS = 128
-_LONG = 4096
+_SETTINGS: dict[str, Any] = {
+    "load_format": "dummy",
+    "dtype": "bfloat16",
+    "max_model_len": 4096,
+    "max_num_seqs": 256,
+    "enable_prefix_caching": False,
+}
 
 
 @contextmanager
-def engine(shape: str, **settings: Any) -> Iterator[LLM]:
+def engine(shape: str, device: str = "cuda", **settings: Any) -> Iterator[LLM]:
     """An engine for a named shape, bfloat16; its memory is free again afterwards."""
     config = config_of(shape)
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), config["vocab_size"])
         Path(folder, "config.json").write_text(json.dumps(config))
-        defaults = {"max_model_len": _LONG, "max_num_seqs": 256, "enable_prefix_caching": False}
-        chosen = defaults | settings
-        with LLM(folder, device="cuda", load_format="dummy", dtype="bfloat16", **chosen) as llm:
+        chosen = _SETTINGS | {"device": device} | settings
+        with LLM(folder, **chosen) as llm:
             yield llm
     gc.collect()
-    torch.cuda.empty_cache()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def config_of(shape: str) -> dict[str, Any]:
