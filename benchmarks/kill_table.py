@@ -27,6 +27,10 @@ def runs(moments: int) -> dict[str, Callable[[], table.Row]]:
         "core-stop": lambda: asyncio.run(table.signal_cores(stop, moments // 2)),
         "two-kill": lambda: asyncio.run(table.signal_cores(kill, moments // 2, num_cores=2)),
         "two-stop": lambda: asyncio.run(table.signal_cores(stop, few, num_cores=2)),
+        "experts-kill": lambda: asyncio.run(table.kill_one_that_shares_experts(few)),
+        "coordinator-kill": lambda: asyncio.run(
+            table.kill_one_that_shares_experts(few, coordinator=True)
+        ),
         "front-stop": lambda: asyncio.run(table.stop_front_end(few)),
         "front-kill": lambda: table.kill_front_end(few),
         "poison": lambda: asyncio.run(table.poison(few)),

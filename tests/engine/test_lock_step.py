@@ -179,6 +179,18 @@ def test_a_poisonous_request_in_one_core_costs_itself_alone(client, expected):
     assert found == {1: expected[1], 2: expected[2], 4: expected[4][:8]}
 
 
+def test_a_request_that_hangs_its_core_is_found_though_the_others_wait_for_it(client, expected):
+    limit_s, client.client.longest_turn_s = client.client.longest_turn_s, 2.5
+    try:
+        crowd = Crowd(client)
+        crowd.add(request(1, 1), request(4, 0, hang_at=8))
+        found = crowd.run()
+    finally:
+        client.client.longest_turn_s = limit_s
+    assert crowd.ends == {1: FinishReason.LENGTH, 4: FinishReason.ERROR}
+    assert found == {1: expected[1], 4: expected[4][:8]}
+
+
 def test_the_coordinator_may_be_killed_at_any_time(client, expected):
     coordinator = client.client.coordinator
     before = coordinator.num_restarts, client.num_restarts

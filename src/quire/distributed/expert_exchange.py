@@ -56,7 +56,7 @@ class ExpertExchange:
         """This core is told to end; `all_end` when that is true of every one."""
         self.all_end = False
         self.while_waiting: Callable[[], None] = lambda: None
-        """Called now and then while the others let this core wait at the beginning of a round."""
+        """Called now and then while the others let this core wait."""
         self._group = group
         self._bounds = [rank * num_experts // group.size for rank in range(group.size + 1)]
         self._layers: list[RunExpert] = []
@@ -87,7 +87,7 @@ class ExpertExchange:
         """
         flags = _UNFINISHED * is_unfinished | _ENDING * self.is_ending
         self.num_rounds += 1
-        said = self._all_gather([self.num_rounds, flags], self.while_waiting)
+        said = self._all_gather([self.num_rounds, flags])
         if any(number != self.num_rounds for number, _ in said):
             self._is_broken = True
             raise PeersLost(f"The cores are in different rounds: {[n for n, _ in said]}.")
@@ -121,7 +121,7 @@ class ExpertExchange:
         """One layer: rows go out and results come back; the ranks that failed on ours."""
         layer = self._passed
         self._passed += 1
-        wanted = self._all_gather(counts, lambda: None)
+        wanted = self._all_gather(counts)
         bounds, here = self._bounds, self.experts
         if not any(map(any, wanted)):
             return rows, []
@@ -176,12 +176,10 @@ class ExpertExchange:
 
     # exchanges
 
-    def _all_gather(
-        self, values: Sequence[int], while_waiting: Callable[[], None]
-    ) -> list[list[int]]:
+    def _all_gather(self, values: Sequence[int]) -> list[list[int]]:
         try:
             self._require_whole()
-            return self._group.all_gather(values, while_waiting)
+            return self._group.all_gather(values, self.while_waiting)
         except PeersLost:
             self._is_broken = True
             raise

@@ -33,7 +33,7 @@ class GlooGroup:
         self._timeout_s = timeout_s
         gloo: Any = distributed.ProcessGroupGloo  # its stub knows little of it
         options = gloo._Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=timeout_s + 4 * LOOK_S)  # ours comes first
         options._threads = 1
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         try:

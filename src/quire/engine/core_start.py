@@ -14,10 +14,9 @@ from quire.engine.dp_core_proc import DPEngineCoreProc
 from quire.engine.start_message import StartMessage
 from quire.engine.step_board import StepBoard, board_path
 
-LONGEST_WAIT_S = 120.0
-"""A core that waits so long for the others of its group gives them up. Theirs is the time of a long
-step, of weights that are loaded, of a restart that pauses; that one is dead or stopped the front
-end notices sooner, and ends them all.
+LONGEST_WAIT_S = 330.0
+"""A core that waits so long for the others of its group gives them up. That one of them is dead,
+stopped, or longer than 300 s in a turn the front end notices before, and ends them all.
 """
 
 

@@ -42,7 +42,7 @@ class DPEngineCoreProc(EngineCoreProc):
         assert core.lock_step is not None, "a core that steps for itself has no waves"
         assert addresses.coordinator_input and addresses.coordinator_output
         self._lock_step = core.lock_step
-        self._lock_step.while_waiting = self._ask
+        self._lock_step.while_waiting = self._on_waiting
         self._to_coordinator = self._connected(zmq.PUSH, addresses.coordinator_input)
         self._from_coordinator = self._connected(zmq.SUB, addresses.coordinator_output)
         self._from_coordinator.subscribe(self._identity())
@@ -61,6 +61,7 @@ class DPEngineCoreProc(EngineCoreProc):
                 self.core.witness(())  # none of our requests is to blame
             if not self._is_told_to_end_too():
                 raise
+            self._end_all()
 
     def _is_told_to_end_too(self) -> bool:
         """Perhaps the others have ended since everybody was told to."""
@@ -114,8 +115,11 @@ class DPEngineCoreProc(EngineCoreProc):
             return
         num_rounds = self._lock_step.num_rounds
         super()._turn()
-        if self._lock_step.num_rounds == num_rounds and not self.core.execute_dummy_batch():
-            self._end_wave()
+        if self._lock_step.num_rounds == num_rounds:
+            if self.core.execute_dummy_batch():
+                self._num_steps += 1
+            else:
+                self._end_wave()
         self._tell_counts()
 
     def _end_wave(self) -> None:
@@ -125,6 +129,11 @@ class DPEngineCoreProc(EngineCoreProc):
             self._tell(EngineCoreOutputs(wave_complete=self._wave - 1))
 
     # what the coordinator hears
+
+    def _on_waiting(self) -> None:
+        """The others let us wait: their turn is long, not ours. Perhaps they missed the wave."""
+        self._turn_began = time.monotonic()
+        self._ask()
 
     def _ask(self) -> None:
         """Let the others join the wave that we need, or are in already."""

@@ -29,6 +29,7 @@ from quire.engine.launcher import launch_async
 from quire.engine.protocol import EngineCoreOutputs
 from quire.engine.supervisor import AsyncSupervisor
 from quire.params import RequestOutputKind, SamplingParams
+from quire.testing.checkpoints import make_checkpoint
 
 NUM_STREAMS = 64
 NUM_TOKENS = 48
@@ -96,8 +97,13 @@ TITLES = (
 class Streams:
     """An engine with its cores, and a crowd of streams whose right answers are known."""
 
-    def __init__(self, num_cores: int = 1) -> None:
+    def __init__(self, num_cores: int = 1, experts_in: Path | None = None) -> None:
+        """`experts_in`: a folder with a model whose experts the cores share; None: the embedded
+        model.
+        """
         args = EngineArgs(
+            model=None if experts_in is None else str(experts_in),
+            enable_expert_parallel=experts_in is not None,
             max_num_seqs=NUM_STREAMS + 1,
             max_model_len=512,
             num_gpu_blocks_override=2000,
@@ -106,7 +112,8 @@ class Streams:
             logits_processors=["quire.testing.poison:Poison"],
         )
         plan = args.create_engine_config()
-        self.client = WatchedSupervisor(launch_async(plan), max_restarts=plan.max_core_restarts)
+        self.cores = launch_async(plan)
+        self.client = WatchedSupervisor(self.cores, max_restarts=plan.max_core_restarts)
         front_end: Any = build_front_end(plan, self.client)
         self.engine = AsyncLLM(plan, front_end=front_end, log_requests=False)
         self._num_outputs = 0
@@ -172,6 +179,38 @@ async def signal_cores(
                 streams.client.watch(index)
                 sent.append(time.monotonic())
                 os.kill(streams.client.core_status(index).pid, how)
+
+            streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
+            _count(row, await streams.run(), expected)
+            if streams.client.resumed_at is not None:
+                row.resumed_s.append(streams.client.resumed_at - sent[0])
+        await _finish(row, streams)
+    return row
+
+
+async def kill_one_that_shares_experts(
+    num_moments: int, *, coordinator: bool = False, seed: int = 0
+) -> Row:
+    """Kill one of two cores that share experts, or their coordinator, at random moments."""
+    pick = random.Random(seed)
+    row = Row("the coordinator, SIGKILL" if coordinator else "one of 2 that share experts, SIGKILL")
+    with _no_leaks(row), tempfile.TemporaryDirectory() as folder:
+        streams = Streams(2, make_checkpoint(folder, "tiny", "qwen3_moe", dtype="float32"))
+
+        def victim(index: int) -> int:
+            found = streams.cores.coordinator
+            assert found is not None, "cores that share experts have one"
+            return found.pid if coordinator else streams.client.core_status(index).pid
+
+        expected = await streams.run()
+        for _ in range(num_moments):
+            index = pick.randrange(2)
+            sent: list[float] = []
+
+            def strike(index: int = index, sent: list[float] = sent) -> None:
+                streams.client.watch(index)
+                sent.append(time.monotonic())
+                os.kill(victim(index), signal.SIGKILL)
 
             streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
             _count(row, await streams.run(), expected)
