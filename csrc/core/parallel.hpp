@@ -19,6 +19,9 @@ using Tile = void (*)(const void* context, int64_t tile, int worker);
 // Run tiles 0..num_tiles-1 on the pool's threads, the caller among them; returns when all are done.
 void run_tiles(Pool& pool, int64_t num_tiles, Tile tile, const void* context);
 
+// Of the pool; a result must not depend on it.
+int num_threads(Pool& pool);
+
 // Memory of one worker, at least `bytes`, aligned to 64, contents arbitrary. Valid until the tile
 // ends or asks again.
 void* scratch(Pool& pool, int worker, size_t bytes);

@@ -191,6 +191,8 @@ void run_tiles(Pool& pool, int64_t num_tiles, Tile tile, const void* context) {
     pool.run(num_tiles, tile, context);
 }
 
+int num_threads(Pool& pool) { return pool.size(); }
+
 void* scratch(Pool& pool, int worker, size_t bytes) { return pool.scratch(worker, bytes); }
 
 void* shared_scratch(Pool& pool, size_t bytes) { return pool.shared_scratch(bytes); }

@@ -110,10 +110,16 @@ class DequantizedProduct {
 
     void prepare(int64_t row, const E* x) const { x_.prepare(row, x); }
 
-    void multiply(int64_t panel, float* sums, int64_t stride) const {
+    template <int P>
+    void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
+        for (int p = 0; p < P; ++p) multiply_one(panel + p, sums + p * apart, stride);
+    }
+
+   private:
+    void multiply_one(int64_t panel, float* sums, int64_t stride) const {
         const auto* from = static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
         alignas(64) float wide[kDepth * kPanel];
-        x_.multiply(sums, stride, [&](int64_t pair, int64_t count) -> const float* {
+        x_.multiply<1>(sums, stride, {}, [&](int64_t pair, int64_t count) -> const float* {
             const int64_t stop = round_up((pair + count) * 2, kFour);
             if (is_int4(weight_))
                 widen_nibbles(weight_, from, pair * 2, stop, wide);
@@ -123,7 +129,6 @@ class DequantizedProduct {
         });
     }
 
-   private:
     const PackedWeight& weight_;
     const FloatRows<float> x_;
 };

@@ -11,14 +11,14 @@
 namespace quire::QUIRE_LEVEL {
 
 // The height of a register block becomes a constant.
-template <int M, class E>
+template <int M, int P, class E>
 inline void multiply_rows(int64_t height, const typename Dots<E>::X* x, const E* w, int64_t pairs,
-                          float* sums, int64_t stride, bool is_first) {
+                          float* sums, int64_t stride, Apart apart, bool is_first) {
     if (height == M) {
         for (int v = 0; v < kPanel / kLanes; v += kVectors)
-            multiply_block<M, kVectors>(x, w, v, pairs, sums, stride, is_first);
+            multiply_block<M, kVectors, P>(x, w, v, pairs, sums, stride, apart, is_first);
     } else if constexpr (M > 1) {
-        multiply_rows<M - 1>(height, x, w, pairs, sums, stride, is_first);
+        multiply_rows<M - 1, P>(height, x, w, pairs, sums, stride, apart, is_first);
     }
 }
 
@@ -45,26 +45,29 @@ struct FloatRows {
         }
     }
 
-    // sums [rows, kPanel] of a panel, `stride` apart; weights(pair, count) gives so many of its
-    // pairs of inputs, from the first on, a multiple of kDepth / 2.
-    template <class Weights>
-    void multiply(float* sums, int64_t stride, const Weights& weights) const {
+    // sums [rows, kPanel] of each of P panels, `stride` apart; weights(pair, count) gives so many of
+    // the first panel's pairs of inputs, from the first on, a multiple of kDepth / 2.
+    template <int P, class Weights>
+    void multiply(float* sums, int64_t stride, Apart apart, const Weights& weights) const {
         const int64_t pairs = (in + 1) / 2;
         for (int64_t pair = 0; pair < pairs; pair += kDepth / 2) {
             const int64_t count = pairs - pair < kDepth / 2 ? pairs - pair : kDepth / 2;
-            add_block(pair, count, weights(pair, count), sums, stride);
+            add_block<P>(pair, count, weights(pair, count), sums, stride, apart);
         }
     }
 
    private:
     // Register blocks of equal height, give or take one row: none is left with a single row.
-    void add_block(int64_t pair, int64_t count, const E* w, float* sums, int64_t stride) const {
+    template <int P>
+    void add_block(int64_t pair, int64_t count, const E* w, float* sums, int64_t stride,
+                   Apart apart) const {
+        constexpr int kHeight = P > 1 ? kFewRows : kRowBlock;
         const X* from = x + pair * 2 * rows;
-        const int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
+        const int64_t blocks = (rows + kHeight - 1) / kHeight;
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * rows / blocks;
-            multiply_rows<kRowBlock>(next - row, from + row * kDepth, w, count,
-                                     sums + row * stride, stride, pair == 0);
+            multiply_rows<kHeight, P>(next - row, from + row * kDepth, w, count,
+                                      sums + row * stride, stride, apart, pair == 0);
             row = next;
         }
     }

@@ -21,11 +21,12 @@ class FloatProduct {
 
     void prepare(int64_t row, const E* x) const { x_.prepare(row, x); }
 
-    void multiply(int64_t panel, float* sums, int64_t stride) const {
-        const int64_t even_in = (weight_.in + 1) / 2 * 2;
-        const E* weight = static_cast<const E*>(weight_.panels) + panel * even_in * kPanel;
-        x_.multiply(sums, stride,
-                    [&](int64_t pair, int64_t) { return weight + pair * 2 * kPanel; });
+    template <int P>
+    void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
+        const int64_t panel_size = (weight_.in + 1) / 2 * 2 * kPanel;
+        const E* weight = static_cast<const E*>(weight_.panels) + panel * panel_size;
+        x_.template multiply<P>(sums, stride, Apart{panel_size, apart},
+                                [&](int64_t pair, int64_t) { return weight + pair * 2 * kPanel; });
     }
 
    private:

@@ -26,6 +26,11 @@ constexpr int kRowBlock = 2;
 constexpr int kVectors = 1;
 #endif
 
+// Up to so many rows, reading weights takes longer than multiplying with them, and several panels
+// are read side by side: four streams keep more of a machine's memory channels busy than one, whose
+// next page the hardware does not foresee.
+constexpr int kFewRows = 2;
+
 // Where an input of a lane lies in its panel.
 template <class E>
 inline int64_t place_of(int64_t lane, int64_t input) {
@@ -137,29 +142,37 @@ struct Dots<BF16> {
 // Far enough ahead for the memory, near enough to be still in the cache: 16 pairs of bf16.
 constexpr int64_t kPrefetchBytes = 2048;
 
-// For M rows of x (kDepth apart) and V vectors of a panel: sums = (is_first ? 0 : sums) + the
-// products of these inputs.
-template <int M, int V, class E>
+// Panels that are multiplied side by side, each with its sums, so that several streams are read: of
+// the weights (in elements) and of the sums, how far they lie apart.
+struct Apart {
+    int64_t weights, sums;
+};
+
+// For M rows of x (kDepth apart) and V vectors of each of P panels: sums = (is_first ? 0 : sums) +
+// the products of these inputs.
+template <int M, int V, int P, class E>
 inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector, int64_t pairs,
-                           float* sums, int64_t stride, bool is_first) {
-    F32 acc[M][V];
+                           float* sums, int64_t stride, Apart apart, bool is_first) {
+    F32 acc[P][M][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] = splat(0);
+    for (int i = 0; i < P * M * V; ++i) acc[i / (M * V)][i / V % M][i % V] = splat(0);
     for (int64_t pair = 0; pair < pairs; ++pair) {
-        const E* at = w + pair * 2 * kPanel;
-        constexpr int64_t kStep = 2 * kPanel * sizeof(E);
 #pragma GCC unroll 4
-        for (int64_t line = 0; line < kStep * V / 2; line += 64)
-            __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes + line);
-        Dots<E>::template add_pair<M, V>(acc, x + pair * 2, at, vector);
+        for (int p = 0; p < P; ++p) {
+            const E* at = w + p * apart.weights + pair * 2 * kPanel;
+            constexpr int64_t kStep = 2 * kPanel * sizeof(E);
+#pragma GCC unroll 4
+            for (int64_t line = 0; line < kStep * V / 2; line += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(at) + kPrefetchBytes + line);
+            Dots<E>::template add_pair<M, V>(acc[p], x + pair * 2, at, vector);
+        }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) {
-            float* sum = sums + r * stride + (vector + v) * kLanes;
-            store(sum, is_first ? acc[r][v] : add(load(sum), acc[r][v]));
-        }
+    for (int i = 0; i < P * M * V; ++i) {
+        const int p = i / (M * V), r = i / V % M, v = i % V;
+        float* sum = sums + p * apart.sums + r * stride + (vector + v) * kLanes;
+        store(sum, is_first ? acc[p][r][v] : add(load(sum), acc[p][r][v]));
+    }
 }
 
 }  // namespace quire::QUIRE_LEVEL

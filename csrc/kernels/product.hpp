@@ -106,9 +106,27 @@ inline Wanted wanted(const LinearArgs& a, int64_t group) {
     return {has_next ? 3 : 2, {group, first, first + 1}, kPanel + at};
 }
 
+// The number of panels becomes a constant.
+template <class Product>
+inline void multiply_panels(const Product& product, int64_t count, int64_t panel, float* sums,
+                            int64_t stride, int64_t apart) {
+    if (count == 4) return product.template multiply<4>(panel, sums, stride, apart);
+    if (count == 2) return product.template multiply<2>(panel, sums, stride, apart);
+    product.template multiply<1>(panel, sums, stride, apart);
+}
+
+// How many groups a tile multiplies side by side: for few rows as many streams as the memory likes,
+// but each thread is to have some tiles. The other panels of a gate must then follow one another too.
+inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, int threads) {
+    if (rows > kFewRows) return 1;
+    if (is_gate(a.finish.kind) && a.weight.out / 2 % kPanel != 0) return 1;
+    return groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
+}
+
 // y = finish(x @ weight), for a kind of weight: `Product(a, rows, memory)` has `prepare(row, x)`,
 // which brings a row into the form it wants, in memory of `num_bytes(a, rows)`, and then
-// `multiply(panel, sums, stride)`, which leaves the sums of a panel for all rows.
+// `multiply<P>(panel, sums, stride, apart)`, which leaves the sums of P panels, `apart` from one
+// another, for all rows.
 template <class E, class Product>
 inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
     const bool is_gated = is_gate(a.finish.kind);
@@ -121,14 +139,22 @@ inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
             for (; row < stop; ++row) product.prepare(row, row_of<E>(a.x, first + row, 0));
         });
         const int64_t work = a.weight.in * stride * (rows + 3) / 4;
-        const int64_t per_tile = work < kTileWork ? kTileWork / (work + !work) : 1;
+        const int64_t together = side_by_side(a, rows, groups, num_threads(pool));
+        const int64_t at_once = work < kTileWork ? kTileWork / (work + !work) : 1;
+        const int64_t per_tile = (at_once + together - 1) / together * together;
+        const int64_t apart = stride * rows;
         parallel(pool, (groups + per_tile - 1) / per_tile, [&](int64_t tile, int worker) {
-            auto* sums = static_cast<float*>(scratch(pool, worker, sizeof(float) * stride * rows));
-            for (int64_t g = tile * per_tile; g < (tile + 1) * per_tile && g < groups; ++g) {
+            const size_t num_bytes = sizeof(float) * apart * together;
+            auto* sums = static_cast<float*>(scratch(pool, worker, num_bytes));
+            const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
+            for (int64_t g = tile * per_tile, count; g < stop; g += count) {
+                count = g + together <= stop ? together : 1;
                 const Wanted from = wanted(a, g);
                 for (int64_t i = 0; i < from.count; ++i)
-                    product.multiply(from.panels[i], sums + i * kPanel, stride);
-                finish_rows<E>(a, first, rows, g * kPanel, sums, stride, from.up_at);
+                    multiply_panels(product, count, from.panels[i], sums + i * kPanel, stride, apart);
+                for (int64_t j = 0; j < count; ++j)
+                    finish_rows<E>(a, first, rows, (g + j) * kPanel, sums + j * apart, stride,
+                                   from.up_at);
             }
         });
     }

@@ -40,95 +40,104 @@ struct Prepared {
     }
 };
 
-// sums of M rows, from `row` on, and V vectors for a whole panel of int8.
-template <int M, int V>
+// sums of M rows, from `row` on, and V vectors for P whole panels of int8.
+template <int M, int V, int P>
 inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_t row,
                            const uint8_t* w, const float* scales, int vector, float* sums,
-                           int64_t stride) {
-    Integers acc[M][V];
+                           int64_t stride, Apart apart) {
+    Integers acc[P][M][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(x.starts[row + r]);
+    for (int i = 0; i < P * M * V; ++i)
+        acc[i / (M * V)][i / V % M][i % V] = splat_int(x.starts[row + i / V % M]);
     const int8_t* run = x.bytes + row * kRun;
     for (int64_t k = 0; k < weight.in; k += kRun, run += x.rows * kRun) {
         const int64_t left = round_up(weight.in - k, kFour), count = left < kRun ? left : kRun;
         for (int64_t i = 0; i < count; i += kFour, w += kByteLine) {
-            Bytes lanes[V];
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                Bytes lanes[V];
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) {
-                const uint8_t* at = w + (vector + v) * kByteLine / 2;
-                __builtin_prefetch(at + kPrefetch);
-                lanes[v] = load_bytes(at);
-            }
+                for (int v = 0; v < V; ++v) {
+                    const uint8_t* at = w + p * apart.weights + (vector + v) * kByteLine / 2;
+                    __builtin_prefetch(at + kPrefetch);
+                    lanes[v] = load_bytes(at);
+                }
 #pragma GCC unroll 16
-            for (int r = 0; r < M; ++r) {
-                const Four four = splat_four(run + i + r * kRun);
-                for (int v = 0; v < V; ++v) acc[r][v] = add_bytes(acc[r][v], lanes[v], four);
+                for (int r = 0; r < M; ++r) {
+                    const Four four = splat_four(run + i + r * kRun);
+                    for (int v = 0; v < V; ++v)
+                        acc[p][r][v] = add_bytes(acc[p][r][v], lanes[v], four);
+                }
             }
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) {
-            const int64_t lane = (vector + v) * kLanes;
-            const F32 scaled = mul(to_float(acc[r][v]), load(scales + lane));
-            store(sums + r * stride + lane, mul(scaled, splat(x.scales[row + r])));
-        }
+    for (int i = 0; i < P * M * V; ++i) {
+        const int p = i / (M * V), r = i / V % M, v = i % V;
+        const int64_t lane = (vector + v) * kLanes;
+        const F32 scaled = mul(to_float(acc[p][r][v]), load(scales + p * kPanel + lane));
+        store(sums + p * apart.sums + r * stride + lane, mul(scaled, splat(x.scales[row + r])));
+    }
 }
 
 // total += a group's sum times its scales; w is at the group, run at its inputs.
-template <int M, int V>
-inline void add_group(F32 (&total)[M][V], const PackedWeight& weight, const int32_t* starts,
-                      const int8_t* run, const uint8_t* w, int vector) {
-    Integers acc[M][V];
+template <int M, int V, int P>
+inline void add_group(F32 (&total)[P][M][V], const PackedWeight& weight, const int32_t* starts,
+                      const int8_t* run, const uint8_t* w, int vector, Apart apart) {
+    Integers acc[P][M][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) acc[r][v] = splat_int(starts[r]);
+    for (int i = 0; i < P * M * V; ++i)
+        acc[i / (M * V)][i / V % M][i % V] = splat_int(starts[i / V % M]);
     for (int64_t i = 0; i < weight.group; i += kFour, w += kLine) {
-        const Bytes both = load_bytes(w);
-        __builtin_prefetch(w + kPrefetch);
-        Bytes lanes[V];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+            const Bytes both = load_bytes(w + p * apart.weights);
+            __builtin_prefetch(w + p * apart.weights + kPrefetch);
+            Bytes lanes[V];
 #pragma GCC unroll 2
-        for (int v = 0; v < V; ++v)
-            lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
+            for (int v = 0; v < V; ++v)
+                lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
 #pragma GCC unroll 16
-        for (int r = 0; r < M; ++r) {
-            const Four four = splat_four(run + i + r * kRun);
-            for (int v = 0; v < V; ++v) acc[r][v] = add_nibbles(acc[r][v], lanes[v], four);
+            for (int r = 0; r < M; ++r) {
+                const Four four = splat_four(run + i + r * kRun);
+                for (int v = 0; v < V; ++v)
+                    acc[p][r][v] = add_nibbles(acc[p][r][v], lanes[v], four);
+            }
         }
     }
-    const BF16* scales = reinterpret_cast<const BF16*>(w) + vector * kLanes;
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
-        const F32 scale = load(scales + v * kLanes);
 #pragma GCC unroll 16
-        for (int r = 0; r < M; ++r) total[r][v] = fma(to_float(acc[r][v]), scale, total[r][v]);
+    for (int i = 0; i < P * M * V; ++i) {
+        const int p = i / (M * V), r = i / V % M, v = i % V;
+        const auto* scales = reinterpret_cast<const BF16*>(w + p * apart.weights);
+        const F32 scale = load(scales + (vector + v) * kLanes);
+        total[p][r][v] = fma(to_float(acc[p][r][v]), scale, total[p][r][v]);
     }
 }
 
 // The same as multiply_bytes for int4.
-template <int M, int V>
+template <int M, int V, int P>
 inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int64_t row,
-                             const uint8_t* w, int vector, float* sums, int64_t stride) {
-    F32 total[M][V];
+                             const uint8_t* w, int vector, float* sums, int64_t stride,
+                             Apart apart) {
+    F32 total[P][M][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v) total[r][v] = splat(0);
+    for (int i = 0; i < P * M * V; ++i) total[i / (M * V)][i / V % M][i % V] = splat(0);
     const int64_t inputs = groups_of(weight) * weight.group;
     const int8_t* run = x.bytes + row * kRun;
     const int32_t* starts = x.starts + row;
     for (int64_t k = 0; k < inputs; k += kRun, run += x.rows * kRun) {
         const int64_t count = inputs - k < kRun ? inputs - k : kRun;
         for (int64_t i = 0; i < count; i += weight.group, starts += x.rows) {
-            add_group(total, weight, starts, run + i, w, vector);
+            add_group(total, weight, starts, run + i, w, vector, apart);
             w += group_bytes(weight);
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < M; ++r)
-        for (int v = 0; v < V; ++v)
-            store(sums + r * stride + (vector + v) * kLanes,
-                  mul(total[r][v], splat(x.scales[row + r])));
+    for (int i = 0; i < P * M * V; ++i) {
+        const int p = i / (M * V), r = i / V % M, v = i % V;
+        store(sums + p * apart.sums + r * stride + (vector + v) * kLanes,
+              mul(total[p][r][v], splat(x.scales[row + r])));
+    }
 }
 
 template <class E>
@@ -157,12 +166,14 @@ class QuantizedProduct {
             x_.starts[g * x_.rows + row] = -excess * sum_of(row, g * group, (g + 1) * group);
     }
 
-    void multiply(int64_t panel, float* sums, int64_t stride) const {
-        const int64_t height = is_int4(weight_) ? kNibbleRows : kByteRows;
+    template <int P>
+    void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
+        constexpr int kHeight = P > 1 ? kFewRows : kByteRows;
+        const int64_t height = is_int4(weight_) && kNibbleRows < kHeight ? kNibbleRows : kHeight;
         const int64_t blocks = (x_.rows + height - 1) / height;
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * x_.rows / blocks;
-            multiply_rows<kByteRows>(next - row, panel, row, sums + row * stride, stride);
+            multiply_rows<kHeight, P>(next - row, panel, row, sums + row * stride, stride, apart);
             row = next;
         }
     }
@@ -179,20 +190,23 @@ class QuantizedProduct {
         return sum;
     }
 
-    template <int M>
-    void multiply_rows(int64_t height, int64_t panel, int64_t row, float* sums,
-                       int64_t stride) const {
+    template <int M, int P>
+    void multiply_rows(int64_t height, int64_t panel, int64_t row, float* sums, int64_t stride,
+                       int64_t sums_apart) const {
         if (height != M) {
-            if constexpr (M > 1) multiply_rows<M - 1>(height, panel, row, sums, stride);
+            if constexpr (M > 1)
+                multiply_rows<M - 1, P>(height, panel, row, sums, stride, sums_apart);
             return;
         }
+        const Apart apart{panel_bytes(weight_), sums_apart};
         const auto* w = static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
         for (int v = 0; v < kPanel / kLanes; v += kByteVectors) {
             if (!is_int4(weight_))
-                multiply_bytes<M, kByteVectors>(weight_, x_, row, w,
-                                                weight_.scales + panel * kPanel, v, sums, stride);
+                multiply_bytes<M, kByteVectors, P>(weight_, x_, row, w,
+                                                   weight_.scales + panel * kPanel, v, sums, stride,
+                                                   apart);
             else if constexpr (M <= kNibbleRows)
-                multiply_nibbles<M, kByteVectors>(weight_, x_, row, w, v, sums, stride);
+                multiply_nibbles<M, kByteVectors, P>(weight_, x_, row, w, v, sums, stride, apart);
         }
     }
 

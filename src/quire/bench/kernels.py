@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(num_threads)
     try:
         for case in chosen_cases(args.op, args.case):
-            for provider, isa, ops in providers(args, num_threads):
-                rows.append(timed(case, provider, isa, ops, args, probe, limits))
+            for provider, runtime, ops in providers(args, num_threads):
+                rows.append(timed(case, provider, runtime, ops, args, probe, limits))
                 print(line(rows[-1]), flush=True)
     finally:
         torch.set_num_threads(before)
@@ -96,23 +96,25 @@ def chosen_cases(ops: list[str] | None, parts: list[str] | None) -> list[Case]:
     return found
 
 
-def providers(args: argparse.Namespace, num_threads: int) -> Iterator[tuple[str, str, Ops]]:
-    """(provider, instruction set, its ops) for each that was asked for."""
+def providers(
+    args: argparse.Namespace, num_threads: int
+) -> Iterator[tuple[str, CpuRuntime | None, Ops]]:
+    """(provider, its threads and instruction set, its ops) for each that was asked for."""
     dtype = getattr(torch, args.dtype)
     for provider in args.provider:
         if provider != "cpu":
-            yield provider, "", select(device="cpu", dtype=dtype, providers=[provider])
+            yield provider, None, select(device="cpu", dtype=dtype, providers=[provider])
             continue
         for isa in args.isa:
             runtime = CpuRuntime(num_threads=num_threads, isa=isa)
             ops = select(device="cpu", dtype=dtype, providers=[provider], runtime=runtime)
-            yield provider, isa, ops
+            yield provider, runtime, ops
 
 
 def timed(
     case: Case,
     provider: str,
-    isa: str,
+    runtime: CpuRuntime | None,
     ops: Ops,
     args: argparse.Namespace,
     probe: LimitProbe,
@@ -123,7 +125,7 @@ def timed(
     case.run(ops, arguments)
     seconds: list[float] = []
     while sum(seconds) < args.seconds or len(seconds) < _MIN_CALLS:
-        probe.evict()
+        probe.evict(runtime)
         start = time.perf_counter()
         case.run(ops, arguments)
         seconds.append(time.perf_counter() - start)
@@ -131,7 +133,15 @@ def timed(
     num_bytes, flops = case.num_bytes(arguments), case.flops(arguments)
     least = max(num_bytes / limits.read_bytes_per_s, flops / limits.flops_per_s)
     return Timed(
-        case.op, case.name, provider, isa, args.dtype, took, num_bytes, flops, least / took
+        case.op,
+        case.name,
+        provider,
+        runtime.isa if runtime else "",
+        args.dtype,
+        took,
+        num_bytes,
+        flops,
+        least / took,
     )
 
 

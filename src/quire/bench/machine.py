@@ -66,14 +66,17 @@ class LimitProbe:
         read, read_by = self._read()
         return MachineLimits(read, read_by, flops, flops_by, self._num_threads)
 
-    def evict(self, num_bytes: int = 96 << 20) -> None:
-        """Read so much that nothing else is left in the caches."""
+    def evict(self, runtime: CpuRuntime | None = None, num_bytes: int = 96 << 20) -> None:
+        """Read so much that nothing else is left in the caches. With the threads of `runtime` they
+        are awake for what comes next, as they are in the middle of a model, and no others spin.
+        """
         part = self._memory[:num_bytes]
-        if self._runtime is None:
+        runtime = runtime or self._runtime
+        if runtime is None:
             part.view(torch.float32).sum()
             return
-        pieces = max(1, part.numel() // self._runtime.native.read_piece)
-        self._runtime.context.time_read(part.data_ptr(), pieces)
+        pieces = max(1, part.numel() // runtime.native.read_piece)
+        runtime.context.time_read(part.data_ptr(), pieces)
 
     def _read(self) -> tuple[float, str]:
         size = self._memory.numel()
