@@ -21,6 +21,7 @@ from process_figures import ProcessFigures
 from quire.bench.report import add_output_flag, conclude, percentile
 from quire.config.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.errors import CapacityError
 from quire.params import RequestOutputKind, SamplingParams
 
@@ -169,6 +170,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
         kv_cache_memory_bytes=1 << 26,
     )
     engine = AsyncLLM.from_engine_args(wishes)
+    freeze_start_up()  # as `quire serve` does
     try:
         return await measure(engine, args)
     finally:
@@ -188,7 +190,8 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=32)
     add_output_flag(parser)
     args = parser.parse_args()
-    figures = asyncio.run(run(args))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        figures = runner.run(run(args))
     return conclude(figures, failures(figures), args.output_json)
 
 

@@ -19,7 +19,7 @@ from quire.config.engine_args import EngineArgs
 from quire.config.environment import read_environment
 from quire.config.option import options_of
 from quire.config.server_args import ServerArgs
-from quire.engine.event_loop import loop_factory
+from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ async def _serve(
     from quire.server.serving import serve
 
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
+    freeze_start_up()
     try:
         return await serve(engine, options, keys, listener, admin)
     finally:

@@ -6,7 +6,6 @@ that says what this core is.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import socket
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from quire.engine.event_loop import freeze_start_up
 from quire.engine.start_message import StartMessage, receive_start, send_last_words
 from quire.engine.vitals import ORPHANED, PEERS_LOST, die_with_parent, name_process
 from quire.errors import EngineError, PeersLost
@@ -62,8 +62,7 @@ def run(pipe_fd: int, load: Callable[[], Builder]) -> NoReturn:
         if isinstance(error, EngineError):  # its text says all, and the front end shows it
             sys.exit(1)
         raise
-    gc.collect()
-    gc.freeze()  # what start-up made stays; the collector need not look at it again
+    freeze_start_up()
     sys.exit(proc.run())
 
 

@@ -16,7 +16,7 @@ from quire.config.server_args import ServerArgs
 from quire.engine import hub_messages as wire
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client import AsyncEngineCoreClient
-from quire.engine.event_loop import loop_factory
+from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.hub_client import HubClient
 from quire.engine.hub_stats import HubStats
@@ -100,6 +100,7 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     admin = None if start.admin_fd is None else socket.socket(fileno=start.admin_fd)
     try:
         await client.wait_until_open()
+        freeze_start_up()
         listener = socket.socket(fileno=start.listener_fd)
         return await serve(engine, start.args, start.keys, listener, admin, beside)
     finally:
