@@ -15,7 +15,7 @@ def main() -> None:
         try:
             return version_of(name)
         except importlib.metadata.PackageNotFoundError:
-            return version_of(f"{name}-cpu")
+            return f"{version_of(f'{name}-cpu')}+cpu"  # by this it finds its platform
 
     importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main as run
