@@ -36,8 +36,8 @@ CHOSEN = {
     "attend/token_by_token-windowNone", "attend/one_chunk-alibi",
     "attend/row_without_new_tokens", "attend/int8-mixed-window",
     "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/int4_g32-softmax",
-    "draw/0x16-coarse", "draw/1x67-coarse", "draw/12x200-masked", "draw/12x200-equal",
-    "truncate/12x200-far", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
+    "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
+    "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
     "rank/3x130-top3-coarse", "rank/3x130-top130-coarse", "rank/3x200-top60-far",
 }  # fmt: skip
 CHOSEN_FAST = {

@@ -1,8 +1,8 @@
 """Where min-p, top-k and top-p cut a row of logits, found without sorting it.
 
-Floats become whole numbers of the same order, and a cut is found digit by digit: eight passes over
-the row, each of which sums what lies at or above sixteen edges. One program has one row and adds in
-a fixed order, without atomics, so that a row's cut depends on nothing but the row.
+Floats become whole numbers of the same order, and a cut is found digit by digit: up to eight passes
+over the row, each of which sums what lies at or above sixteen edges. One program has one row and
+adds in a fixed order, without atomics, so that a row's cut depends on nothing but the row.
 """
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
@@ -65,13 +65,13 @@ def sums_from(
     """For each of 16 edges the entries with keys at or above it and `low`: how many there are, or
     (WEIGHED) the sum of exp(entry - peak), float32.
     """
-    sums = tl.zeros((16,), tl.float32)
+    sums = tl.zeros((BLOCK, 16), tl.float32)  # one per lane: threads meet once, at the end
     for start in range(0, V, BLOCK):
         at, x, key = _block(row, start, temperature, V, BLOCK)
         unit = tl.exp(x - peak) if WEIGHED else tl.full((BLOCK,), 1.0, tl.float32)
         unit = tl.where((at < V) & (key >= low), unit, 0.0)
-        sums += tl.sum(tl.where(key[:, None] >= edges[None, :], unit[:, None], 0.0), 0)
-    return sums
+        sums += tl.where(key[:, None] >= edges[None, :], unit[:, None], 0.0)
+    return tl.sum(sums, 0)
 
 
 @kernel
@@ -100,16 +100,20 @@ def largest_reaching(
     BLOCK: tl.constexpr,
     WEIGHED: tl.constexpr,
 ) -> Any:
-    """The largest key from which on `sum_from` is at least `target` (float64)."""
+    """The largest key from which on `sum_from` is at least `target` (float64), or, found earlier,
+    one from which on it is exactly that: the same entries lie above it.
+    """
     found = tl.zeros((), tl.uint32)
     digit = tl.arange(0, 16)
     shift = tl.full((), 32, tl.uint32)
-    for _ in range(8):
+    is_open = tl.full((), 1, tl.int32)
+    while (shift > 0) & (is_open > 0):
         shift = shift - 4
         edges = found + (digit.to(tl.uint32) << shift)
-        sums = sums_from(row, temperature, peak, low, edges, V, BLOCK, WEIGHED)
-        best = tl.max(tl.where(sums.to(tl.float64) >= target, digit, 0), 0)
+        sums = sums_from(row, temperature, peak, low, edges, V, BLOCK, WEIGHED).to(tl.float64)
+        best = tl.max(tl.where(sums >= target, digit, 0), 0)
         found += best.to(tl.uint32) << shift
+        is_open = tl.min((sums != target).to(tl.int32), 0)
     return found
 
 

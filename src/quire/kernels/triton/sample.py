@@ -28,8 +28,8 @@ from quire.ops.sample import TopLogits
 _CHUNK = 4096
 """Entries of a program where many programs share a row."""
 
-_BLOCK = 1024
-"""Entries at a time where a program has the whole row: 16 edges each are in registers."""
+_BLOCK = 2048
+"""Entries at a time where a program has the whole row: 16 sums of each lane are in registers."""
 
 
 @kernel
@@ -353,7 +353,7 @@ def _cut(logits: Tensor, settings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             lasts,
             V=width,
             BLOCK=block,
-            num_warps=8,
+            num_warps=_warps_of_row(block),
         )
     return peaks, lows, lasts
 
@@ -366,9 +366,9 @@ def _top(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     ids = logits.new_zeros(rows, num_top, dtype=torch.int32)
     values = logits.new_zeros(rows, num_top)
     if rows and num_top:
-        _top_kernel[(rows,)](
-            logits, ids, values, num_top, V=width, BLOCK=min(_BLOCK, power_of_2(width)), num_warps=8
-        )
+        block = min(_BLOCK, power_of_2(width))
+        warps = _warps_of_row(block)
+        _top_kernel[(rows,)](logits, ids, values, num_top, V=width, BLOCK=block, num_warps=warps)
     values, order = values.sort(descending=True, stable=True)
     return ids.gather(1, order), values
 
@@ -403,3 +403,7 @@ def _found(logits: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
 
 def _warps(chunk: int) -> int:
     return min(8, max(1, chunk // 512))
+
+
+def _warps_of_row(block: int) -> int:
+    return min(16, max(1, block // 128))
