@@ -201,3 +201,35 @@ def test_a_processor_s_own_words_are_kept_without_addresses(error, text):
     shown = processor_text(error)
     assert shown == f"a logits processor failed: {text}"
     assert not re.search(r"0x[0-9a-f]{6,}", shown)
+
+
+@depths
+@pytest.mark.parametrize("where", ["launch", "result"])
+def test_a_device_that_failed_is_nobody_s_fault(depth, where):
+    """No request is blamed, and no step is tried in halves: the core ends."""
+
+    def fail(plan):
+        if where == "launch" and plan.step_id == 3:
+            raise EngineDeadError("The GPU failed: an illegal address")
+
+    core = make_core(depth=depth, fail=fail)
+    for handle in range(4):
+        core.add_request(request(handle))
+    if where == "result":
+        launch = core.executor.launch
+
+        def launched(plan):
+            step = launch(plan)
+            if plan.step_id == 3:
+                step.result = lambda: fail_reading()
+            return step
+
+        core.executor.launch = launched
+    with pytest.raises(EngineDeadError, match="illegal address"):
+        for _ in range(20):
+            assert not core.step().finished
+    assert core.executor.num_launched <= 3 + depth
+
+
+def fail_reading():
+    raise EngineDeadError("The GPU failed: an illegal address")

@@ -28,7 +28,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 1 if something that is needed does not work."""
     report: Lines = []
     is_well = True
-    for section in (_software, _machine, _torch, _native, _providers, _embedded, _environment):
+    for section in (
+        _software,
+        _machine,
+        _torch,
+        _gpu,
+        _native,
+        _providers,
+        _embedded,
+        _environment,
+    ):
         is_well &= _try(section, report)
     if args.json:
         print(json.dumps(dict(report), indent=1))
@@ -95,9 +104,42 @@ def _torch() -> Lines:
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
-    lines = [("torch cpu", f"{capability}, {torch.get_num_threads()} threads")]
-    if torch.cuda.is_available():
-        lines.append(("gpu", f"{torch.cuda.get_device_name()}; this release does not use it"))
+    return [("torch cpu", f"{capability}, {torch.get_num_threads()} threads")]
+
+
+def _gpu() -> Lines:
+    from quire.engine.nvidia import find_gpu, torch_cuda_version
+
+    gpu, missing = find_gpu()
+    built_for = torch_cuda_version()
+    torch_cuda = "built without CUDA" if built_for is None else f"built for CUDA {built_for}"
+    if gpu is None:
+        return [("gpu", missing), ("torch cuda", torch_cuda)]
+    memory = f"{gib(gpu.free_memory_bytes)} free of {gib(gpu.total_memory_bytes)}"
+    capability = ".".join(map(str, gpu.capability))
+    return [
+        ("gpu", f"{gpu.name}, compute capability {capability}, {gpu.num_multiprocessors} SMs"),
+        ("gpu memory", memory),
+        ("torch cuda", torch_cuda),
+        *_gpu_providers(),
+    ]
+
+
+def _gpu_providers() -> Lines:
+    """Who would serve what on the GPU, fast and deterministic."""
+    import torch
+
+    from quire.ops import select
+
+    if not torch.cuda.is_available():
+        return [("gpu ops", "torch finds no GPU that it can use")]
+    lines: Lines = []
+    for deterministic in (False, True):
+        ops = select(device="cuda", dtype=torch.bfloat16, deterministic=deterministic)
+        served = [choice for choice in ops.report() if not deterministic]
+        lines += [(f"gpu op {op}", f"{provider}: {why}") for op, provider, why in served]
+        name = "gpu batch invariant" + (", deterministic" if deterministic else "")
+        lines.append((name, "yes" if ops.batch_invariant else f"no: {ops.invariance_reason}"))
     return lines
 
 

@@ -100,6 +100,21 @@ class EngineArgs(UnbuiltArgs):
         _MODEL,
         is_optional=True,
     )
+    device: str = option(
+        "auto",
+        "Where the engine runs: cpu, cuda, or auto: on an NVIDIA GPU that can be used, else on the "
+        "CPU.",
+        Kind.TEXT,
+        _MODEL,
+        choices=("auto", "cpu", "cuda"),
+    )
+    deterministic: bool = option(
+        False,
+        "The same bits for a request whatever else is in its steps: on a GPU with kernels of fixed "
+        "shapes, which are slower; on a CPU the native kernels do that anyway.",
+        Kind.FLAG,
+        _MODEL,
+    )
     enforce_eager: bool = option(
         False,
         "Run every step without a recorded program.",
@@ -146,7 +161,7 @@ class EngineArgs(UnbuiltArgs):
     gpu_memory_utilization: float | None = option(
         None,
         "Share of the memory that is free now for weights, workspace and KV cache, on a CPU too. "
-        "None: the KV cache gets half of what weights and workspace leave.",
+        "None: the KV cache gets half of what weights and workspace leave; on a GPU, 0.9.",
         Kind.NUMBER,
         _MEMORY,
         above=0,
@@ -344,7 +359,8 @@ class EngineArgs(UnbuiltArgs):
     )
     async_scheduling: bool | None = option(
         None,
-        "Plan the next step while one is running; None: not on a CPU, which would do both.",
+        "Plan the next step while one is running; None: on a GPU, and not on a CPU, which would do "
+        "both.",
         Kind.FLAG,
         _SCHEDULE,
     )

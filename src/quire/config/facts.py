@@ -63,13 +63,25 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_source: str = ""
 
 
+class GpuFacts(msgspec.Struct, frozen=True):
+    """An NVIDIA GPU; `free_memory_bytes` as it is now."""
+
+    name: str
+    capability: tuple[int, int]
+    num_multiprocessors: int
+    total_memory_bytes: int
+    free_memory_bytes: int
+
+
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as this process may use it.
 
     `num_cores`: physical cores that the process may run on (affinity and container quota counted).
     `free_memory_bytes`: what can be taken now without swapping, inside the container's limit.
     `thread_limit`: set by the environment. `features`: names of CPU features that change a
-    decision, such as avx512_bf16.
+    decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
+    release that torch is built for. `device`: where an engine runs, whose memory is then the one
+    meant here (config/resolve_device.py).
     """
 
     cpu_name: str
@@ -81,13 +93,20 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_source: str = "the machine"
     thread_limit: int | None = None
     device: str = "cpu"
+    gpu: GpuFacts | None = None
+    gpu_missing: str = "none was looked for"
+    torch_cuda: str | None = None
 
     @property
     def has_fast_bfloat16(self) -> bool:
-        """Whether the CPU multiplies bfloat16 in hardware."""
+        """Whether the device multiplies bfloat16 in hardware."""
+        if self.device == "cuda":
+            return True
         return not {"avx512_bf16", "amx_bf16", "bf16", "sve_bf16"}.isdisjoint(self.features)
 
     @property
     def has_fast_float16(self) -> bool:
-        """Whether the CPU multiplies float16 in hardware."""
+        """Whether the device multiplies float16 in hardware."""
+        if self.device == "cuda":
+            return True
         return not {"avx512_fp16", "amx_fp16", "asimdhp"}.isdisjoint(self.features)

@@ -36,6 +36,12 @@ class PoolShape(msgspec.Struct, frozen=True):
             chunk = 1 if self.is_chunked else length
         return sum(self._group_blocks(group.window, length, chunk) for group in self.groups)
 
+    def enough(self, num_seqs: int, length: int, step: int) -> int:
+        """Blocks with which `num_seqs` requests of `length` tokens never want, the null block
+        included; steps have up to `step` tokens.
+        """
+        return 1 + num_seqs * self.request_blocks(length, min(step, length))
+
     def _group_blocks(self, window: int | None, length: int, chunk: int) -> int:
         whole = -(-length // self.block_size)
         if window is None:
@@ -56,6 +62,26 @@ class PoolShape(msgspec.Struct, frozen=True):
             else:
                 high = middle - 1
         return low
+
+
+class MeasuredMemory(msgspec.Struct, frozen=True):
+    """A device's free bytes before the engine took any, and with its weights, graphs and the
+    workspace of its largest step in place; `share` of the former is the engine's.
+    """
+
+    free_at_start: int
+    free_now: int
+    share: float
+
+    @property
+    def room(self) -> int:
+        """What is left for the KV cache: of the share, and of what is there."""
+        taken = max(0, self.free_at_start - self.free_now)
+        return max(0, min(int(self.free_at_start * self.share) - taken, self.free_now))
+
+    def num_blocks(self, block_bytes: int, most: int) -> int:
+        """Blocks that fit, the null block included, up to as many as can be of use."""
+        return min(most, self.room // block_bytes)
 
 
 def gib(num_bytes: float) -> str:

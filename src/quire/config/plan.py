@@ -19,9 +19,10 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
     `data_parallel_ranks` are the cores that run here; in the mode "internal" those that are missing
     run elsewhere and come to `data_parallel_address`. `num_threads`, `num_blocks` and
-    `kv_cache_bytes` are each core's own.
-    `kv_cache_bytes` is what the blocks take in all groups' layers. `tokenizer_folder` is None when
-    no tokenizer is wanted. `max_logprobs` is at most the vocabulary. `reasons` has an entry for
+    `kv_cache_bytes` are each core's own. The latter is what the blocks take in all groups' layers.
+    With a `memory_share` both are an estimate: the worker measures what its workspace leaves of
+    that share of a device's free memory. `tokenizer_folder` is None when no tokenizer is wanted.
+    `max_logprobs` is at most the vocabulary. `reasons` has an entry for
     every field shown by `explain()`; `notes` are what a user should hear.
     """
 
@@ -51,10 +52,12 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_rpc_port: int
     enable_expert_parallel: bool
     use_graphs: bool
+    is_deterministic: bool
     # KV memory
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
+    memory_share: float | None
     kv_dtype: str
     enable_prefix_caching: bool
     # scheduling

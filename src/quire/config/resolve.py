@@ -15,6 +15,7 @@ from quire.config.generation_defaults import eos_token_ids, sampling_defaults
 from quire.config.option import check, options_of
 from quire.config.plan import EnginePlan
 from quire.config.profiler import profiler_config
+from quire.config.resolve_device import choose_device
 from quire.config.resolve_dtype import decide_dtype, decide_quantization
 from quire.config.resolve_memory import decide_memory
 from quire.config.resolve_parallel import decide_data_parallel, decide_expert_parallel
@@ -33,7 +34,9 @@ def resolve(
     where model and machine do not go together.
     """
     check_args(args)
+    machine, reason = choose_device(args, machine)
     decisions = Decisions(args, model, machine)
+    decisions.decide("device", machine.device, reason)
     _decide_model(decisions)
     decide_dtype(decisions)
     decide_quantization(decisions)
@@ -83,17 +86,22 @@ def _decide_names(d: Decisions) -> None:
 
 
 def _decide_machine(d: Decisions, is_headless: bool) -> None:
-    machine = d.machine
-    d.decide("device", machine.device, f"{machine.cpu_name}; this release has a CPU back end only")
     decide_data_parallel(d, is_headless)
     decide_expert_parallel(d)
     d.wished("max_core_restarts")
     d.wished("spare_core")
     _decide_threads(d)
+    _decide_graphs(d)
+    d.wished("deterministic", "is_deterministic")
+
+
+def _decide_graphs(d: Decisions) -> None:
     if d.value("enable_expert_parallel"):
         d.decide("use_graphs", False, "tokens leave the core in the middle of a step")
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
+    elif d.machine.device == "cuda":
+        d.decide("use_graphs", True, "steps of decodes replay CUDA graphs captured at start")
     else:
         d.decide("use_graphs", True, "steps replay a program recorded at start")
 

@@ -15,6 +15,8 @@ _BLOCK_REASON = (
 )
 _LARGEST_CPU_SHARE = 0.9
 """Of the memory that weights and workspace leave, unless gpu_memory_utilization says otherwise."""
+_GPU_SHARE = 0.9
+"""Of the free memory: what is left is for allocations of others and of the libraries."""
 
 
 def decide_memory(d: Decisions, length: int | None) -> None:
@@ -28,6 +30,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     )
     shape = PoolShape(size, _token_bytes(d), d.model.kv_groups, d.value("enable_chunked_prefill"))
     bound = length_limit(d) if length is None else length
+    _decide_share(d)
     num_blocks, reason = _num_blocks(d, shape, bound)
     fits = shape.longest(num_blocks, bound)
     if fits < (1 if length is None else length):
@@ -43,6 +46,19 @@ def decide_memory(d: Decisions, length: int | None) -> None:
         f"num_blocks of {gib(shape.block_bytes)}: {describe_groups(d.model.kv_groups)}",
     )
     _note_shortage(d, shape, num_blocks)
+
+
+def _decide_share(d: Decisions) -> None:
+    """Fix memory_share: None where the number of blocks is final."""
+    args = d.args
+    is_fixed = args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None
+    if d.machine.device != "cuda" or is_fixed:
+        d.decide("memory_share", None, "num_blocks is final")
+    elif args.gpu_memory_utilization is None:
+        d.decide("memory_share", _GPU_SHARE, "of the GPU's free memory; the default")
+    else:
+        given = "gpu_memory_utilization was given: of the GPU's free memory"
+        d.decide("memory_share", args.gpu_memory_utilization, given)
 
 
 def _token_bytes(d: Decisions) -> int:
@@ -64,7 +80,7 @@ def _num_blocks(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
         )
     room, source = _room(d, shape, length)
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
-    enough = 1 + seqs * shape.request_blocks(length, min(step, length))
+    enough = shape.enough(seqs, length, step)
     if enough * shape.block_bytes <= room:
         return enough, f"enough for max_num_seqs={seqs} requests of {length} tokens"
     return room // shape.block_bytes, source
@@ -76,6 +92,8 @@ def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
     workspace = _workspace_bytes(d, length)
     free = d.machine.free_memory_bytes // max(1, len(d.value("data_parallel_ranks")))
     share = d.args.gpu_memory_utilization
+    if share is None:
+        share = d.value("memory_share")
     taken = f"weights {gib(weights)}, workspace {gib(workspace)}"
     if share is None:
         room, source = _room_on_a_shared_machine(

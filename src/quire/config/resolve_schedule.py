@@ -8,6 +8,7 @@ from quire.errors import InvalidParameter
 DEFAULT_LENGTH = 2048
 """Tokens of a model whose config.json names no length."""
 _DEFAULT_TOKENS = 4096
+_DEFAULT_TOKENS_GPU = 8192
 _DEFAULT_SEQS = 256
 _QUEUED_BATCHES = 16
 _QUEUED_TOKENS = 2**22
@@ -74,7 +75,9 @@ def _decide_switches(d: Decisions) -> None:
         why = "on for models that generate" if given is None else f"{name} was given"
         d.decide(name, True if given is None else given, why)
     overlap = d.args.async_scheduling
-    if overlap is None:
+    if overlap is None and d.machine.device == "cuda":
+        d.decide("max_steps_in_flight", 2, "the next step is planned while the GPU runs one")
+    elif overlap is None:
         d.decide(
             "max_steps_in_flight", 1, "on a CPU the scheduler and the step would share the cores"
         )
@@ -88,7 +91,8 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
     """
     given_tokens, given_seqs = d.args.max_num_batched_tokens, d.args.max_num_seqs
     seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
-    tokens, why = _tokens(given_tokens, seqs, length, chunked)
+    default = _DEFAULT_TOKENS_GPU if d.machine.device == "cuda" else _DEFAULT_TOKENS
+    tokens, why = _tokens(given_tokens, seqs, length, chunked, default)
     if not chunked and tokens < length:
         raise InvalidParameter(
             "max_num_batched_tokens",
@@ -107,7 +111,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
     elif tokens < seqs:
         d.decide("max_num_seqs", tokens, "not more requests than tokens in a step")
     else:
-        d.decide("max_num_seqs", seqs, "the default for programs on a CPU")
+        d.decide("max_num_seqs", seqs, "the default for programs")
 
 
 def _decide_queue(d: Decisions) -> None:
@@ -124,13 +128,15 @@ def _decide_queue(d: Decisions) -> None:
         d.wished("max_num_queued_tokens")
 
 
-def _tokens(given: int | None, seqs: int, length: int, chunked: bool) -> tuple[int, str]:
+def _tokens(
+    given: int | None, seqs: int, length: int, chunked: bool, default: int
+) -> tuple[int, str]:
     if given is not None:
         return given, "max_num_batched_tokens was given"
-    if not chunked and length > _DEFAULT_TOKENS:
+    if not chunked and length > default:
         return length, "a whole prompt at once, since enable_chunked_prefill is off"
-    if seqs > _DEFAULT_TOKENS:
+    if seqs > default:
         return seqs, "one token for each of max_num_seqs"
-    if seqs * length < _DEFAULT_TOKENS:
+    if seqs * length < default:
         return seqs * length, "max_num_seqs * max_model_len: there are never more"
-    return _DEFAULT_TOKENS, "the default for programs on a CPU: long prompts in few steps"
+    return default, "the default for programs: long prompts in few steps"

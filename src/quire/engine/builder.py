@@ -14,6 +14,7 @@ from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.core import EngineCore
 from quire.engine.forms import vocabulary_source
 from quire.engine.inproc_client import InprocClient
+from quire.engine.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.engine.target import Target, open_target
 from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
@@ -61,7 +62,7 @@ def build_core(
             max_num_batched_tokens=plan.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             block_size=plan.block_size,
-            num_blocks=plan.num_blocks,
+            num_blocks=worker.model_runner.kv_cache.num_blocks,
             windows=tuple(group.window for group in kv_groups(worker.get_model().spec)),
             policy=plan.scheduling_policy,
             enable_prefix_caching=plan.enable_prefix_caching,
@@ -108,6 +109,7 @@ def build_worker(
     one.
     """
     device, ops = target.device, target.ops
+    free_at_start = target.free_bytes() if target.free_bytes is not None else 0
     spec = read_spec(plan.hf_config)
     load = partial(
         load_model,
@@ -129,7 +131,7 @@ def build_worker(
     kv_cache = KVCache(
         ops=ops,
         group_layers=[group.layers for group in groups],
-        num_blocks=plan.num_blocks,
+        num_blocks=plan.num_blocks if plan.memory_share is None else PROBE_BLOCKS,
         block_size=plan.block_size,
         kv_heads=attention.kv_heads,
         head_dim=attention.head_dim,
@@ -160,6 +162,7 @@ def build_worker(
         windows=[group.window for group in groups],
         kv=kv_cache.layers,
         capacity=plan.max_num_batched_tokens,
+        sizes=target.sizes,
     )
     forward = record_steps(target, model, batches)
     if exchange is not None:
@@ -173,6 +176,16 @@ def build_worker(
         device=device,
         forward=forward,
     )
+    if plan.memory_share is not None:
+        assert target.free_bytes is not None, "a share of memory that nobody can measure"
+        size_kv_cache(
+            plan,
+            groups,
+            runner,
+            forward,
+            free_at_start=free_at_start,
+            free_bytes=target.free_bytes,
+        )
     residence = Residence(model=model, kv_cache=kv_cache, forward=forward, load=load, device=device)
     profiler = None if plan.profiler is None else Profiler(plan.profiler)
     return Worker(runner, residence, profiler=profiler, on_close=on_close)

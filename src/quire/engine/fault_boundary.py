@@ -45,7 +45,8 @@ class FaultBoundary:
     def launch(self, plan: StepPlan) -> GuardedStep:
         """Start a step, and find the culprits at once if it fails.
 
-        Raises EngineDeadError when the executor does not even take the plan's changes of rows.
+        Raises EngineDeadError when the device has failed, or when the executor does not even take
+        the plan's changes of rows.
         """
         step = GuardedStep(plan)
         if self._failed:
@@ -67,6 +68,8 @@ class FaultBoundary:
         except RowFailures as failures:
             self._blame(step, failures.errors)
             self._run(step, without(plan, failures.errors))
+        except EngineDeadError:
+            raise
         except Exception as error:
             self._attribute(step, plan, error)
 
@@ -112,7 +115,7 @@ class GuardedStep:
         self.errors: dict[int, str] = {}
 
     def result(self) -> StepOutput:
-        """Wait for the step's ids, in the plan's order. Does not raise."""
+        """Wait for the step's ids, in the plan's order. Raises EngineDeadError alone."""
         found = [(plan, _read(plan, launched)) for plan, launched in self.parts]
         if found[0][0] is self.plan:
             return found[0][1]
@@ -137,6 +140,8 @@ def _read(plan: StepPlan, launched: LaunchedStep) -> StepOutput:
     for _ in range(2):
         try:
             return launched.result()
+        except EngineDeadError:
+            raise
         except Exception:
             logger.exception("the results of step %d could not be read", plan.step_id)
     errors = dict.fromkeys(_rows(plan), UNREAD)

@@ -1,5 +1,5 @@
 """What this machine gives this process: cores, CPU features and memory, inside the limits of its
-container.
+container, and a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import psutil
 
 from quire.config.environment import read_environment
 from quire.config.facts import MachineFacts
+from quire.engine.nvidia import find_gpu, torch_cuda_version
 
 _DECISIVE = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -34,6 +35,7 @@ def gather_machine_facts() -> MachineFacts:
     quota = cpu_quota(read_text)
     cores = count_cores(cpu_info, cpus)
     total, free, source = memory(read_text)
+    gpu, gpu_missing = find_gpu()
     return MachineFacts(
         cpu_name=cpu_name(cpu_info),
         num_cpus=len(cpus),
@@ -43,6 +45,9 @@ def gather_machine_facts() -> MachineFacts:
         free_memory_bytes=free,
         memory_limit_source=source,
         thread_limit=read_environment().thread_limit,
+        gpu=gpu,
+        gpu_missing=gpu_missing,
+        torch_cuda=torch_cuda_version(),
     )
 
 

@@ -86,8 +86,9 @@ class BatchBuilder:
         width = max([capacity, *sizes])
         self._positions = np.zeros(width, dtype=np.int64)
         self._slots = [np.zeros(width, dtype=np.int64) for _ in windows]
-        self._seq_lens = np.zeros(len(rows.num_tokens), dtype=np.int32)
-        self._sampled_at = np.zeros(len(rows.num_tokens), dtype=np.int64)
+        most_rows = max([len(rows.num_tokens), *sizes])
+        self._seq_lens = np.zeros(most_rows, dtype=np.int32)
+        self._sampled_at = np.zeros(most_rows, dtype=np.int64)
         positions, *slots = device.places([self._positions, *self._slots])
         self.capacity_batch = Batch(
             ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
@@ -118,6 +119,14 @@ class BatchBuilder:
         self._fill(layout)
         return layout.inputs
 
+    def padding(self, size: int) -> Batch:
+        """A step of padding alone, where steps of decodes that are padded to this size will be."""
+        nobody = np.zeros(0, dtype=np.int64)
+        layout = self._layout_of(nobody, nobody, np.zeros(1, dtype=np.int64), nobody, None, size)
+        self._fill(layout)
+        self.gather(layout.inputs)
+        return layout.inputs.batch
+
     def gather(self, inputs: StepInputs) -> None:
         """Send what is staged, and take the tokens' ids: on the device, since the newest may be
         nowhere else yet.
@@ -144,33 +153,43 @@ class BatchBuilder:
         return self._layout_of(rows, counts, starts, rows[samples], starts[1:][samples] - 1)
 
     def _layout_of(
-        self, rows: Array, counts: Array, starts: Array, sampled: Array, last: Array | None
+        self,
+        rows: Array,
+        counts: Array,
+        starts: Array,
+        sampled: Array,
+        last: Array | None,
+        size: int = 0,
     ) -> _Layout:
-        row_of_token, offsets, query_start = rows, None, starts
+        """size: the least number of rows of a step of decodes; the missing ones are padding."""
         if last is None:
-            row_of_token = self._padded(rows)
-            query_start = np.arange(len(row_of_token) + 1)
+            row_of_token, offsets = self._padded(rows, size), None
+            query_start, table_rows = np.arange(len(row_of_token) + 1), row_of_token
+            sampled_at = self._sampled_at[: len(row_of_token)]
+            extra = []
         else:
             row_of_token = np.repeat(rows, counts)
             offsets = np.arange(len(row_of_token)) - np.repeat(starts[:-1], counts)
-        table_rows = rows if last is not None else row_of_token
-        positions = self._sampled_at[: len(sampled)]
-        arrays = [self._positions[: len(row_of_token)]]
-        arrays += [slots[: len(row_of_token)] for slots in self._slots]
-        arrays += [row_of_token, sampled, positions, *([] if last is None else [last])]
+            query_start, table_rows = starts, rows
+            sampled_at = self._sampled_at[: len(sampled)]
+            extra = [sampled, last]
+        num_tokens = len(row_of_token)
+        arrays = [self._positions[:num_tokens], *(slots[:num_tokens] for slots in self._slots)]
+        arrays += [row_of_token, sampled_at, *extra]
         places = self._device.places(arrays)
-        tokens, rest = places[: 1 + len(self._slots)], places[1 + len(self._slots) :]
+        num_of_tokens = 1 + len(self._slots)
+        token_rows, at_device, *rest = places[num_of_tokens:]
         inputs = StepInputs(
-            self._batch(tokens),
+            self._batch(places[:num_of_tokens]),
             rows,
             counts,
             starts,
             sampled,
-            positions,
-            last=None if last is None else rest[3],
-            token_rows=rest[0],
-            sampled_rows=rest[1],
-            sampled_at=rest[2],
+            sampled_at[: len(sampled)],
+            last=rest[1] if rest else None,
+            token_rows=token_rows,
+            sampled_rows=rest[0] if rest else token_rows[: len(sampled)],
+            sampled_at=at_device[: len(sampled)],
         )
         return _Layout(
             inputs,
@@ -182,9 +201,10 @@ class BatchBuilder:
             arrays=arrays,
         )
 
-    def _padded(self, rows: Array) -> Array:
+    def _padded(self, rows: Array, least: int) -> Array:
         """The rows of a step of decodes alone, and padding up to the next size."""
-        size = next((size for size in self._sizes if size >= len(rows)), len(rows))
+        wanted = max(len(rows), least)
+        size = next((size for size in self._sizes if size >= wanted), wanted)
         return np.pad(rows, (0, size - len(rows)), constant_values=self._rows.pad_row)
 
     def _batch(self, places: Sequence[Tensor]) -> Batch:

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from quire.ops import LayerKV, Ops
+from quire.scheduling.step import NULL_BLOCK
 
 
 class KVCache:
@@ -30,7 +31,9 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         self._ops = ops
-        self._allocate = partial(ops.allocate_kv, num_blocks, block_size, kv_heads, head_dim, dtype)
+        self.num_blocks = num_blocks
+        shape = {"block_size": block_size, "kv_heads": kv_heads, "head_dim": head_dim}
+        self._allocate = partial(ops.allocate_kv, **shape, dtype=dtype)
         self._num_slots = max(len(layers) for layers in group_layers)
         slot_of = {layer: s for layers in group_layers for s, layer in enumerate(layers)}
         self._slot_of_layer = [slot_of[layer] for layer in sorted(slot_of)]
@@ -45,8 +48,15 @@ class KVCache:
 
     def restore(self) -> None:
         """Take memory again, with nothing in it. `layers` stays the list that it is."""
-        self._slots = [self._allocate() for _ in range(self._num_slots)]
+        self._slots = [self._allocate(num_blocks=self.num_blocks) for _ in range(self._num_slots)]
         self.layers[:] = [self._slots[slot] for slot in self._slot_of_layer]
+        self.zero([NULL_BLOCK])  # padding reads it, and must not find NaN
+
+    def resize(self, num_blocks: int) -> None:
+        """Take memory for so many blocks instead; all K/V is lost."""
+        self.release()
+        self.num_blocks = num_blocks
+        self.restore()
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,114 @@
+"""Steps of decodes alone as captured graphs: what a GPU replays without the host launching kernels.
+
+A graph reads and writes fixed addresses and has a fixed number of rows, so there is one for each of
+about ten sizes; a step is padded to the smallest that holds it. Steps with chunks of prompts are
+few and long, and run as they are. The table of graphs changes only when weights or KV memory move:
+which kernels a request meets must not depend on what was captured while it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.models.decoder import DecoderModel
+from quire.ops import Batch
+
+_LARGEST_POWER = 64
+"""Beyond it a power of two would pad too much: sizes go on in steps of it."""
+
+
+class Captured(Protocol):
+    """Recorded work, and the tensor that each replay writes."""
+
+    @property
+    def result(self) -> Tensor: ...
+
+    def replay(self) -> None:
+        """Queue the work once more, on what is at its addresses now."""
+        ...
+
+
+class Graphs(Protocol):
+    """What captures work on a device."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        """Run the work once as it is, and record it. Memory that it takes belongs to the capture,
+        and later captures share it where they can: the largest come first.
+        """
+        ...
+
+
+def decode_sizes(most_rows: int) -> list[int]:
+    """The numbers of rows to capture, ascending, up to the most of a step: ten for 256."""
+    sizes = [1 << i for i in range(_LARGEST_POWER.bit_length()) if 1 << i < most_rows]
+    step = max(_LARGEST_POWER, most_rows // 8 // _LARGEST_POWER * _LARGEST_POWER)
+    sizes += range(2 * _LARGEST_POWER, most_rows, step)
+    return [*sizes, most_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """A captured step of decodes, and the batch that it reads."""
+
+    batch: Batch
+    captured: Captured
+
+
+class GraphForward:
+    """Replays steps of decodes, runs all others; results are valid until the next call."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        open_graphs: Callable[[], Graphs],
+        padding: Callable[[int], Batch],
+        sizes: Sequence[int],
+    ) -> None:
+        """open_graphs: called for each recording. padding: size -> a batch of so many padding rows,
+        where steps of this size will be.
+        """
+        self._model = model
+        self._open_graphs = open_graphs
+        self._padding = padding
+        self._sizes = sizes
+        self._decodes: dict[int, _Decode] = {}
+        self.record()
+
+    def release(self) -> None:
+        """Forget the graphs and the memory of their activations."""
+        self._decodes = {}
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Capture every size, the largest first."""
+        graphs = self._open_graphs()
+        for size in sorted(self._sizes, reverse=True):
+            batch = self._padding(size)
+            work = partial(self._model.forward, batch)
+            self._decodes[size] = _Decode(batch, graphs.capture(work))
+
+    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+        decode = self._decodes.get(batch.num_tokens) if samples_all else None
+        if decode is None or batch.ids is None:
+            return self._model.forward(batch)
+        assert _addresses(batch) == _addresses(decode.batch), (
+            "the step is not where it was captured"
+        )
+        decode.captured.replay()
+        return decode.captured.result
+
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        return self._model.logits(hidden if last is None else hidden.index_select(0, last))
+
+
+def _addresses(batch: Batch) -> list[int]:
+    """Where a graph looks for what the host says; attention plans are staged behind these."""
+    assert batch.ids is not None
+    tensors = [batch.ids, batch.positions, *(group.slots for group in batch.groups)]
+    return [tensor.data_ptr() for tensor in tensors]

@@ -1,0 +1,84 @@
+"""The largest steps that can come, run before any request is there.
+
+They take the memory that steps take at most, and compile every kernel that steps use, so that
+neither happens while somebody waits. They go through the runner like any other step; all their
+tokens share one block of KV memory, whose contents nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.params import SamplingParams
+from quire.runner.runner import ModelRunner
+from quire.scheduling.step import Chunk, NewRow, StepPlan
+
+SCRATCH_BLOCK = 1
+"""The block that warm-up writes; a pool has it beside the null block at least."""
+
+_KINDS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, logprobs=1),
+    SamplingParams(temperature=1.0, repetition_penalty=1.1, frequency_penalty=0.1),
+)
+"""What rows ask for in turn; the first step of each shape is greedy alone."""
+
+
+def warm_up(runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int) -> None:
+    """Run prompts of `num_tokens` in all and `num_rows` decodes, greedy and with everything."""
+    plans = _Plans(runner, max_len)
+    for kinds in (_KINDS[:1], _KINDS):
+        plans.run(list(_prompts(num_tokens, num_rows, max_len)), kinds, decodes=False)
+        plans.run([min(2, max_len)] * num_rows, kinds, decodes=max_len > 1)
+
+
+class _Plans:
+    """Steps that nobody scheduled, with numbers that no scheduled step has."""
+
+    def __init__(self, runner: ModelRunner, max_len: int) -> None:
+        self._runner = runner
+        self._width = -(-max_len // runner.rows.block_size)
+        self._step_id = -2
+
+    def run(self, lengths: list[int], kinds: tuple[SamplingParams, ...], *, decodes: bool) -> None:
+        """One step of new rows with so many tokens, all of them computed or the last alone."""
+        rows = range(len(lengths))
+        added = [
+            self._new_row(row, length, length - 1 if decodes else 0, kinds[row % len(kinds)])
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        chunks = [Chunk(row, length, True) for row, length in zip(rows, lengths, strict=True)]
+        decode_rows, chunks = (list(rows), []) if decodes else ([], chunks)
+        self._launch(StepPlan(self._next(), [], added, [], decode_rows, chunks))
+        self._launch(StepPlan(self._next(), list(rows), [], [], [], []))
+
+    def _launch(self, plan: StepPlan) -> None:
+        step = self._runner.launch(plan)
+        step.sample()
+        step.result()
+
+    def _new_row(self, row: int, length: int, computed: int, params: SamplingParams) -> NewRow:
+        return NewRow(
+            row=row,
+            handle=row,
+            token_ids=[0] * length,
+            num_prompt_tokens=length,
+            num_computed_tokens=computed,
+            block_ids=tuple([SCRATCH_BLOCK] * self._width for _ in self._runner.rows.tables),
+            params=params,
+            seed=0,
+        )
+
+    def _next(self) -> int:
+        self._step_id -= 1
+        return self._step_id
+
+
+def _prompts(num_tokens: int, num_rows: int, max_len: int) -> Iterator[int]:
+    """Lengths of as few prompts as have so many tokens, with room for one more in each."""
+    longest = max(1, max_len - 1)
+    for _ in range(num_rows):
+        if num_tokens <= 0:
+            return
+        yield min(num_tokens, longest)
+        num_tokens -= longest

@@ -1,0 +1,103 @@
+"""Which device is chosen, what the plan says of a GPU, and the arithmetic of its memory."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config.engine_args import EngineArgs
+from quire.config.facts import GpuFacts
+from quire.config.kv_memory import MeasuredMemory, PoolShape
+from quire.config.resolve import resolve
+from quire.errors import InvalidParameter, LoadError, NotBuiltYet
+
+_spec = importlib.util.spec_from_file_location("config_plans", Path(__file__).parent / "plans.py")
+plans = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(plans)
+GIB = plans.GIB
+
+H200 = GpuFacts("NVIDIA H200", (9, 0), 132, 141 * GIB, 140 * GIB)
+OLD = GpuFacts("Tesla V100", (7, 0), 80, 16 * GIB, 15 * GIB)
+
+
+def machine(gpu=H200, torch_cuda="13.0", missing=""):
+    return plans.make_machine(gpu=gpu, torch_cuda=torch_cuda, gpu_missing=missing)
+
+
+def plan_of(model=None, on=None, **wishes):
+    return resolve(EngineArgs(model="m", **wishes), model or plans.llama_8b(), on or machine())
+
+
+def test_a_usable_gpu_is_taken_and_what_follows_from_it():
+    plan = plan_of(max_model_len=8192)
+    assert plan.device == "cuda" and "NVIDIA H200" in plan.reasons["device"]
+    assert plan.dtype == "bfloat16" and plan.max_steps_in_flight == 2
+    assert plan.memory_share == 0.9 and plan.max_num_batched_tokens == 8192
+    assert "CUDA graphs" in plan.reasons["use_graphs"]
+    room = 0.9 * 140 * GIB - 2 * 8_030_261_248
+    assert 0.8 * room < plan.kv_cache_bytes <= room
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (machine(gpu=None, missing="no NVIDIA driver is installed here"), "no NVIDIA driver"),
+        (machine(gpu=OLD), "Tesla V100 has compute capability 7.0"),
+        (machine(torch_cuda=None), "the installed torch is built without CUDA"),
+    ],
+)
+def test_without_a_usable_gpu(facts, why):
+    plan = plan_of(plans.tiny(), facts)
+    assert plan.device == "cpu" and why in plan.reasons["device"]
+    assert plan.max_steps_in_flight == 1 and plan.memory_share is None
+    with pytest.raises(InvalidParameter, match=why) as error:
+        plan_of(plans.tiny(), facts, device="cuda")
+    assert "device='cpu'" in str(error.value)
+
+
+def test_wishes_beat_the_automatic_choice():
+    plan = plan_of(plans.tiny(), device="cpu")
+    assert plan.device == "cpu" and plan.reasons["device"].endswith("device was given")
+    assert plan_of(async_scheduling=False).max_steps_in_flight == 1
+    assert plan_of(gpu_memory_utilization=0.5).memory_share == 0.5
+    assert plan_of(kv_cache_memory_bytes=20 * GIB).memory_share is None
+    assert plan_of(num_gpu_blocks_override=9000).num_blocks == 9000
+    assert plan_of(deterministic=True).is_deterministic and not plan_of().is_deterministic
+    assert not plan_of(enforce_eager=True).use_graphs
+
+
+def test_copies_over_gpus_are_refused_with_what_to_do():
+    with pytest.raises(NotBuiltYet, match="CUDA_VISIBLE_DEVICES"):
+        plan_of(data_parallel_size=2)
+    assert plan_of(plans.tiny(), data_parallel_size=2, device="cpu").data_parallel_size == 2
+
+
+def test_a_model_that_the_gpu_cannot_hold_is_refused():
+    small = GpuFacts("Small GPU", (8, 9), 20, 12 * GIB, 11 * GIB)
+    with pytest.raises(LoadError, match="Small GPU has"):
+        plan_of(on=machine(gpu=small))
+
+
+@given(
+    start=st.integers(0, 2**38),
+    taken=st.integers(-(2**30), 2**38),
+    share=st.floats(0.01, 1.0),
+    block=st.integers(1, 2**24),
+    most=st.integers(0, 10**6),
+)
+def test_blocks_never_take_more_than_the_share_or_than_there_is(start, taken, share, block, most):
+    now = max(0, start - taken)
+    memory = MeasuredMemory(start, now, share)
+    blocks = memory.num_blocks(block, most)
+    assert 0 <= blocks <= most and blocks * block <= now
+    used = max(0, start - now) + blocks * block
+    assert blocks == 0 or used <= start * share + 1
+    if blocks < most:  # one more would be too many
+        assert used + block > int(start * share) or (blocks + 1) * block > now
+
+
+def test_enough_is_what_all_requests_can_hold():
+    shape = PoolShape(16, 100, plans.llama_8b().kv_groups)
+    assert shape.enough(3, 100, 1000) == 1 + 3 * 7

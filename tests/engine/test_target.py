@@ -1,0 +1,70 @@
+"""What a plan's device becomes, and that the GPU's parts are there without one."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from quire.config.facts import GpuFacts
+from quire.config.kv_memory import MeasuredMemory
+from quire.config.resolve import resolve
+from quire.engine import target
+from quire.engine.facts import gather_machine_facts, gather_model_facts
+from quire.engine.kv_sizing import blocks_for
+from quire.engine.target import open_target
+from quire.errors import InvalidParameter, LoadError
+from quire.kernels.cpu_runtime import find_native
+from quire.models import kv_groups, read_spec
+from quire.testing import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), "tiny", "qwen3")
+
+
+def plan_of(folder, machine=None, **wishes):
+    from quire import EngineArgs
+
+    args = EngineArgs(model=str(folder), skip_tokenizer_init=True, **wishes)
+    return resolve(args, gather_model_facts(args), machine or gather_machine_facts())
+
+
+@pytest.mark.parametrize("name", ["cuda", "stream_device", "decode_graphs", "arena", "warm_up"])
+def test_the_gpu_s_modules_import_without_one(name):
+    importlib.import_module(f"quire.runner.{name}")
+
+
+def test_determinism_is_promised_or_refused(folder, monkeypatch):
+    plan = plan_of(folder, deterministic=True, device="cpu")
+    if find_native()[0] is not None:
+        assert open_target(plan).ops.batch_invariant
+    monkeypatch.setattr(target, "open_runtime", lambda **_: None)
+    plain = target.select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+    monkeypatch.setattr(target, "select", lambda **_: plain)
+    with pytest.raises(InvalidParameter, match="deterministic.*plain torch"):
+        open_target(plan)
+    assert not open_target(plan_of(folder, device="cpu")).ops.batch_invariant
+
+
+def test_blocks_are_what_was_measured_up_to_enough(folder):
+    machine = gather_machine_facts()
+    gpu = GpuFacts("GPU", (9, 0), 132, 80 << 30, 80 << 30)
+    on_gpu = type(machine)(
+        **{name: getattr(machine, name) for name in machine.__struct_fields__}
+        | {"gpu": gpu, "torch_cuda": "13.0"}
+    )
+    plan = plan_of(folder, on_gpu, max_num_seqs=4, max_model_len=1000)
+    groups = kv_groups(read_spec(plan.hf_config))
+    block_bytes = plan.kv_cache_bytes // plan.num_blocks
+    gib = 1 << 30
+    roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory_share)
+    assert blocks_for(plan, groups, roomy, block_bytes) == 1 + 4 * 32
+    tight = MeasuredMemory(10 * gib, 10 * gib - 9 * gib + 50 * block_bytes, 0.9)
+    assert blocks_for(plan, groups, tight, block_bytes) == 50
+    for left in (0, 20):
+        little = MeasuredMemory(10 * gib, gib + left * block_bytes, 0.9)
+        with pytest.raises(LoadError, match=f"Pass max_model_len={max(0, left - 1) * 32} "):
+            blocks_for(plan, groups, little, block_bytes)

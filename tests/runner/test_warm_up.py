@@ -1,0 +1,43 @@
+"""Warm-up runs the largest steps, leaves nothing behind, and changes no answer."""
+
+from __future__ import annotations
+
+import pytest
+from late_engines import Life, open_core
+
+from quire.runner.warm_up import warm_up
+from quire.testing import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    shape = {"num_hidden_layers": 2, "vocab_size": 300}
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
+
+
+@pytest.mark.parametrize("late_seed", [None, 2])
+@pytest.mark.parametrize("max_len", [1, 2, 48])
+def test_the_largest_steps_run_and_leave_nothing(folder, late_seed, max_len):
+    core, _ = open_core(folder)
+    right = Life(3).run(core, disturbed=False)
+    core.shutdown()
+    core, _ = open_core(folder, late_seed=late_seed)
+    runner, seen = core.executor.worker.model_runner, []
+    forward = runner._forward
+
+    class Watching:
+        def __call__(self, batch, *, samples_all):
+            seen.append((batch.num_tokens, samples_all))
+            return forward(batch, samples_all=samples_all)
+
+        logits = staticmethod(forward.logits)
+
+    runner._forward = Watching()
+    warm_up(runner, num_tokens=12, num_rows=5, max_len=max_len)
+    assert len(seen) == 4
+    if max_len == 48:
+        assert seen[0] == (12, False) and seen[1] == (5, True)
+    assert (runner.rows.handles == -1).all()
+    found = Life(3).run(core, disturbed=False)
+    assert found.tokens == right.tokens and found.ends == right.ends
+    core.shutdown()
