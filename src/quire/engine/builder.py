@@ -54,8 +54,10 @@ def build_core(
     """
     native, _ = find_native()
     restore_threads = _take_torch_threads(plan.num_threads if native is None else 1)
+    if target is None:
+        target = open_target(plan)
     exchange = _exchange(plan, group) if plan.enable_expert_parallel else None
-    worker = build_worker(plan, target or open_target(plan), exchange, on_close=restore_threads)
+    worker = build_worker(plan, target, exchange, on_close=restore_threads)
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=plan.max_num_seqs,
@@ -75,6 +77,7 @@ def build_core(
         UniprocExecutor(worker),
         depth=plan.max_steps_in_flight,
         log_stats=plan.log_stats,
+        has_own_memory=not target.is_host,
         grammars=GrammarCompiler(
             vocabulary_source(plan), plan.structured_outputs.max_cached_grammars, plan.num_threads
         ),

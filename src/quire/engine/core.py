@@ -63,6 +63,7 @@ class EngineCore(CoreFace):
         log_stats: bool = True,
         grammars: GrammarCompiler | None = None,
         lock_step: LockStep | None = None,
+        has_own_memory: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -80,7 +81,11 @@ class EngineCore(CoreFace):
         self.witness: Callable[[Collection[int]], None] | None = None
         """Told before each launch which requests are in the steps that have not been read."""
         self.control = CoreControl(
-            scheduler, executor, self._abort_all, keeps_weights=lock_step is not None
+            scheduler,
+            executor,
+            self._abort_all,
+            keeps_weights=lock_step is not None,
+            has_own_memory=has_own_memory,
         )
         """What a front end may ask for beside requests (engine/utility.py)."""
 

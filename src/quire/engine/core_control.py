@@ -17,17 +17,17 @@ from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import Pause
 
 PAUSE_MODES = ("abort", "wait", "keep")
-SLEEP_TAGS: dict[int, tuple[str, ...]] = {0: (), 1: ("kv_cache",), 2: ("weights", "kv_cache")}
-"""What each level of sleep gives back. Weights are in host memory anyway, so level 1 keeps them."""
+_LARGEST_LEVEL = 2
 WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
 
 class CoreControl:
     """The state of a core as a whole: paused, asleep, awake.
 
-    `abort_all` ends every request with the reason "abort"; `keeps_weights`: they are needed while
-    it sleeps, by cores that share its experts. Invariants: nothing is scheduled while a
-    tag is in `asleep`; memory is released only when no step is in flight.
+    `abort_all` ends every request with the reason "abort". `keeps_weights`: they are needed while
+    it sleeps, by cores that share its experts. `has_own_memory`: weights are in memory of the
+    device's own, so that light sleep moves them to the host's. Invariants: nothing is scheduled
+    while a tag is in `asleep`; memory is released only when no step is in flight.
     """
 
     def __init__(
@@ -37,11 +37,13 @@ class CoreControl:
         abort_all: Callable[[], None],
         *,
         keeps_weights: bool = False,
+        has_own_memory: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._abort_all = abort_all
         self._keeps_weights = keeps_weights
+        self._has_own_memory = has_own_memory
         self._is_paused = False
         self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
         self.asleep: set[str] = set()
@@ -96,17 +98,21 @@ class CoreControl:
     # sleeping
 
     def sleep(self, level: int = 1, mode: str = "abort") -> Future[None]:
-        """Pause, then give memory back: at level 1 the KV cache, at level 2 the weights too.
+        """Pause, then give memory back: at level 1 the KV cache and the device's own memory of the
+        weights, which wait in host memory; at level 2 the weights altogether.
 
         Requests that `mode` keeps compute their K/V anew after `wake_up`.
         """
-        if level not in SLEEP_TAGS:
+        if not 0 <= level <= _LARGEST_LEVEL:
             raise InvalidParameter("level", level, "the levels are 0, 1 and 2")
         if level == 2 and self._keeps_weights:
             raise InvalidParameter(
                 "level", level, "other cores compute with the experts of this one", "Use level 1."
             )
-        return self._stop(mode, lambda: self._release(SLEEP_TAGS[level]))
+        tags: tuple[str, ...] = ("kv_cache",) if level else ()
+        if level == _LARGEST_LEVEL or (level and self._has_own_memory):
+            tags = ("weights", *tags)
+        return self._stop(mode, lambda: self._release(tags, keep_weights=level < _LARGEST_LEVEL))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Take back what `sleep` gave (None: all); scheduling goes on once everything is there.
@@ -138,10 +144,10 @@ class CoreControl:
             raise EngineError("KV memory can go only while paused: call sleep(level=0) first.")
         self._release(("kv_cache",))
 
-    def _release(self, tags: tuple[str, ...]) -> None:
+    def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
         if tags:
             self._forget_cached()
-            self._executor.collective_rpc("sleep", (list(tags),), {})
+            self._executor.collective_rpc("sleep", (list(tags), keep_weights), {})
         self.asleep.update(tags, ("scheduling",))
 
     # caches

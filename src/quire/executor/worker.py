@@ -61,12 +61,16 @@ class Worker:
         """What the KV cache of this worker takes in memory; 0 while it is released."""
         return self.model_runner.kv_cache.nbytes
 
-    def sleep(self, tags: list[str]) -> None:
-        """Give back the memory of "weights", "kv_cache" or both; no step may be in flight."""
-        self._residence.release(tags)
+    def sleep(self, tags: list[str], keep_weights: bool = False) -> None:
+        """Give back the memory of "weights", "kv_cache" or both; no step may be in flight.
+        keep_weights: in host memory.
+        """
+        self._residence.release(tags, keep_weights=keep_weights)
 
     def wake_up(self, tags: list[str]) -> None:
-        """Take it again: the weights are loaded as they were at start, K/V begin empty."""
+        """Take it again: kept weights come back, others are loaded as they were at start; K/V begin
+        empty.
+        """
         self._residence.restore(tags)
 
     def reload_weights(self) -> None:

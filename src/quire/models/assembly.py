@@ -5,7 +5,7 @@ are here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -253,3 +253,15 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
         for which, weights in (("up", part.up), ("down", part.down)):
             for expert, weight in enumerate(weights):
                 yield from tensors_of(f"{name}.{expert}.{which}", weight)
+
+
+def tensors_within(part: object) -> Iterator[Tensor]:
+    """The tensors that a part, which may be a provider's own form, is made of."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for item in part:
+            yield from tensors_within(item)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for field in fields(part):
+            yield from tensors_within(getattr(part, field.name))

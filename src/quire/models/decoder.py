@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
-from quire.models.assembly import Assembly, tensors_of
+from quire.models.assembly import Assembly, tensors_of, tensors_within
 from quire.models.kv_groups import layer_group
 from quire.models.spec import Decoder
 from quire.models.weight_builder import WeightBuilder
@@ -112,6 +112,12 @@ class DecoderModel:
         """
         for name, part in self._parts:
             yield from tensors_of(name, part)
+
+    def weight_tensors(self) -> Iterator[Tensor]:
+        """All tensors that the weights are kept in, in whatever form; some may share memory. Not
+        those that a provider keeps outside of tensors.
+        """
+        return (tensor for _, part in self._parts for tensor in tensors_within(part))
 
     def parameters(self) -> Iterator[Tensor]:
         """The tensors of `named_parameters`."""

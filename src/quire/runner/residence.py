@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from quire.models.decoder import DecoderModel
 from quire.runner.device import Device
@@ -15,7 +19,8 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 class Residence:
     """Releases and restores by tag ("weights", "kv_cache").
 
-    `load` gives the model with the weights that the engine was started with. Invariant: the
+    `load` gives the model with the weights that the engine was started with; those that are kept
+    come back as they were. Invariant: the
     recorded program exists exactly while both are there, since it holds the addresses of both.
     """
 
@@ -33,16 +38,23 @@ class Residence:
         self._forward = forward
         self._load = load
         self._device = device
+        self._kept: list[_KeptStorage] = []
         self.released: list[str] = []
 
-    def release(self, tags: Iterable[str]) -> None:
-        """Give the memory of `tags` back to the operating system; what is gone already stays
-        gone.
+    def release(self, tags: Iterable[str], *, keep_weights: bool = False) -> None:
+        """Give the memory of `tags` back to the system; what is gone already stays gone.
+        keep_weights: they wait in host memory.
         """
+        tags = list(tags)
+        if WEIGHTS in tags and self._kept and not keep_weights:
+            self._kept = []
+            self._model.release_weights()
         wanted = [tag for tag in tags if tag not in self.released]
         self._forward.release()
         for tag in wanted:
-            if tag == WEIGHTS:
+            if tag == WEIGHTS and keep_weights:
+                self._kept = _keep(self._model.weight_tensors())
+            elif tag == WEIGHTS:
                 self._model.release_weights()
             else:
                 self._kv_cache.release()
@@ -56,10 +68,42 @@ class Residence:
         released.
         """
         for tag in [tag for tag in tags if tag in self.released]:
-            if tag == WEIGHTS:
+            if tag == WEIGHTS and self._kept:
+                self._bring_back()
+            elif tag == WEIGHTS:
                 self._model.take_weights(self._load())
             else:
                 self._kv_cache.restore()
             self.released.remove(tag)
         if not self.released:
             self._forward.record()
+
+    def _bring_back(self) -> None:
+        for kept in self._kept:
+            kept.storage.resize_(kept.values.nbytes)
+            _bytes_of(kept.storage).copy_(kept.values)
+        self._kept = []
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptStorage:
+    """The memory of one or more tensors, which has none now, and its bytes on the host."""
+
+    storage: torch.UntypedStorage
+    values: Tensor
+
+
+def _keep(tensors: Iterable[Tensor]) -> list[_KeptStorage]:
+    """Move the tensors' memory to the host. They stay the tensors that they are, without memory, so
+    that whatever holds them finds the values again when it is back.
+    """
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+    kept = []
+    for storage in storages.values():
+        kept.append(_KeptStorage(storage, _bytes_of(storage).to("cpu", copy=True)))
+        storage.resize_(0)
+    return kept
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
