@@ -68,8 +68,6 @@ class FaultBoundary:
         except RowFailures as failures:
             self._blame(step, failures.errors)
             self._run(step, without(plan, failures.errors))
-        except EngineDeadError:
-            raise
         except Exception as error:
             self._attribute(step, plan, error)
 

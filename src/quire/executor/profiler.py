@@ -58,7 +58,7 @@ class Profiler:
     def _begin(self) -> None:
         config = self._config
         self._trace = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU],
+            activities=list(torch.profiler.supported_activities()),
             record_shapes=config.torch_profiler_record_shapes,
             profile_memory=config.torch_profiler_with_memory,
             with_stack=config.torch_profiler_with_stack,

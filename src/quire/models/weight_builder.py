@@ -35,7 +35,9 @@ class WeightBuilder:
         device: torch.device,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`read` gives a leaf in any float dtype, valid until its next call."""
+        """`read` gives a leaf in any float dtype, valid until its next call; on a device that is
+        not the CPU it gives memory that nobody writes again.
+        """
         self.dtype, self.device = dtype, device
         self._left = parameters(decoder)
         self._read, self._progress = read, progress
@@ -94,7 +96,7 @@ class WeightBuilder:
         at = 0
         for name in names:
             leaf = self._left.pop(name)
-            out[at : at + leaf.shape[0]].copy_(self._read(leaf))
+            out[at : at + leaf.shape[0]].copy_(self._read(leaf), non_blocking=True)
             at += leaf.shape[0]
             self._done += leaf.size
             if self._progress is not None:

@@ -22,8 +22,9 @@ from quire.models.checkpoint_files import CheckpointFiles
 from quire.models.config_reader import read_config
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
-from quire.models.parameters import Parameter
-from quire.models.random_weights import RandomLeaves
+from quire.models.parameters import Parameter, parameters
+from quire.models.random_weights import DeviceRandomLeaves, RandomLeaves
+from quire.models.read_ahead import ReadAhead
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Decoder
 from quire.models.transforms import to_leaves
@@ -54,7 +55,8 @@ def load_model(
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
-    `load_format` dummy draws them from `seed` and reads no file; auto means safetensors.
+    `load_format` dummy draws them from `seed` and reads no file (other values on a GPU, where they
+    are made); auto means safetensors.
     `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
     the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
     `progress` is called with leaf values done and in all. `spread`: see DecoderModel. Raises
@@ -63,14 +65,20 @@ def load_model(
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     if load_format == "dummy":
-        draw = RandomLeaves(seed)
+        draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
         return _build(decoder, ops, draw, dtype, place, length, recipe, progress, spread)
     if family is None:
         family = find_family(read_config(folder))
     files = CheckpointFiles(folder)
     try:
         leaves = StoredLeaves(files, match(family, decoder, files))
-        return _build(decoder, ops, leaves, dtype, place, length, recipe, progress, spread)
+        if place.type == "cpu":
+            return _build(decoder, ops, leaves, dtype, place, length, recipe, progress, spread)
+        ahead = ReadAhead(leaves, parameters(decoder).values(), is_pinned=True)
+        try:
+            return _build(decoder, ops, ahead, dtype, place, length, recipe, progress, spread)
+        finally:
+            ahead.close()
     finally:
         files.close()
 
