@@ -58,7 +58,7 @@ class Profiler:
     def _begin(self) -> None:
         config = self._config
         self._trace = torch.profiler.profile(
-            activities=list(torch.profiler.supported_activities()),
+            activities=_activities(),
             record_shapes=config.torch_profiler_record_shapes,
             profile_memory=config.torch_profiler_with_memory,
             with_stack=config.torch_profiler_with_stack,
@@ -71,3 +71,11 @@ class Profiler:
         if trace is not None:
             trace.stop()
             trace.export_chrome_trace(str(file))
+
+
+def _activities() -> list[torch.profiler.ProfilerActivity]:
+    """The CPU's, and the GPU's kernels where there is one."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return activities
