@@ -1,7 +1,7 @@
 """Models and machines for the tests of `resolve()`, written by hand from the published configs."""
 
 from quire.config.engine_args import EngineArgs
-from quire.config.facts import KVGroupFacts, MachineFacts, ModelFacts, ModelLength
+from quire.config.facts import GpuFacts, KVGroupFacts, MachineFacts, ModelFacts, ModelLength
 
 GIB = 2**30
 
@@ -128,7 +128,18 @@ CONTAINER = make_machine(
 )
 LAPTOP = make_machine()
 
+H200 = make_machine(
+    cpu_name="Server CPU",
+    gpu=GpuFacts("NVIDIA H200", (9, 0), 132, 141 * GIB, 140 * GIB),
+    gpu_missing="",
+    torch_cuda="13.0",
+)
 PAIRS = {
+    "llama-8b_on_an_h200": (
+        EngineArgs(model="meta-llama/Llama-3.1-8B", max_model_len=8192, deterministic=True),
+        llama_8b(),
+        H200,
+    ),
     "qwen3-0.6b_on_a_laptop": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), LAPTOP),
     "qwen3-0.6b_on_a_server": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), SERVER),
     "qwen3-0.6b_in_a_container": (

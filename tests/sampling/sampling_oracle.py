@@ -107,7 +107,7 @@ def grammar_mask(words):
     if words is None:
         return None
     places = [index for index, row in enumerate(words.tolist()) if set(row) != {-1}]
-    return GrammarMask(places, np.asarray(words)[places])
+    return GrammarMask(places, np.asarray(words)[places]).sent(torch.from_numpy)
 
 
 def masked(logits, words):

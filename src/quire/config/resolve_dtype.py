@@ -88,7 +88,7 @@ def _automatic(d: Decisions) -> tuple[str, str]:
         return "bfloat16", f"{d.model.model_type} leaves the range of float16"
     fast = d.machine.has_fast_bfloat16 if stored == "bfloat16" else d.machine.has_fast_float16
     if fast:
-        return stored, "the checkpoint's type, which this CPU multiplies in hardware"
+        return stored, f"the checkpoint's type, which this {_kind(d)} multiplies in hardware"
     return stored, (
         "the checkpoint's type, half the memory traffic of float32; this CPU has no instructions "
         "for it, so that dtype=float32 is faster for many tokens at once"
@@ -97,11 +97,18 @@ def _automatic(d: Decisions) -> tuple[str, str]:
 
 def _for_float32(d: Decisions) -> tuple[str, str]:
     if d.machine.has_fast_bfloat16:
-        return "bfloat16", "float32 checkpoint, and this CPU multiplies bfloat16 in hardware"
+        return (
+            "bfloat16",
+            f"float32 checkpoint, and this {_kind(d)} multiplies bfloat16 in hardware",
+        )
     return "float32", (
         "the checkpoint's type; this CPU has no bfloat16 instructions, so that rounding would cost "
         "digits and time"
     )
+
+
+def _kind(d: Decisions) -> str:
+    return "GPU" if d.machine.device == "cuda" else "CPU"
 
 
 def _check_given(d: Decisions, dtype: str) -> None:

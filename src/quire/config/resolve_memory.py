@@ -13,6 +13,7 @@ _BLOCK_REASON = (
     "K/V of a head in a block (8 KiB at 128 values of 16 bits) stay in the L1 cache, and a prefix "
     "hit loses 31 tokens at most"
 )
+_GPU_BLOCK_REASON = "a head's keys of a block are whole cache lines, a prefix hit loses 31 tokens"
 _LARGEST_CPU_SHARE = 0.9
 """Of the memory that weights and workspace leave, unless gpu_memory_utilization says otherwise."""
 _GPU_SHARE = 0.9
@@ -25,9 +26,8 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     Raises LoadError when weights or one request of `length` tokens do not fit.
     """
     given = d.args.block_size
-    size = d.decide(
-        "block_size", given or _BLOCK_SIZE, "block_size was given" if given else _BLOCK_REASON
-    )
+    why = _GPU_BLOCK_REASON if d.machine.device == "cuda" else _BLOCK_REASON
+    size = d.decide("block_size", given or _BLOCK_SIZE, "block_size was given" if given else why)
     shape = PoolShape(size, _token_bytes(d), d.model.kv_groups, d.value("enable_chunked_prefill"))
     bound = length_limit(d) if length is None else length
     _decide_share(d)
@@ -79,6 +79,8 @@ def _num_blocks(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
             f"kv_cache_memory_bytes={gib(args.kv_cache_memory_bytes)} was given"
         )
     room, source = _room(d, shape, length)
+    if d.value("memory_share") is not None:
+        source = f"an estimate until it is measured: {source}"
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
     enough = shape.enough(seqs, length, step)
     if enough * shape.block_bytes <= room:

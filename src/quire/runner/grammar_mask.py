@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +17,15 @@ class GrammarMask:
 
     places: list[int]
     bits: np.ndarray
+
+    def sent(self, stage: Callable[[np.ndarray], Tensor]) -> SentMask:
+        """The mask on the device that `stage` brings arrays to."""
+        return SentMask(stage(np.array(self.places, dtype=np.int64)), stage(self.bits))
+
+
+@dataclass(frozen=True, slots=True)
+class SentMask:
+    """A `GrammarMask` on the device: places [G] int64, bits [G, ceil(V/32)] int32."""
+
+    places: Tensor
+    bits: Tensor

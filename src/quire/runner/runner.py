@@ -191,7 +191,11 @@ class ModelRunner:
         if not len(inputs.sampled):
             return SamplerOutput(hidden.new_zeros(0, dtype=torch.int64), hidden.new_zeros(0))
         logits = self._forward.logits(hidden, inputs.last)[: len(inputs.sampled)]
-        sampled = self.sampler.sample(logits, inputs.sampled, inputs.positions, mask, drawing)
+        sent = None
+        if mask is not None:
+            sent = mask.sent(self.device.stage)
+            self.device.flush()
+        sampled = self.sampler.sample(logits, inputs.sampled, inputs.positions, sent, drawing)
         self.rows.write(inputs.sampled_rows, inputs.sampled_at, sampled.token_ids)
         return sampled
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.ops import Ops
 from quire.ops.noise import noise_keys, token_hashes
 from quire.params import SamplingParams
-from quire.runner.grammar_mask import GrammarMask
+from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
 from quire.runner.sampling.batch_update import Member
@@ -158,7 +158,7 @@ class Sampler:
         logits: Tensor,
         rows: np.ndarray,
         positions: np.ndarray,
-        mask: GrammarMask | None = None,
+        mask: SentMask | None = None,
         inputs: DrawInputs | None = None,
     ) -> SamplerOutput:
         """Draw one token per row of logits [R, V] fp32; rows, positions [R] integers.
@@ -169,8 +169,7 @@ class Sampler:
         do not notice. Raises ProcessorFailure where a processor for the whole batch fails.
         """
         if mask is not None:
-            places = torch.tensor(mask.places, device=self._device)
-            self._ops.mask_logits(logits, places, torch.from_numpy(mask.bits).to(self._device))
+            self._ops.mask_logits(logits, mask.places, mask.bits)
         if self._takes_largest_alone:
             return SamplerOutput(*self._ops.greedy(logits))
         if inputs is None:
