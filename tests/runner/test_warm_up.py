@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from late_engines import Life, open_core
 
+from quire import LogitsProcessor
 from quire.runner.warm_up import warm_up
 from quire.testing import make_checkpoint
 
@@ -40,4 +41,37 @@ def test_the_largest_steps_run_and_leave_nothing(folder, late_seed, max_len):
     assert (runner.rows.handles == -1).all()
     found = Life(3).run(core, disturbed=False)
     assert found.tokens == right.tokens and found.ends == right.ends
+    core.shutdown()
+
+
+class Refuses(LogitsProcessor):
+    """As somebody's code does with requests that it does not know."""
+
+    def __init__(self):
+        self.is_warm = False
+
+    def is_argmax_invariant(self):
+        return False
+
+    def needs_host_ids(self, params):
+        return False
+
+    def update_state(self, batch_update):
+        if not self.is_warm:
+            raise KeyError("extra_args")
+
+    def apply(self, logits):
+        return logits
+
+
+def test_a_logits_processor_that_knows_no_such_requests_does_not_stop_the_start(folder):
+    core, _ = open_core(folder)
+    right = Life(5).run(core, disturbed=False)
+    core.shutdown()
+    core, _ = open_core(folder, late_seed=1)
+    runner, refuses = core.executor.worker.model_runner, Refuses()
+    runner.sampler._custom = type(runner.sampler._custom)([refuses])
+    warm_up(runner, num_tokens=12, num_rows=5, max_len=48)
+    refuses.is_warm = True
+    assert Life(5).run(core, disturbed=False).tokens == right.tokens
     core.shutdown()

@@ -23,8 +23,8 @@ from quire.runner.stream_device import StreamDevice
 
 _ARENA_BYTES = 1 << 20
 """Beside what grows with a step's tokens: sampling settings, tables and new prompts of some KiB."""
-_TOKEN_BYTES = 64
-"""Positions, rows, and slots of up to six KV groups."""
+_TOKEN_BYTES = 128
+"""Positions, rows, and slots of a dozen KV groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,25 @@ tokens share one block of KV memory, whose contents nobody reads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
+import numpy as np
+
 from quire.params import SamplingParams
+from quire.runner.faults import ProcessorFailure
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import ModelRunner
 from quire.scheduling.step import Chunk, NewRow, StepPlan
+
+logger = logging.getLogger(__name__)
 
 SCRATCH_BLOCK = 1
 """The block that warm-up writes; a pool has it beside the null block at least."""
 
 _KINDS = (
     SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, logprobs=1),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, logprobs=0),
     SamplingParams(temperature=1.0, repetition_penalty=1.1, frequency_penalty=0.1),
 )
 """What rows ask for in turn; the first step of each shape is greedy alone."""
@@ -49,13 +56,23 @@ class _Plans:
         ]
         chunks = [Chunk(row, length, True) for row, length in zip(rows, lengths, strict=True)]
         decode_rows, chunks = (list(rows), []) if decodes else ([], chunks)
-        self._launch(StepPlan(self._next(), [], added, [], decode_rows, chunks))
+        mask = self._mask() if len(kinds) > 1 else None
+        self._launch(StepPlan(self._next(), [], added, [], decode_rows, chunks), mask)
         self._launch(StepPlan(self._next(), list(rows), [], [], [], []))
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan, mask: GrammarMask | None = None) -> None:
         step = self._runner.launch(plan)
-        step.sample()
+        try:
+            step.sample(mask)
+        except ProcessorFailure:  # it need not serve requests that nobody has sent
+            logger.info("a logits processor failed in warm-up, which leaves its steps out")
+            return
         step.result()
+
+    def _mask(self) -> GrammarMask:
+        """For the first sampled row; it allows everything."""
+        width = -(-self._runner.model.spec.vocab // 32)
+        return GrammarMask([0], np.full((1, width), -1, dtype=np.int32))
 
     def _new_row(self, row: int, length: int, computed: int, params: SamplingParams) -> NewRow:
         return NewRow(
