@@ -163,3 +163,41 @@ def test_formulas_count_something(case):
     if case.is_bench:
         assert case.num_bytes(arguments) > 1e6
         assert case.flops(arguments) > 1e6
+
+
+def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row():
+    """Ops that plain torch computes row by row do not break what the others promise."""
+    row_wise = [name for name, record in CATALOG.items() if record.is_invariant]
+    assert {"embed", "greedy", "draw", "truncate", "rank", "mask_logits"} == set(row_wise)
+    others = [name for name in CATALOG if name not in row_wise]
+    offered = [
+        Implementation(name, "fixed", lambda *_: None, lambda _: True, batch_invariant=True)
+        for name in others
+    ]
+    assert bind(FACTS, offered, ["fixed"]).batch_invariant
+    missing = bind(FACTS, offered[1:], ["fixed"])
+    assert not missing.batch_invariant and "plain torch" in missing.invariance_reason
+
+
+def test_every_row_of_a_definition_that_says_so_is_the_same_alone():
+    ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
+    row_wise = {"greedy", "draw", "truncate", "rank"}
+    cases = [case for case in CASES if case.op in row_wise and not case.is_bench]
+    assert {case.op for case in cases} == row_wise
+    for case in cases:
+        arguments = list(case.prepare(ops, case.draw(torch.float32)).arguments.values())
+        function = CATALOG[case.op].definition
+        together = function(*(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments))
+        logits = arguments[0]
+        for row in range(len(logits)):
+            own = [
+                a[row : row + 1].clone()
+                if isinstance(a, torch.Tensor) and len(a) == len(logits) and a.dim() > 0
+                and not (case.op == "draw" and a is arguments[-1])
+                else a
+                for a in arguments
+            ]  # fmt: skip
+            alone = function(*own)
+            both = ((x if isinstance(x, tuple) else (x,)) for x in (alone, together))
+            for one, many in zip(*both, strict=True):
+                assert one[0].numpy().tobytes() == many[row].numpy().tobytes(), case.name

@@ -15,7 +15,11 @@ def _embed_bytes(ids: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
     return ids.numel() * (8 + 2 * table.shape[1] * table.element_size())
 
 
-@op(num_bytes=_embed_bytes, flops=lambda ids, table, *_, **__: ids.numel() * table.shape[1])
+@op(
+    num_bytes=_embed_bytes,
+    flops=lambda ids, table, *_, **__: ids.numel() * table.shape[1],
+    is_invariant=True,
+)
 def embed(
     ids: Tensor,
     table: Tensor,

@@ -20,7 +20,7 @@ def _mask_flops(logits: Tensor, rows: Tensor, mask: Tensor) -> int:
     return len(rows) * logits.shape[1]
 
 
-@op(num_bytes=_mask_bytes, flops=_mask_flops, mutates=("logits",))
+@op(num_bytes=_mask_bytes, flops=_mask_flops, mutates=("logits",), is_invariant=True)
 def mask_logits(logits: Tensor, rows: Tensor, mask: Tensor) -> None:
     """Set the entries of some rows of logits [R, V] fp32 whose mask bit is 0 to -inf, in place.
 

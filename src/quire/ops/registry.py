@@ -50,9 +50,10 @@ class Op:
 
     `format` names the opaque objects (packed weights, KV layout) that the op shares with others:
     all ops of one format come from one provider. `mutates` names the arguments whose contents
-    change; everything else is only read. `binds` names the parameters that `select` fills in from
-    `Facts`, so that callers do not pass them. `num_bytes` and `flops` take the op's arguments and
-    give the least traffic and the arithmetic of one call.
+    change; everything else is only read. `is_invariant`: the definition computes a row from that
+    row alone, with the same arithmetic whatever the batch. `binds` names the parameters that
+    `select` fills in from `Facts`, so that callers do not pass them. `num_bytes` and `flops` take
+    the op's arguments and give the least traffic and the arithmetic of one call.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Op:
     mutates: tuple[str, ...] = ()
     format: str | None = None
     binds: tuple[str, ...] = ()
+    is_invariant: bool = False
 
     @property
     def signature(self) -> inspect.Signature:
@@ -100,6 +102,7 @@ def op(
     mutates: tuple[str, ...] = (),
     format: str | None = None,
     binds: tuple[str, ...] = (),
+    is_invariant: bool = False,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated plain-torch body the definition of an op of the same name."""
 
@@ -112,6 +115,7 @@ def op(
             mutates=mutates,
             format=format,
             binds=binds,
+            is_invariant=is_invariant,
         )
         unknown = set(mutates + binds) - set(record.signature.parameters)
         assert not unknown, f"{record.name} has no parameter {sorted(unknown)}"

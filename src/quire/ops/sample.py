@@ -51,7 +51,11 @@ def _weigh(logits: Tensor, *_: object) -> int:
     return 2 * logits.numel()
 
 
-@op(num_bytes=lambda logits: nbytes(logits), flops=lambda logits: logits.numel())
+@op(
+    num_bytes=lambda logits: nbytes(logits),
+    flops=lambda logits: logits.numel(),
+    is_invariant=True,
+)
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The largest entry of each row of logits [R, V] fp32 -> (ids [R] int64, values [R] fp32).
 
@@ -72,7 +76,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(values.isfinite(), ids.gather(1, best).flatten(), 0), values
 
 
-@op(num_bytes=_read, flops=_weigh)
+@op(num_bytes=_read, flops=_weigh, is_invariant=True)
 def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
     """A token of each row of logits [R, V] fp32 -> (ids [R] int64, peaks [R] fp32).
 
@@ -103,7 +107,7 @@ def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tupl
     return ids, peaks
 
 
-@op(num_bytes=lambda logits, *_: 2 * nbytes(logits), flops=_weigh)
+@op(num_bytes=lambda logits, *_: 2 * nbytes(logits), flops=_weigh, is_invariant=True)
 def truncate(logits: Tensor, settings: Tensor) -> Tensor:
     """What `draw` draws from: logits [R, V] fp32 divided by the temperature, and -inf for all that
     the filters drop -> [R, V]. Temperature 0 and rows without a finite peak are not filtered.
@@ -120,7 +124,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Tensor:
     return out
 
 
-@op(num_bytes=_read, flops=_weigh)
+@op(num_bytes=_read, flops=_weigh, is_invariant=True)
 def rank(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
     """What the log-probabilities of a token [R] int64 of each row of logits [R, V] fp32 need, and
     of the num_top <= V largest entries.

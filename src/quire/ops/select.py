@@ -144,7 +144,7 @@ def bind(
             chosen = table.get((provider, name))
             functions[name] = _bound(name, chosen, facts)
             choices.append(Choice(name, provider, why))
-            if chosen is None or not chosen.batch_invariant:
+            if not (CATALOG[name].is_invariant if chosen is None else chosen.batch_invariant):
                 variant.append(name)
     _check_asked(asked, choices, missing)
     ranks = {name: rank for rank, name in enumerate(CATALOG)}
