@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from late_engines import Life, late_target, open_core, plan_of
@@ -10,6 +11,7 @@ from quire import SamplingParams
 from quire.engine.builder import build_core
 from quire.engine.protocol import EngineCoreRequest, FinishReason
 from quire.runner.faults import RowFailures
+from quire.runner.grammar_mask import GrammarMask
 from quire.testing import make_checkpoint
 
 
@@ -166,4 +168,27 @@ def test_rows_that_need_ids_on_the_host_wait_for_them(folder):
     for handle in range(3):
         core.add_request(greedy(handle, [30 + handle, 5]))
     assert drain(core) == {handle: list(range(40, 49)) for handle in range(3)}
+    core.shutdown()
+
+
+def test_masks_that_are_made_from_the_ids_so_far_reach_their_rows(folder):
+    """As a grammar does it: in each step one token is allowed, the one behind the newest."""
+    core, _ = open_core(folder, late_seed=6)
+    core.executor.needs_host_ids = lambda params: True
+    running = core.scheduler.running
+
+    def masks(plan):
+        rows = plan.sampled_rows
+        bits = np.zeros((len(rows), 10), dtype=np.int32)
+        for place, row in enumerate(rows):
+            output = running[row].output_token_ids
+            wanted = output[-1] + 1 if output else 33 * (running[row].handle + 1)
+            bits[place, wanted // 32] = 1 << wanted % 32
+        return GrammarMask(list(range(len(rows))), bits) if rows else None
+
+    core._boundary._masks = masks
+    for handle in range(3):
+        core.add_request(greedy(handle, [30 + handle, 5]))
+    firsts = {handle: 33 * (handle + 1) for handle in range(3)}
+    assert drain(core) == {h: list(range(first, first + 9)) for h, first in firsts.items()}
     core.shutdown()
