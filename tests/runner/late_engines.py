@@ -26,11 +26,14 @@ def plain_ops():
     return select(device="cpu", dtype=torch.float32, providers=["torch"])
 
 
+WISHES = {
+    "max_num_seqs": 5, "max_num_batched_tokens": 12, "max_model_len": 48, "block_size": 4,
+    "dtype": "float32", "seed": 1,
+}  # fmt: skip
+
+
 def plan_of(folder, **wishes):
-    defaults = {
-        "max_num_seqs": 5, "max_num_batched_tokens": 12, "max_model_len": 48, "block_size": 4,
-        "num_gpu_blocks_override": 30, "dtype": "float32", "enforce_eager": True, "seed": 1,
-    }  # fmt: skip
+    defaults = WISHES | {"num_gpu_blocks_override": 30, "enforce_eager": True, "device": "cpu"}
     args = EngineArgs(model=str(folder), skip_tokenizer_init=True, **defaults | wishes)
     return args.create_engine_config()
 

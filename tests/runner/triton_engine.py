@@ -1,7 +1,8 @@
-"""A whole engine on Triton's interpreter behind a late device with graphs, for test_triton_engine.
+"""A whole engine for a GPU, put together as on one, for test_triton_engine.
 
-Run in a process of its own with TRITON_INTERPRET=1, on a model folder; prints JSON: the tokens of a
-few requests, and how many steps replayed a graph.
+What stands in: for the GPU a late device on the CPU, for CUDA graphs recorded work, and Triton runs
+in its interpreter. Run in a process of its own with TRITON_INTERPRET=1, on a model folder; prints
+JSON: the tokens of a few requests, how many steps replayed a graph, and the size of the KV cache.
 """
 
 from __future__ import annotations
@@ -9,27 +10,29 @@ from __future__ import annotations
 import json
 import sys
 
-import torch
-from late_engines import plan_of
+from late_engines import WISHES
 from test_decode_graphs import Recorded
 
-from quire import SamplingParams
+from quire import EngineArgs, SamplingParams
+from quire.config.facts import GpuFacts, MachineFacts
+from quire.config.resolve import resolve
+from quire.engine import target
 from quire.engine.builder import build_core
+from quire.engine.facts import gather_model_facts
 from quire.engine.protocol import EngineCoreRequest
-from quire.engine.target import Target
 from quire.ops import select
-from quire.runner.decode_graphs import GraphForward
-from quire.runner.stream_device import StreamDevice
 from quire.testing.late_driver import LateDriver
 
+NUM_BLOCKS = 9
+SMALL = WISHES | {"max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 16}
 PROMPTS = ([20, 21, 22, 23, 24], [30], [20, 21, 22, 23, 24, 25, 26])
-SIZES = [1, 2, 4]
+GIB = 1 << 30
 
 
 def requests():
     kinds = ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"temperature": 0.0})
     for handle, (prompt, kind) in enumerate(zip(PROMPTS, kinds, strict=True)):
-        params = SamplingParams(max_tokens=5, ignore_eos=True, **kind)
+        params = SamplingParams(max_tokens=4, ignore_eos=True, **kind)
         yield EngineCoreRequest(handle, prompt, params, seed=handle, arrival_time=0.0)
 
 
@@ -46,31 +49,52 @@ def drain(core):
 
 
 class Graphs:
-    def __init__(self, captured):
-        self.captured = captured
+    """Recorded work; `captured` is everything that was ever captured."""
+
+    captured = []
 
     def capture(self, work):
         self.captured.append(Recorded(work))
         return self.captured[-1]
 
 
+class Gpu(LateDriver):
+    """9 GiB are free; when somebody asks again, what the share leaves is room for NUM_BLOCKS."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.answers = iter((9 * GIB, 9 * GIB - int(0.9 * 9 * GIB) + NUM_BLOCKS * self.block_bytes))
+
+    def free_bytes(self):
+        return next(self.answers)
+
+
+def machine():
+    gpu = GpuFacts("GPU", (9, 0), 132, 10 * GIB, 9 * GIB)
+    return MachineFacts(
+        cpu_name="CPU", num_cpus=2, num_cores=2, features=(), total_memory_bytes=GIB,
+        free_memory_bytes=GIB, gpu=gpu, torch_cuda="13.0",
+    )  # fmt: skip
+
+
+def interpreted(*, device, **facts):
+    assert device == "cuda"
+    return select(device="cpu", providers=["triton"], **facts)
+
+
 def main(folder):
-    device = StreamDevice(LateDriver(1), arena_bytes=1 << 16)
-    ops = select(
-        device="cpu", dtype=torch.float32, providers=["triton"], runtime=device, deterministic=True
-    )
-    captured = []
-    target = Target(
-        device,
-        ops,
-        lambda model, batches: GraphForward(
-            model, lambda: Graphs(captured), batches.padding, SIZES
-        ),
-        SIZES,
-    )
-    core = build_core(plan_of(folder, async_scheduling=True), target)
+    args = EngineArgs(model=folder, skip_tokenizer_init=True, deterministic=True, **SMALL)
+    plan = resolve(args, gather_model_facts(args), machine())
+    assert plan.device == "cuda" and plan.max_steps_in_flight == 2
+    Gpu.block_bytes = plan.kv_cache_bytes // plan.num_blocks
+    target.CudaDriver, target.CudaGraphs, target.select = Gpu, Graphs, interpreted
+    core = build_core(plan)
+    num_blocks = core.scheduler.config.num_blocks
     tokens = drain(core)
-    print(json.dumps({"tokens": tokens, "replays": sum(c.num_replays for c in captured)}))
+    replays = sum(captured.num_replays for captured in Graphs.captured)
+    sizes = [len(captured.result) for captured in Graphs.captured]
+    found = {"tokens": tokens, "replays": replays, "num_blocks": num_blocks, "sizes": sizes}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
