@@ -26,10 +26,10 @@ class StepInputs:
     `rows` [R] and `counts` [R]: the scheduled rows in order and their tokens; `starts` [R+1]: where
     each row's tokens begin among the T. `sampled` [M]: the rows that get a token, at `positions`
     [M] of their ids; `last` [M], on the device: where the hidden states stand from which it is
-    drawn, None where that is 0 .. M-1. `sampled_rows` and `sampled_at` are `sampled` and
-    `positions` on the device. The batch may have more tokens than the rows: padding, at the end.
-    Tensors and `positions` are valid until the next step is built, the others as long as they are
-    held.
+    drawn, None where that is 0 .. M-1. On the device, too: `sampled_rows` and `sampled_at`, which are
+    `sampled` and `positions`, and of each token `token_rows` and `token_positions` [T], where its
+    id is found. The batch may have more tokens than the rows: padding, at the end. Tensors and
+    `positions` are valid until the next step is built, the others as long as they are held.
     """
 
     batch: Batch
@@ -42,6 +42,7 @@ class StepInputs:
     sampled_rows: Tensor
     sampled_at: Tensor
     token_rows: Tensor
+    token_positions: Tensor
 
 
 @dataclass(slots=True)
@@ -134,8 +135,8 @@ class BatchBuilder:
         self._device.flush()
         batch = inputs.batch
         assert batch.ids is not None
-        table, positions = self._rows.token_ids, batch.positions[0]
-        self._device.take(table, inputs.token_rows, positions, batch.ids)
+        table = self._rows.token_ids
+        self._device.take(table, inputs.token_rows, inputs.token_positions, batch.ids)
 
     def _lay_out(self, plan: StepPlan) -> _Layout:
         decode = np.asarray(plan.decode_rows, dtype=np.int64)
@@ -188,6 +189,7 @@ class BatchBuilder:
             sampled_at[: len(sampled)],
             last=rest[1] if rest else None,
             token_rows=token_rows,
+            token_positions=places[0],
             sampled_rows=rest[0] if rest else token_rows[: len(sampled)],
             sampled_at=at_device[: len(sampled)],
         )
@@ -233,8 +235,12 @@ class BatchBuilder:
             positions += layout.offsets
         inputs.positions[:] = rows.num_tokens[inputs.sampled]
         num_rows = len(inputs.rows)
-        layout.seq_lens[:num_rows] = computed[inputs.rows] + inputs.counts
-        layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
+        ends = computed[inputs.rows] + inputs.counts
+        if num_rows == len(layout.seq_lens):
+            layout.seq_lens[:] = ends
+        else:
+            layout.seq_lens[:num_rows] = ends
+            layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
         self._fill_slots(layout, positions)
         self._device.begin(layout.arrays)
         for table, on_device, group in zip(
@@ -245,13 +251,14 @@ class BatchBuilder:
             )
 
     def _fill_slots(self, layout: _Layout, positions: Array) -> None:
-        size, num_tokens = self._rows.block_size, int(layout.inputs.starts[-1])
+        size, num_padding = self._rows.block_size, len(layout.table_rows) - len(layout.inputs.rows)
         places, within = np.divmod(positions, size)
         for slots, table in zip(self._slots, self._rows.tables, strict=True):
             into = slots[: len(positions)]
             np.multiply(table[layout.row_of_token, places], size, out=into, dtype=np.int64)
             into += within
-            into[num_tokens:] = PAD_SLOT
+            if num_padding:
+                into[-num_padding:] = PAD_SLOT
 
 
 def _empty_plan(ops: Ops, block_size: int, window: int | None, device: Device) -> AttentionPlan:
