@@ -26,10 +26,11 @@ class StepInputs:
     `rows` [R] and `counts` [R]: the scheduled rows in order and their tokens; `starts` [R+1]: where
     each row's tokens begin among the T. `sampled` [M]: the rows that get a token, at `positions`
     [M] of their ids; `last` [M], on the device: where the hidden states stand from which it is
-    drawn, None where that is 0 .. M-1. On the device, too: `sampled_rows` and `sampled_at`, which are
-    `sampled` and `positions`, and of each token `token_rows` and `token_positions` [T], where its
-    id is found. The batch may have more tokens than the rows: padding, at the end. Tensors and
-    `positions` are valid until the next step is built, the others as long as they are held.
+    drawn, None where that is 0 .. M-1. On the device, too: `sampled_rows` and `sampled_at`, the
+    values of `sampled` and `positions`, and of each token `token_rows` and `token_positions` [T],
+    where its id is found. The batch may have more tokens than the rows: padding, at the end.
+    Tensors and `positions` are valid until the next step is built, the others as long as they are
+    held.
     """
 
     batch: Batch
