@@ -159,6 +159,23 @@ def test_an_engine_of_a_named_shape_is_timed(tool):
     assert rate.value > 0 and share.value > 0
 
 
+def test_a_kernel_s_line_has_its_share_and_its_rates(tool, monkeypatch):
+    kernels = tool("gpu.kernels")
+    monkeypatch.setattr(kernels, "median_seconds", lambda call: call() is None or 1e-3)
+    monkeypatch.setattr(kernels, "_FFN", 64)
+    plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+    decode = kernels.attention(plain, "decode", 3, 1, 40, device="cpu")
+    assert decode.num_bytes == 2 * (3 * 32 * 128 * 2) + 2 * 3 * 40 * 8 * 128 * 2
+    assert decode.flops == 4 * 3 * 40 * 32 * 128
+    for stored_as, size in zip(kernels.FORMATS, (2, 1, 1), strict=False):
+        measured = kernels.product(plain, 2, stored_as, device="cpu")
+        assert measured.flops == 2 * 2 * 64 * 4096
+        assert measured.num_bytes >= size * 64 * 4096
+    line = decode.line(tool("gpu.ceilings").Ceilings(decode.num_bytes / 5e-4, 1e15), 85)
+    assert (line.value, line.verdict) == (pytest.approx(50), "MISSED")
+    assert "1000.0 us" in line.note
+
+
 def shape_of(tool):
     config = tool("gpu.engines").config_of("tiny")
     return tool("gpu.ceilings").DecoderShape.of(config)

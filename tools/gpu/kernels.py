@@ -18,6 +18,12 @@ from quire.ops.cases.case import Draw
 _BLOCK_SIZE = 16
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 _WIDTH, _FFN = 4096, 14_336
+FORMATS = (
+    None,
+    WeightFormat("fp8"),
+    WeightFormat("int8"),
+    WeightFormat("int4", 64, rounds_rows=False),
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Measured:
     num_bytes: int
     flops: int
 
-    def lines(self, ceilings: Ceilings, target: float | None) -> Line:
+    def line(self, ceilings: Ceilings, target: float | None) -> Line:
         """The share of the limit, and the rates as a note."""
         rates = (self.num_bytes / self.seconds / 1e9, self.flops / self.seconds / 1e12)
         note = f"{self.seconds * 1e6:.1f} us, {rates[0]:.0f} GB/s, {rates[1]:.1f} TFLOP/s"
@@ -40,48 +46,50 @@ class Measured:
 def table(ceilings: Ceilings) -> Iterator[Line]:
     """The two attentions that have a target, products of an 8B model, then the ops' own cases."""
     ops = select(device="cuda", dtype=torch.bfloat16)
-    yield attention(ops, "decode 64 x 4096", 64, 1, 4096).lines(ceilings, 85)
-    yield attention(ops, "decode 1 x 4096", 1, 1, 4096).lines(ceilings, None)
-    yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).lines(ceilings, 60)
-    for stored_as in (None, WeightFormat("int8"), WeightFormat("int4", 64, rounds_rows=False)):
+    yield attention(ops, "decode 64 x 4096", 64, 1, 4096).line(ceilings, 85)
+    yield attention(ops, "decode 1 x 4096", 1, 1, 4096).line(ceilings, None)
+    yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).line(ceilings, 60)
+    for stored_as in FORMATS:
         for rows in (1, 64, 2048):
-            yield product(ops, rows, stored_as).lines(ceilings, None)
+            yield product(ops, rows, stored_as).line(ceilings, None)
     for case in CASES:
         if case.is_bench and case.op != "attend":
             draw = case.draw(torch.bfloat16, "cuda")
             arguments = case.prepare(ops, draw).arguments
             seconds = median_seconds(lambda case=case, given=arguments: case.run(ops, given))
             cost = case.num_bytes(arguments), case.flops(arguments)
-            yield Measured(f"{case.op} {case.name}", seconds, *cost).lines(ceilings, None)
+            yield Measured(f"{case.op} {case.name}", seconds, *cost).line(ceilings, None)
 
 
-def attention(ops: Ops, name: str, rows: int, new: int, length: int) -> Measured:
+def attention(
+    ops: Ops, name: str, rows: int, new: int, length: int, device: str = "cuda"
+) -> Measured:
     """Rows of `length` tokens, `new` of them new; heads of an 8B model, blocks shuffled."""
     per_row = -(-length // _BLOCK_SIZE)
     num_blocks = rows * per_row
     kv = ops.allocate_kv(num_blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, torch.bfloat16)
     for ids in torch.arange(num_blocks).split(4096):
         shape = (len(ids), 2, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM)
-        ops.import_kv(kv, ids, torch.randn(shape, dtype=torch.bfloat16, device="cuda"))
+        ops.import_kv(kv, ids, torch.randn(shape, dtype=torch.bfloat16, device=device))
     order = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     plan = ops.plan_attention(
         query_start=np.arange(rows + 1, dtype=np.int32) * new,
         seq_lens=np.full(rows, length, dtype=np.int32),
-        block_table=torch.from_numpy(order.reshape(rows, per_row)).to("cuda"),
+        block_table=torch.from_numpy(order.reshape(rows, per_row)).to(device),
         block_size=_BLOCK_SIZE,
         window=None,
     )
-    q = torch.randn(rows * new, _HEADS, _HEAD_DIM, dtype=torch.bfloat16, device="cuda")
+    q = torch.randn(rows * new, _HEADS, _HEAD_DIM, dtype=torch.bfloat16, device=device)
     given = (q, kv, plan, AttentionArgs(scale=_HEAD_DIM**-0.5))
     seconds = median_seconds(lambda: ops.attend(*given))
     record = CATALOG["attend"]
     return Measured(f"attend {name}", seconds, record.num_bytes(*given), record.flops(*given))
 
 
-def product(ops: Ops, rows: int, stored_as: WeightFormat | None) -> Measured:
+def product(ops: Ops, rows: int, stored_as: WeightFormat | None, device: str = "cuda") -> Measured:
     """The down projection of an 8B model."""
-    draw = Draw(0, torch.bfloat16, "cuda")
-    weight = torch.randn(_WIDTH, _FFN, dtype=torch.bfloat16, device="cuda") * _FFN**-0.5
+    draw = Draw(0, torch.bfloat16, device)
+    weight = torch.randn(_WIDTH, _FFN, dtype=torch.bfloat16, device=device) * _FFN**-0.5
     w = ops.pack_linear(weight, None, stored_as)
     x = draw.normal(rows, _FFN)
     seconds = median_seconds(lambda: ops.linear(x, w))
