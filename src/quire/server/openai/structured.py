@@ -85,7 +85,9 @@ class GuidedFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def _guided(self) -> dict[str, Any]:
         fields = {kind: getattr(self, name) for name, kind in _GUIDED.items()}
-        fields = {kind: value for kind, value in fields.items() if value}
+        fields = {
+            k: value for k, value in fields.items() if value is not None and value is not False
+        }
         if fields and self.guided_whitespace_pattern is not None:
             fields["whitespace_pattern"] = self.guided_whitespace_pattern
         return fields
