@@ -18,6 +18,7 @@ from quire.kernels.triton import (
     mask,
     norms,
     products,
+    rank,
     rope,
     sample,
 )
@@ -90,7 +91,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "greedy": sample.greedy,
         "draw": sample.draw,
         "truncate": sample.truncate,
-        "rank": sample.rank,
+        "rank": rank.rank,
     }
     varies = {"linear", "mlp", "logits", "moe", "plan_attention", "attend"}
     return tuple(

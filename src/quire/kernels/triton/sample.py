@@ -1,4 +1,4 @@
-"""From logits to tokens and what their log-probabilities need: see `quire.ops.sample`.
+"""From logits to tokens: see `quire.ops.sample`.
 
 Rows are cut into chunks, so that one row keeps a whole GPU busy, and a second kernel joins what
 the chunks found. No atomics: a row's result depends on the row alone.
@@ -14,36 +14,16 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.cuts import (
-    cut_kernel,
-    is_kept,
-    largest_reaching,
-    nth_on,
-    ordered,
-    sum_from,
+from quire.kernels.triton.chunks import (
+    chunks_of,
+    is_finite,
+    largest,
+    of_chunks,
+    one_program,
+    warps_of,
 )
+from quire.kernels.triton.cuts import cut_kernel, is_kept, ordered
 from quire.kernels.triton.launch import dense, kernel, power_of_2
-from quire.ops.sample import TopLogits
-
-_CHUNK = 4096
-"""Entries of a program where many programs share a row."""
-
-_BLOCK = 2048
-"""Entries at a time where a program has the whole row: 16 sums of each lane are in registers."""
-
-
-@kernel
-def _largest(score: tl.tensor, at: tl.tensor, V: tl.constexpr) -> Any:
-    """The largest score and the lowest id that has it; the score is NaN where there is a NaN."""
-    best = tl.max(tl.where(score == score, score, float("-inf")), 0)
-    index = tl.min(tl.where(score == best, at, V), 0)
-    has_nan = tl.max((score != score).to(tl.int32), 0) > 0
-    return tl.where(has_nan, float("nan"), best), index
-
-
-@kernel
-def _is_finite(x: tl.tensor) -> Any:
-    return (x == x) & (tl.abs(x) != float("inf"))
 
 
 @kernel
@@ -54,7 +34,7 @@ def _chunk_kernel(
     index = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + index * V + at, at < V, other=float("-inf"))
-    best, found = _largest(x, at, V)
+    best, found = largest(x, at, V)
     to = index * tl.num_programs(1) + tl.program_id(1)
     tl.store(scores + to, best)
     tl.store(ids + to, found)
@@ -77,12 +57,12 @@ def _join_kernel(
     chunk = tl.arange(0, BLOCK)
     inside = chunk < CHUNKS
     score = tl.load(scores + index * CHUNKS + chunk, inside, other=float("-inf"))
-    best, first = _largest(score, chunk, BLOCK)
+    best, first = largest(score, chunk, BLOCK)
     if HAS_VALUES:
         best = tl.load(values + index)
     else:
         tl.store(values + index, best)
-    is_found = _is_finite(best) & (first < CHUNKS)
+    is_found = is_finite(best) & (first < CHUNKS)
     found = tl.load(chunk_ids + index * CHUNKS + first, is_found, other=0)
     tl.store(ids + index, found.to(tl.int64))
 
@@ -129,7 +109,7 @@ def _race_kernel(
         a, b = tl.load(keys + index * 2), tl.load(keys + index * 2 + 1)
         weight = tl.exp(x - tl.load(peaks + index))
         score = tl.where(kept, weight / _waiting_time(word, a, b), float("-inf"))
-    best, found = _largest(score, at, V)
+    best, found = largest(score, at, V)
     to = index * tl.num_programs(1) + tl.program_id(1)
     tl.store(scores + to, best)
     tl.store(ids + to, found)
@@ -156,87 +136,6 @@ def _truncate_kernel(
     tl.store(out + index * V + at, tl.where(kept, x, float("-inf")), at < V)
 
 
-@kernel
-def _describe_kernel(
-    logits: tl.tensor,
-    token_ids: tl.tensor,
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    counts: tl.tensor,
-    V: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> None:
-    """Of chunk program_id(1) of row program_id(0): its largest entry, the sum of exp(entry - that),
-    and how many entries are at least the token's -> [R, chunks].
-    """
-    index = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + index * V + at, at < V, other=float("-inf"))
-    best, _ = _largest(x, at, V)
-    own = tl.load(logits + index * V + tl.load(token_ids + index))
-    shift = tl.where(best == float("-inf"), 0.0, best)
-    to = index * tl.num_programs(1) + tl.program_id(1)
-    tl.store(maxima + to, best)
-    tl.store(sums + to, tl.sum(tl.exp(x - shift), 0))
-    tl.store(counts + to, tl.sum(((x >= own) & (at < V)).to(tl.int32), 0))
-
-
-@kernel
-def _join_descriptions_kernel(
-    maxima: tl.tensor,
-    sums: tl.tensor,
-    counts: tl.tensor,
-    peaks: tl.tensor,
-    log_sums: tl.tensor,
-    ranks: tl.tensor,
-    CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """What the chunks of row program_id(0) found, joined."""
-    index = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, BLOCK)
-    inside = chunk < CHUNKS
-    at = index * CHUNKS + chunk
-    maximum = tl.load(maxima + at, inside, other=float("-inf"))
-    peak, _ = _largest(maximum, chunk, BLOCK)
-    sum_of_chunk = tl.load(sums + at, inside, other=0.0)
-    whole = tl.sum(sum_of_chunk * tl.exp(maximum - peak), 0)
-    tl.store(peaks + index, peak)
-    tl.store(log_sums + index, tl.where(_is_finite(peak), tl.log(whole), float("nan")))
-    tl.store(ranks + index, tl.sum(tl.load(counts + at, inside, other=0), 0))
-
-
-@kernel
-def _top_kernel(
-    logits: tl.tensor,
-    ids: tl.tensor,
-    values: tl.tensor,
-    num_top: int,
-    V: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """The num_top largest entries of row program_id(0), in the order of their ids."""
-    index = tl.program_id(0).to(tl.int64)
-    row = logits + index * V
-    one = tl.full((), 1.0, tl.float32)
-    none = tl.zeros((), tl.uint32)
-    wanted = tl.zeros((), tl.float64) + num_top
-    low = largest_reaching(row, one, one, none, wanted, V, BLOCK, False)
-    above = sum_from(row, one, one, low + 1, V, BLOCK, False)
-    last = nth_on(row, one, low, num_top - above.to(tl.int32), V, BLOCK)
-    seen = tl.zeros((), tl.int32)
-    for start in range(0, V, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        x = tl.load(row + at, at < V, other=float("-inf"))
-        kept = (is_kept(ordered(x), at, low, last) & (at < V)).to(tl.int32)
-        place = seen + tl.cumsum(kept, 0) - 1
-        is_stored = (kept > 0) & (place < num_top)
-        to = index * num_top + place
-        tl.store(ids + to, at, is_stored)
-        tl.store(values + to, x, is_stored)
-        seen += tl.sum(kept, 0)
-
-
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """See `quire.ops.sample.greedy`."""
     logits = dense(logits)
@@ -244,10 +143,10 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     ids = logits.new_empty(rows, dtype=torch.int64)
     values = logits.new_empty(rows)
     if rows:
-        chunks, chunk = _chunks(width)
-        scores, chunk_ids = _found(logits, chunks)
+        chunks, chunk = chunks_of(width)
+        scores, chunk_ids = of_chunks(logits, chunks)
         _chunk_kernel[(rows, chunks)](
-            logits, scores, chunk_ids, V=width, CHUNK=chunk, num_warps=_warps(chunk)
+            logits, scores, chunk_ids, V=width, CHUNK=chunk, num_warps=warps_of(chunk)
         )
         _join(scores, chunk_ids, values, ids, has_values=False)
     return ids, values
@@ -260,8 +159,8 @@ def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tupl
     ids = logits.new_empty(rows, dtype=torch.int64)
     peaks, lows, lasts = _cut(logits, settings)
     if rows:
-        chunks, chunk = _chunks(width)
-        scores, chunk_ids = _found(logits, chunks)
+        chunks, chunk = chunks_of(width)
+        scores, chunk_ids = of_chunks(logits, chunks)
         _race_kernel[(rows, chunks)](
             logits,
             dense(settings),
@@ -274,7 +173,7 @@ def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tupl
             chunk_ids,
             V=width,
             CHUNK=chunk,
-            num_warps=_warps(chunk),
+            num_warps=warps_of(chunk),
         )
         _join(scores, chunk_ids, peaks, ids, has_values=True)
     return ids, peaks
@@ -287,7 +186,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Tensor:
     out = torch.empty_like(logits)
     _, lows, lasts = _cut(logits, settings)
     if rows:
-        chunks, chunk = _chunks(width)
+        chunks, chunk = chunks_of(width)
         _truncate_kernel[(rows, chunks)](
             logits,
             dense(settings),
@@ -296,81 +195,29 @@ def truncate(logits: Tensor, settings: Tensor) -> Tensor:
             out,
             V=width,
             CHUNK=chunk,
-            num_warps=_warps(chunk),
+            num_warps=warps_of(chunk),
         )
     return out
-
-
-def rank(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
-    """See `quire.ops.sample.rank`."""
-    logits = dense(logits)
-    rows, width = logits.shape
-    assert 0 <= num_top <= width
-    peaks, log_sums = logits.new_empty(rows), logits.new_empty(rows)
-    ranks = logits.new_empty(rows, dtype=torch.int32)
-    if rows:
-        chunks, chunk = _chunks(width)
-        maxima, counts = _found(logits, chunks)
-        sums = torch.empty_like(maxima)
-        _describe_kernel[(rows, chunks)](
-            logits,
-            dense(token_ids),
-            maxima,
-            sums,
-            counts,
-            V=width,
-            CHUNK=chunk,
-            num_warps=_warps(chunk),
-        )
-        _join_descriptions_kernel[(rows,)](
-            maxima,
-            sums,
-            counts,
-            peaks,
-            log_sums,
-            ranks,
-            CHUNKS=chunks,
-            BLOCK=power_of_2(chunks),
-            num_warps=1,
-        )
-    return TopLogits(*_top(logits, num_top), ranks, peaks, log_sums)
 
 
 def _cut(logits: Tensor, settings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Peaks [R] fp32, and lows and lasts [R] int32 for `is_kept`."""
     rows, width = logits.shape
-    _, largest = greedy(logits)
-    peaks = torch.empty_like(largest)
+    _, maxima = greedy(logits)
+    peaks = torch.empty_like(maxima)
     lows, lasts = (logits.new_empty(rows, dtype=torch.int32) for _ in range(2))
     if rows:
-        block = min(_BLOCK, power_of_2(width))
         cut_kernel[(rows,)](
             logits,
             dense(settings),
-            largest,
+            maxima,
             peaks,
             lows,
             lasts,
             V=width,
-            BLOCK=block,
-            num_warps=_warps_of_row(block),
+            **one_program(width),
         )
     return peaks, lows, lasts
-
-
-def _top(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
-    """Ids [R, n] int32 and values [R, n] of the largest entries, largest first. Zeros where a NaN
-    leaves them open: an id is used as an index before somebody looks at the peak.
-    """
-    rows, width = logits.shape
-    ids = logits.new_zeros(rows, num_top, dtype=torch.int32)
-    values = logits.new_zeros(rows, num_top)
-    if rows and num_top:
-        block = min(_BLOCK, power_of_2(width))
-        warps = _warps_of_row(block)
-        _top_kernel[(rows,)](logits, ids, values, num_top, V=width, BLOCK=block, num_warps=warps)
-    values, order = values.sort(descending=True, stable=True)
-    return ids.gather(1, order), values
 
 
 def _join(
@@ -387,23 +234,3 @@ def _join(
         HAS_VALUES=has_values,
         num_warps=1,
     )
-
-
-def _chunks(width: int) -> tuple[int, int]:
-    """How many chunks a row has, and of how many entries."""
-    chunk = min(_CHUNK, power_of_2(width))
-    return -(-width // chunk), chunk
-
-
-def _found(logits: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
-    """Room for a float and an integer of each chunk, [R, chunks]."""
-    shape = (logits.shape[0], chunks)
-    return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int32)
-
-
-def _warps(chunk: int) -> int:
-    return min(8, max(1, chunk // 512))
-
-
-def _warps_of_row(block: int) -> int:
-    return min(16, max(1, block // 128))
