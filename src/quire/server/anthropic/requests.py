@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.anthropic.blocks import conversation, texts_of
-from quire.server.openai.fields import Salt
 from quire.server.openai.requests import ChatRequest, Effort
+from quire.server.openai.sampling_fields import Salt
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,10 +7,9 @@ few that change no answer are declared and accepted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import SamplingParams
@@ -18,9 +17,6 @@ from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
 from quire.server.limits import Limits
 from quire.server.openai.structured import GuidedFields
-
-Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")]
-RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 _PASSED_ON = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p"),
@@ -50,43 +46,19 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True):
 class GenerationFields(GuidedFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat completions share."""
 
-    model: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     n: int | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
     logprob_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     repetition_detection: RepetitionFields | None = None
     thinking_token_budget: int | None = None
     stream_interval: int | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    priority: int | None = None
-    request_id: RequestId | None = None
-    cache_salt: Salt | None = None
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
 

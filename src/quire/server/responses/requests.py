@@ -8,17 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.server.openai.fields import RequestId, Salt
 from quire.server.openai.requests import ChatRequest, Effort
+from quire.server.openai.sampling_fields import SamplingFields
 from quire.server.responses.items import conversation
 
-_SAME = (
-    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
-    *("frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos"),
-    *("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "bad_words"),
-    *("allowed_token_ids", "logit_bias", "chat_template_kwargs", "priority", "cache_salt"),
-    *("request_id", "timeout_s", "parallel_tool_calls", "vllm_xargs"),
-)
+_SAME = (*SamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
 _REFUSED = {
@@ -49,17 +43,13 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`."""
 
     input: str | list[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
@@ -72,27 +62,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
-    cache_salt: Salt | None = None
-    request_id: RequestId | None = None
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    vllm_xargs: dict[str, Any] | None = None
 
     conversation: Any = None
     prompt: Any = None

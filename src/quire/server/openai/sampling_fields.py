@@ -1,0 +1,42 @@
+"""The fields of a body that every way to ask for text has under the same names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")]
+RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen, when the output ends, how the request is treated; null: default."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    priority: int | None = None
+    request_id: RequestId | None = None
+    cache_salt: Salt | None = None
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
