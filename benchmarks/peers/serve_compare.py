@@ -49,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", help="of both")
     parser.add_argument("--vllm-cpus", default=None, help="cores of vLLM's threads; default: all")
     parser.add_argument("--ready-timeout", type=float, default=600, metavar="S")
+    parser.add_argument("--load-timeout", type=float, default=300, metavar="S")
     parser.add_argument("--start-gate", default="", metavar="CMD")
     parser.add_argument("--load-gate", default="", metavar="CMD")
     parser.add_argument("--output", type=Path, default=Path("server"), help="writes .json and .md")
@@ -162,9 +163,17 @@ def load(
     log = scratch / "load.log"
     with log.open("wb") as stream:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        code = subprocess.run(
-            words, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False
-        ).returncode
+        try:
+            code: object = subprocess.run(
+                words,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                check=False,
+                timeout=args.load_timeout,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = f"none in {args.load_timeout:g} s"
     if not file.exists():
         return {"failed": None, "error": f"code {code}; {last_lines(log)}"}
     result = json.loads(file.read_text())
