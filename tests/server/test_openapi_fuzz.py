@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ def fuzz(url, *flags, key=None):
     ]
     if key is not None:
         command += ["--header", f"Authorization: Bearer {key}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # it keeps notes where it runs
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=900, check=False, cwd=folder
+        )
 
 
 def test_no_request_makes_the_server_fail():
