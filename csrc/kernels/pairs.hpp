@@ -148,14 +148,25 @@ struct Apart {
     int64_t weights, sums;
 };
 
+// body(panel, row, vector) for every sum of a register block. Unrolled to the end, or the sums would
+// not be in registers.
+template <int P, int M, int V, class Body>
+inline void each_sum(const Body& body) {
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 16
+        for (int r = 0; r < M; ++r)
+#pragma GCC unroll 16
+            for (int v = 0; v < V; ++v) body(p, r, v);
+}
+
 // For M rows of x (kDepth apart) and V vectors of each of P panels: sums = (is_first ? 0 : sums) +
 // the products of these inputs.
 template <int M, int V, int P, class E>
 inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector, int64_t pairs,
                            float* sums, int64_t stride, Apart apart, bool is_first) {
     F32 acc[P][M][V];
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i) acc[i / (M * V)][i / V % M][i % V] = splat(0);
+    each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat(0); });
     for (int64_t pair = 0; pair < pairs; ++pair) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
@@ -167,12 +178,10 @@ inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector,
             Dots<E>::template add_pair<M, V>(acc[p], x + pair * 2, at, vector);
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i) {
-        const int p = i / (M * V), r = i / V % M, v = i % V;
+    each_sum<P, M, V>([&](int p, int r, int v) {
         float* sum = sums + p * apart.sums + r * stride + (vector + v) * kLanes;
         store(sum, is_first ? acc[p][r][v] : add(load(sum), acc[p][r][v]));
-    }
+    });
 }
 
 }  // namespace quire::QUIRE_LEVEL

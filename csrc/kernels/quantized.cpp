@@ -46,9 +46,7 @@ inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_
                            const uint8_t* w, const float* scales, int vector, float* sums,
                            int64_t stride, Apart apart) {
     Integers acc[P][M][V];
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i)
-        acc[i / (M * V)][i / V % M][i % V] = splat_int(x.starts[row + i / V % M]);
+    each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(x.starts[row + r]); });
     const int8_t* run = x.bytes + row * kRun;
     for (int64_t k = 0; k < weight.in; k += kRun, run += x.rows * kRun) {
         const int64_t left = round_up(weight.in - k, kFour), count = left < kRun ? left : kRun;
@@ -71,13 +69,11 @@ inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_
             }
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i) {
-        const int p = i / (M * V), r = i / V % M, v = i % V;
+    each_sum<P, M, V>([&](int p, int r, int v) {
         const int64_t lane = (vector + v) * kLanes;
         const F32 scaled = mul(to_float(acc[p][r][v]), load(scales + p * kPanel + lane));
         store(sums + p * apart.sums + r * stride + lane, mul(scaled, splat(x.scales[row + r])));
-    }
+    });
 }
 
 // total += a group's sum times its scales; w is at the group, run at its inputs.
@@ -85,9 +81,7 @@ template <int M, int V, int P>
 inline void add_group(F32 (&total)[P][M][V], const PackedWeight& weight, const int32_t* starts,
                       const int8_t* run, const uint8_t* w, int vector, Apart apart) {
     Integers acc[P][M][V];
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i)
-        acc[i / (M * V)][i / V % M][i % V] = splat_int(starts[i / V % M]);
+    each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(starts[r]); });
     for (int64_t i = 0; i < weight.group; i += kFour, w += kLine) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
@@ -105,13 +99,11 @@ inline void add_group(F32 (&total)[P][M][V], const PackedWeight& weight, const i
             }
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i) {
-        const int p = i / (M * V), r = i / V % M, v = i % V;
+    each_sum<P, M, V>([&](int p, int r, int v) {
         const auto* scales = reinterpret_cast<const BF16*>(w + p * apart.weights);
         const F32 scale = load(scales + (vector + v) * kLanes);
         total[p][r][v] = fma(to_float(acc[p][r][v]), scale, total[p][r][v]);
-    }
+    });
 }
 
 // The same as multiply_bytes for int4.
@@ -120,8 +112,7 @@ inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int6
                              const uint8_t* w, int vector, float* sums, int64_t stride,
                              Apart apart) {
     F32 total[P][M][V];
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i) total[i / (M * V)][i / V % M][i % V] = splat(0);
+    each_sum<P, M, V>([&](int p, int r, int v) { total[p][r][v] = splat(0); });
     const int64_t inputs = groups_of(weight) * weight.group;
     const int8_t* run = x.bytes + row * kRun;
     const int32_t* starts = x.starts + row;
@@ -132,12 +123,10 @@ inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int6
             w += group_bytes(weight);
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < P * M * V; ++i) {
-        const int p = i / (M * V), r = i / V % M, v = i % V;
+    each_sum<P, M, V>([&](int p, int r, int v) {
         store(sums + p * apart.sums + r * stride + (vector + v) * kLanes,
               mul(total[p][r][v], splat(x.scales[row + r])));
-    }
+    });
 }
 
 template <class E>
