@@ -45,8 +45,10 @@ class Fenced(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_empty = func.overloadpacket in _ALLOCATIONS and result.is_contiguous()
-        return self._fence(result) if is_empty and result.numel() else result
+        if func.overloadpacket not in _ALLOCATIONS or not result.is_contiguous():
+            return result
+        has_memory = result.numel() and result.device.type != "meta"
+        return self._fence(result) if has_memory else result
 
     def _fence(self, like: Tensor) -> Tensor:
         poison = float("nan") if like.is_floating_point() else 0x55
