@@ -5,6 +5,8 @@ It is told what to be by one message (start_message.py) through a pipe that stay
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
 import subprocess
@@ -53,7 +55,12 @@ class ChildProcess:
         return self._process.pid
 
     def start(self, message: ChildStart) -> None:
-        """Send the one message; a process that is gone already is found by its pipe."""
+        """Send the one message, filled up with what every process must know; a process that is gone
+        already is found by its pipe.
+        """
+        message.sys_path = [os.path.abspath(entry) for entry in sys.path]
+        message.parent_pid = os.getpid()
+        message.log_level = logging.getLogger("quire").getEffectiveLevel()
         message.dies_with_thread = self._is_in_main_thread
         try:
             send_start(self.pipe, message)

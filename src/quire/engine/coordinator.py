@@ -7,7 +7,6 @@ they have to do whenever that changes. So it may be killed and started anew at a
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import sys
 import time
@@ -15,6 +14,7 @@ import time
 import msgspec
 import zmq
 
+from quire.engine.child_main import begin, take_pipe
 from quire.engine.codec import has_input
 from quire.engine.protocol import (
     Counts,
@@ -23,8 +23,8 @@ from quire.engine.protocol import (
     StartWave,
     core_identity,
 )
-from quire.engine.start_message import ChildStart, receive_start
-from quire.engine.vitals import ORPHANED, die_with_parent, name_process
+from quire.engine.start_message import ChildStart
+from quire.engine.vitals import ORPHANED
 
 logger = logging.getLogger(__name__)
 
@@ -165,18 +165,6 @@ class DPCoordinatorProc:
 
 def main(pipe_fd: int) -> None:
     """Serve until the front end is gone or ends this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = socket.socket(fileno=pipe_fd)
-    pipe.set_inheritable(False)
-    try:
-        message = receive_start(pipe, CoordinatorMessage)
-    except (EOFError, ConnectionResetError):
-        sys.exit(ORPHANED)
-    if message.dies_with_thread:
-        die_with_parent(message.parent_pid)
-    name_process("DPCoordinator")
-    logging.basicConfig(
-        level=message.log_level,
-        format="(DPCoordinator pid=%(process)d) %(levelname)s %(name)s: %(message)s",
-    )
+    pipe = take_pipe(pipe_fd)
+    message = begin(pipe, CoordinatorMessage, lambda _: "DPCoordinator")
     sys.exit(DPCoordinatorProc(message, pipe).run())

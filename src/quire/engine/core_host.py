@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,10 +151,7 @@ class CoreHost:
             engine_index=engine_index,
             incarnation=self.incarnations[engine_index],
             addresses=self._addresses,
-            sys_path=[os.path.abspath(entry) for entry in sys.path],
-            parent_pid=os.getpid(),
             socket_folder=None if self._folder is None else str(self._folder),
-            log_level=logging.getLogger("quire").getEffectiveLevel(),
             heartbeat_s=self._heartbeat_s,
             is_headless=self._is_headless,
             data_parallel_size=self._data_parallel_size,

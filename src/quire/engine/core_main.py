@@ -6,16 +6,14 @@ that says what this core is.
 
 from __future__ import annotations
 
-import logging
-import signal
-import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from quire.engine.child_main import begin, take_pipe
 from quire.engine.event_loop import freeze_start_up
-from quire.engine.start_message import StartMessage, receive_start, send_last_words
-from quire.engine.vitals import ORPHANED, PEERS_LOST, die_with_parent, name_process
+from quire.engine.start_message import StartMessage, send_last_words
+from quire.engine.vitals import PEERS_LOST
 from quire.errors import EngineError, PeersLost
 
 if TYPE_CHECKING:
@@ -35,24 +33,11 @@ def _builder() -> Builder:
 
 def run(pipe_fd: int, load: Callable[[], Builder]) -> NoReturn:
     """The same for a core that is built by what `load` gives after its imports."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = socket.socket(fileno=pipe_fd)
-    pipe.set_inheritable(False)
+    pipe = take_pipe(pipe_fd)
     build = load()
     from quire.engine import core_start
 
-    try:
-        message = receive_start(pipe, StartMessage)
-    except (EOFError, ConnectionResetError):
-        sys.exit(ORPHANED)
-    if message.dies_with_thread:
-        die_with_parent(message.parent_pid)
-    sys.path[:] = message.sys_path
-    name_process(title(message))
-    logging.basicConfig(
-        level=message.log_level,
-        format=f"({title(message)} pid=%(process)d) %(levelname)s %(name)s: %(message)s",
-    )
+    message = begin(pipe, StartMessage, title)
     try:
         proc = core_start.make_core_proc(message, pipe, build)
     except Exception as error:

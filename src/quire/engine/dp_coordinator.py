@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +92,5 @@ class DPCoordinator:
                 cores_out=self._cores_out,
                 counts_out=self._counts_out,
                 num_cores=self._num_cores,
-                parent_pid=os.getpid(),
-                log_level=logging.getLogger("quire").getEffectiveLevel(),
             )
         )

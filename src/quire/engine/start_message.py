@@ -20,14 +20,14 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ChildStart(msgspec.Struct, kw_only=True):
-    """What every process must know. `sys_path` is where the one that starts it imports from, and
-    `parent_pid` is that one. `dies_with_thread`: the system may kill the process when the thread
-    that started it ends.
+    """What every process must know; `ChildProcess.start` fills it in. `sys_path` is where the one
+    that starts it imports from, and `parent_pid` is that one. `dies_with_thread`: the system may
+    kill the process when the thread that started it ends.
     """
 
     protocol_version: int = PROTOCOL_VERSION
     sys_path: list[str] = []
-    parent_pid: int
+    parent_pid: int = 0
     dies_with_thread: bool = False
     log_level: int = 30
 

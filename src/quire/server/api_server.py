@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import sys
 from typing import Any
@@ -15,20 +14,21 @@ from quire.config.plan import EnginePlan
 from quire.config.server_args import ServerArgs
 from quire.engine import hub_messages as wire
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.child_main import begin, take_pipe
 from quire.engine.client import AsyncEngineCoreClient
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.engine.front_end import FrontEnd, build_front_end
 from quire.engine.hub_client import HubClient
 from quire.engine.hub_stats import HubStats
 from quire.engine.load_board import LoadBoard, Neighbours
-from quire.engine.start_message import ChildStart, receive_start
-from quire.engine.vitals import ORPHANED, die_with_parent, name_process
+from quire.engine.start_message import ChildStart
 from quire.server.builder import Beside
 from quire.server.context import Server
 from quire.server.serving import serve
 
 _FAREWELL_S = 2.0
 """For the owner to take the last figures."""
+_LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
 
 
 class ApiServerStart(ChildStart, kw_only=True):
@@ -49,22 +49,8 @@ class ApiServerStart(ChildStart, kw_only=True):
 
 def main(pipe_fd: int) -> None:
     """Serve until the owner says stop or is gone; ends the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = socket.socket(fileno=pipe_fd)
-    pipe.set_inheritable(False)
-    try:
-        start = receive_start(pipe, ApiServerStart)
-    except (EOFError, ConnectionResetError):
-        sys.exit(ORPHANED)
-    if start.dies_with_thread:
-        die_with_parent(start.parent_pid)
-    sys.path[:] = start.sys_path
-    name_process(f"ApiServer_{start.row}")
-    logging.basicConfig(
-        level=start.log_level,
-        format=f"%(asctime)s (ApiServer_{start.row}) %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    pipe = take_pipe(pipe_fd)
+    start = begin(pipe, ApiServerStart, lambda start: f"ApiServer_{start.row}", _LOG_FORMAT)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         sys.exit(runner.run(_serve(start, pipe)))

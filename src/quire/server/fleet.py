@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -192,9 +190,6 @@ class Fleet:
     def _message(self, row: int, client_index: int) -> ApiServerStart:
         admin = self._admin_listener if row == 0 else None
         return ApiServerStart(
-            sys_path=[os.path.abspath(entry) for entry in sys.path],
-            parent_pid=os.getpid(),
-            log_level=logging.getLogger("quire").getEffectiveLevel(),
             plan=self._plan,
             args=self._args,
             keys=list(self._keys),
