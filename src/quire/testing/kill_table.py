@@ -112,6 +112,7 @@ class Streams:
             logits_processors=["quire.testing.poison:Poison"],
         )
         plan = args.create_engine_config()
+        self.num_cores = num_cores
         self.cores = launch_async(plan)
         self.client = WatchedSupervisor(self.cores, max_restarts=plan.max_core_restarts)
         front_end: Any = build_front_end(plan, self.client)
@@ -161,6 +162,34 @@ def _params(index: int) -> SamplingParams:
     )
 
 
+async def _strike(
+    row: Row,
+    streams: Streams,
+    pick: random.Random,
+    num_moments: int,
+    victim: Callable[[int], int],
+    how: signal.Signals,
+) -> None:
+    """Send a signal to `victim(core)` for a core and at a moment that `pick` draws, so many times,
+    each under a new crowd.
+    """
+    expected = await streams.run()
+    for _ in range(num_moments):
+        index = pick.randrange(streams.num_cores)
+        sent: list[float] = []
+
+        def strike(index: int = index, sent: list[float] = sent) -> None:
+            streams.client.watch(index)
+            sent.append(time.monotonic())
+            os.kill(victim(index), how)
+
+        streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
+        _count(row, await streams.run(), expected)
+        if streams.client.resumed_at is not None:
+            row.resumed_s.append(streams.client.resumed_at - sent[0])
+    await _finish(row, streams)
+
+
 async def signal_cores(
     how: signal.Signals, num_moments: int, *, num_cores: int = 1, seed: int = 0
 ) -> Row:
@@ -170,21 +199,14 @@ async def signal_cores(
     row = Row(f"{which}, {how.name}")
     with _no_leaks(row):
         streams = Streams(num_cores)
-        expected = await streams.run()
-        for _ in range(num_moments):
-            index = pick.randrange(num_cores)
-            sent: list[float] = []
-
-            def strike(index: int = index, sent: list[float] = sent) -> None:
-                streams.client.watch(index)
-                sent.append(time.monotonic())
-                os.kill(streams.client.core_status(index).pid, how)
-
-            streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
-            _count(row, await streams.run(), expected)
-            if streams.client.resumed_at is not None:
-                row.resumed_s.append(streams.client.resumed_at - sent[0])
-        await _finish(row, streams)
+        await _strike(
+            row,
+            streams,
+            pick,
+            num_moments,
+            lambda index: streams.client.core_status(index).pid,
+            how,
+        )
     return row
 
 
@@ -202,21 +224,7 @@ async def kill_one_that_shares_experts(
             assert found is not None, "cores that share experts have one"
             return found.pid if coordinator else streams.client.core_status(index).pid
 
-        expected = await streams.run()
-        for _ in range(num_moments):
-            index = pick.randrange(2)
-            sent: list[float] = []
-
-            def strike(index: int = index, sent: list[float] = sent) -> None:
-                streams.client.watch(index)
-                sent.append(time.monotonic())
-                os.kill(victim(index), signal.SIGKILL)
-
-            streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
-            _count(row, await streams.run(), expected)
-            if streams.client.resumed_at is not None:
-                row.resumed_s.append(streams.client.resumed_at - sent[0])
-        await _finish(row, streams)
+        await _strike(row, streams, pick, num_moments, victim, signal.SIGKILL)
     return row
 
 
