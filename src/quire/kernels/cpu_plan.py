@@ -7,7 +7,7 @@ import operator
 import numpy as np
 import torch
 
-from quire.ops.plan import count_keys, count_pairs
+from quire.ops.plan import CountedPlan
 
 PLAN_FIELDS = 6
 """Fields of 8 bytes of `AttentionStep` in csrc/kernels/kernels.hpp."""
@@ -15,7 +15,7 @@ PLAN_FIELDS = 6
 IntArray = np.ndarray
 
 
-class CpuPlan:
+class CpuPlan(CountedPlan):
     """The rows of a step in memory that the kernels read when they run.
 
     A recorded program reads the plan that it was recorded with: `refill` that one before each
@@ -64,13 +64,7 @@ class CpuPlan:
         return self
 
     @property
-    def num_keys(self) -> int:
-        """Keys that the rows can see, each counted once a row."""
+    def lengths(self) -> tuple[IntArray, IntArray]:
+        """See `CountedPlan`."""
         query_start, seq_lens, _, _ = self._held
-        return count_keys(np.diff(query_start), seq_lens, self.window)
-
-    @property
-    def num_pairs(self) -> int:
-        """(query, visible key) pairs."""
-        query_start, seq_lens, _, _ = self._held
-        return count_pairs(np.diff(query_start), seq_lens, self.window)
+        return np.diff(query_start), seq_lens

@@ -79,8 +79,30 @@ class DecodeRows:
         return self._biases[dtype][piece]
 
 
+class CountedPlan:
+    """What every provider's plan says of its traffic, given `window` and `lengths`."""
+
+    __slots__ = ()
+    window: int | None
+
+    @property
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """New tokens and tokens of each row, [R] integers on the host."""
+        raise NotImplementedError
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that the rows can see, each counted once a row."""
+        return count_keys(*self.lengths, self.window)
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, visible key) pairs."""
+        return count_pairs(*self.lengths, self.window)
+
+
 @dataclass(frozen=True, slots=True)
-class PlainPlan:
+class PlainPlan(CountedPlan):
     """One step's rows for one KV group; num_new and seq_lens [R] are the plan's own.
 
     Tiles of all rows share one mask [t, L]: seen from the last token and the last key, it is the
@@ -98,14 +120,9 @@ class PlainPlan:
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     @property
-    def num_keys(self) -> int:
-        """Keys that the rows can see, each counted once a row."""
-        return count_keys(self.num_new, self.seq_lens, self.window)
-
-    @property
-    def num_pairs(self) -> int:
-        """(query, visible key) pairs."""
-        return count_pairs(self.num_new, self.seq_lens, self.window)
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `CountedPlan`."""
+        return self.num_new, self.seq_lens
 
     def refill(
         self,

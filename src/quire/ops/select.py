@@ -20,7 +20,7 @@ PLAIN = "torch"
 """The provider that is always there: the definitions themselves."""
 
 PROVIDERS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
-    {"cpu": ("cpu", PLAIN), "cuda": ("triton", PLAIN)}
+    {"cpu": ("cpu", PLAIN), "cuda": ("fa3", "triton", PLAIN)}
 )
 """Device type -> provider names, best first. A provider's module is quire.kernels.<name>, imported
 only here; its `implementations(facts)` gives a tuple of `Implementation`."""
@@ -181,17 +181,20 @@ def _first_that_serves(
     missing: Mapping[str, str],
 ) -> tuple[str, str]:
     """The first provider that serves all members, else plain torch; and why each before it does
-    not.
+    not. That one is not about these ops at all is worth saying only where nobody else is.
     """
     refusals: list[str] = []
+    others: list[str] = []
     for provider in wanted:
         if provider == PLAIN:
-            return PLAIN, "; ".join(refusals)
+            break
         reason = missing.get(provider) or _refusal(provider, members, table, facts)
         if reason is None:
             return provider, "; ".join(refusals)
-        refusals.append(f"{provider}: {reason}")
-    return PLAIN, "; ".join(refusals)
+        others.append(f"{provider}: {reason}")
+        if provider in missing or any((provider, name) in table for name in members):
+            refusals.append(others[-1])
+    return PLAIN, "; ".join(others)
 
 
 def _refusal(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.plan import count_keys, count_pairs
+from quire.ops.plan import CountedPlan
 
 PREFILL_TOKENS = 64
 """Queries of one row that a program serves at once, if a KV head has one query head."""
@@ -42,7 +42,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class TritonPlan:
+class TritonPlan(CountedPlan):
     """One step's rows for one KV group: row i is row table_rows[i] of the table. `host` are
     query_start and seq_lens as they were given.
     """
@@ -75,16 +75,10 @@ class TritonPlan:
         )
 
     @property
-    def num_keys(self) -> int:
-        """Keys that the rows can see, each counted once a row."""
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """See `CountedPlan`."""
         query_start, seq_lens = self.host
-        return count_keys(np.diff(query_start), seq_lens, self.window)
-
-    @property
-    def num_pairs(self) -> int:
-        """(query, visible key) pairs."""
-        query_start, seq_lens = self.host
-        return count_pairs(np.diff(query_start), seq_lens, self.window)
+        return np.diff(query_start), seq_lens
 
 
 def plan_rows(
