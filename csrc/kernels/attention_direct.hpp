@@ -133,16 +133,16 @@ inline void weigh_columns(const float* s, const SegmentTiles<S>& tiles, const S*
                          take[g]);
 }
 
-template <class S, int G>
+// From vector i on: as many vectors at once as registers hold sums for, since one sum alone waits for
+// each addition; narrow heads have fewer.
+template <class S, int G, int C = vectors_for(G)>
 inline void direct_values(const float* s, const SegmentTiles<S>& tiles, const S* const* ahead,
                           int64_t dim, int64_t low, int64_t high, const Merged& into,
-                          const float* keep, const float* take) {
-    constexpr int C = vectors_for(G);
-    int64_t i = 0;
+                          const float* keep, const float* take, int64_t i = 0) {
     for (; i + C * kLanes <= dim; i += C * kLanes)
         weigh_columns<S, G, C>(s, tiles, ahead, dim, i, low, high, into, keep, take);
-    for (; i < dim; i += kLanes)
-        weigh_columns<S, G, 1>(s, tiles, ahead, dim, i, low, high, into, keep, take);
+    if constexpr (C > 1)
+        direct_values<S, G, C / 2>(s, tiles, ahead, dim, low, high, into, keep, take, i);
 }
 
 // Scratch memory of direct attention, in floats.

@@ -139,8 +139,8 @@ struct Dots<BF16> {
 };
 #endif
 
-// Far enough ahead for the memory, near enough to be still in the cache: 16 pairs of bf16.
-constexpr int64_t kPrefetchBytes = 2048;
+// Far enough ahead for the memory, near enough to be still in the cache: 32 pairs of bf16.
+constexpr int64_t kPrefetchBytes = 4096;
 
 // Panels that are multiplied side by side, each with its sums, so that several streams are read: of
 // the weights (in elements) and of the sums, how far they lie apart.
