@@ -140,6 +140,11 @@ PAIRS = {
         llama_8b(),
         H200,
     ),
+    "llama-8b_in_8_bit_floats_on_an_h200": (
+        EngineArgs(model="meta-llama/Llama-3.1-8B", quantization="fp8", kv_cache_dtype="fp8"),
+        llama_8b(),
+        H200,
+    ),
     "qwen3-0.6b_on_a_laptop": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), LAPTOP),
     "qwen3-0.6b_on_a_server": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), SERVER),
     "qwen3-0.6b_in_a_container": (

@@ -57,6 +57,34 @@ def test_without_a_usable_gpu(facts, why):
     assert "device='cpu'" in str(error.value)
 
 
+@pytest.mark.parametrize("given", ["fp8", "fp8_e4m3", "fp8_per_token_head"])
+def test_kv_memory_in_8_bit_floats_counts_a_scale_for_every_key_and_value(given):
+    pool = {"num_gpu_blocks_override": 100, "max_model_len": 512}
+    wide, plan = plan_of(**pool), plan_of(**pool, kv_cache_dtype=given)
+    assert plan.kv_dtype == "float8_e4m3fn" and given in plan.reasons["kv_dtype"]
+    assert plan.kv_cache_bytes / wide.kv_cache_bytes == (128 + 4) / (2 * 128)
+
+
+def test_weights_in_8_bit_floats_leave_room_for_blocks():
+    pool = {"max_model_len": 131_072, "max_num_seqs": 1024}
+    wide, plan = plan_of(**pool), plan_of(**pool, quantization="fp8")
+    table = 128_256 * 4096  # the embedding keeps its type, and a head is planned beside it
+    saved = 2 * 8_030_261_248 - (8_030_261_248 - table) - 3 * table
+    assert plan.quantization == "fp8" and plan.dtype == "bfloat16"
+    block = plan.kv_cache_bytes // plan.num_blocks
+    assert abs(plan.kv_cache_bytes - wide.kv_cache_bytes - saved) < block
+
+
+@pytest.mark.parametrize("wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}])
+def test_8_bit_floats_are_refused_on_a_gpu_that_has_none(wish):
+    ampere = machine(GpuFacts("NVIDIA A100", (8, 0), 108, 80 * GIB, 79 * GIB))
+    with pytest.raises(InvalidParameter, match="8.9 or more, and NVIDIA A100 has 8.0") as error:
+        plan_of(on=ampere, **wish)
+    assert "Use 'int8'" in str(error.value)
+    ada = machine(GpuFacts("NVIDIA L4", (8, 9), 58, 24 * GIB, 23 * GIB))
+    assert plan_of(on=ada, max_model_len=1024, **wish).device == "cuda"
+
+
 def test_wishes_beat_the_automatic_choice():
     plan = plan_of(plans.tiny(), device="cpu")
     assert plan.device == "cpu" and plan.reasons["device"].endswith("device was given")

@@ -265,6 +265,17 @@ def test_int8_kv_memory_counts_a_scale_for_every_key_and_value(given):
     assert plan.kv_cache_bytes / wide.kv_cache_bytes == (128 + 4) / (2 * 128)
 
 
+@pytest.mark.parametrize(
+    "wish", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}]
+)
+def test_8_bit_floats_are_refused_on_a_cpu_and_int8_is_named(wish):
+    [(name, value)] = wish.items()
+    with pytest.raises(InvalidParameter) as error:
+        plan_of(**wish)
+    assert str(error.value).startswith(f"{name}={value!r} is not allowed: 8-bit floats are for GPU")
+    assert "this engine runs on the CPU" in str(error.value) and "Use 'int8'" in str(error.value)
+
+
 def test_kv_memory_may_be_named_as_the_dtype_that_it_has_and_not_as_another():
     assert plan_of(kv_cache_dtype="bfloat16", dtype="bfloat16").kv_dtype == "bfloat16"
     with pytest.raises(NotBuiltYet, match="'auto', which is float32 here, or 'int8'"):

@@ -25,6 +25,9 @@ NAMES = sorted(
     for name in re.findall(r"def (\w+_kernel)\(", path.read_text())
 )
 
+WITH_FP8 = ("_attend_kernel", "_product_kernel", "_rope_store_kernel", "_rounded_rows_kernel")
+NAMES += [f"{name} fp8" for name in WITH_FP8]
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
 )
@@ -48,7 +51,7 @@ def compiled(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"triton-{name}")
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"triton-{name.replace(' ', '-')}")
 def test_compiles_and_specialises_no_number(compiled, name):
     """That a number would be specialised fails the fixture and names the argument."""
     assert name in compiled, "no case launches this kernel"

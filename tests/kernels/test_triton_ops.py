@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from triton_cases import CHUNKED, ROUNDED
 
-from quire.ops.cases import CASES
+from quire.ops.cases import CASES, FP8_CASES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -34,15 +34,16 @@ SLOW = {"attend", "moe", "draw", "truncate", "rank"}
 CHOSEN = {
     "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
     "attend/token_by_token-windowNone", "attend/one_chunk-alibi",
-    "attend/row_without_new_tokens", "attend/int8-mixed-window",
+    "attend/row_without_new_tokens", "attend/int8-mixed-window", "attend/fp8-mixed-window",
+    "attend/fp8-mixed-mqa",
     "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/int4_g32-softmax",
     "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
     "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
     "rank/3x130-top3-coarse", "rank/3x130-top130-coarse", "rank/3x200-top60-far",
 }  # fmt: skip
 CHOSEN_FAST = {
-    "attend/decode-all", "attend/one_row-sinks", "attend/int8-one_row-plain",
-    "attend/int8-decode-softcap", "moe/sigmoid-groups-select_bias",
+    "attend/decode-all", "attend/one_row-sinks", "attend/int8-decode-softcap",
+    "attend/fp8-decode-sinks", "attend/fp8-ragged-window", "moe/sigmoid-groups-select_bias",
 }  # fmt: skip
 """Of the slow ops: each feature in one case."""
 
@@ -58,7 +59,7 @@ def pytest_generate_tests(metafunc):
     if "case_name" not in metafunc.fixturenames:
         return
     is_all = metafunc.config.getoption("all_kernel_cases", default=False)
-    hostile = [case for case in CASES if not case.is_bench]
+    hostile = [case for case in CASES + FP8_CASES if not case.is_bench]
     hostile += ROUNDED + CHUNKED
     chosen = [
         (kind, f"{case.op}/{case.name}")

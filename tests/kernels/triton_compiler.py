@@ -20,7 +20,7 @@ from triton_cases import ROUNDED
 
 from quire.kernels.triton import implementations
 from quire.ops import Facts, bind
-from quire.ops.cases import CASES
+from quire.ops.cases import CASES, FP8_CASES
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -80,17 +80,20 @@ def main() -> None:
         offered = implementations(replace(host, is_deterministic=is_fixed))
         served = [replace(found, supports=lambda _: True) for found in offered]
         ops = bind(host, served, ["triton"])
-        for case in CASES + ROUNDED:
+        for case in CASES + FP8_CASES + ROUNDED:
             if not case.is_bench:
                 case.run(ops, case.prepare(ops, case.draw(torch.bfloat16)).arguments)
     print(json.dumps(compiled(launches)))
 
 
 def compiled(launches: dict[str, Launch]) -> dict[str, dict]:
-    """Compile one variant of each kernel, the one with the most constants that are not 0."""
+    """Compile one variant of each kernel, the one with the most constants that are not 0, and one
+    that has 8-bit floats, where there is any.
+    """
     by_kernel = defaultdict(list)
     for launch in launches.values():
-        by_kernel[launch.kernel.__name__].append(launch)
+        has_fp8 = POINTERS[torch.float8_e4m3fn] in launch.types.values()
+        by_kernel[launch.kernel.__name__ + " fp8" * has_fp8].append(launch)
     return {name: report_of(variants) for name, variants in by_kernel.items()}
 
 

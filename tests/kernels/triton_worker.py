@@ -15,7 +15,7 @@ import torch
 from triton_cases import CHUNKED, ROUNDED
 
 from quire.ops import Facts, Ops, bind, select
-from quire.ops.cases import CASES, Case
+from quire.ops.cases import CASES, FP8_CASES, Case
 from quire.testing import op_oracle
 from quire.testing.op_conformance import check, relative_error, results_of
 
@@ -23,7 +23,8 @@ from quire.testing.op_conformance import check, relative_error, results_of
 def run(dtype_name: str, mode: str, case_name: str) -> None:
     """Raise AssertionError if the kernels break a rule on the case."""
     dtype = getattr(torch, dtype_name)
-    case = next(case for case in CASES + ROUNDED + CHUNKED if f"{case.op}/{case.name}" == case_name)
+    cases = CASES + FP8_CASES + ROUNDED + CHUNKED
+    case = next(case for case in cases if f"{case.op}/{case.name}" == case_name)
     ops = select(device="cpu", dtype=dtype, providers=["triton"], deterministic=mode == "fixed")
     serving = {choice.op: choice.provider for choice in ops.report()}
     assert serving[case.op] == "triton", f"{serving[case.op]} serves this op"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from quire.ops import Facts, bind, select
-from quire.ops.cases import CASES
+from quire.ops.cases import CASES, FP8_CASES
 from quire.testing import op_oracle
 from quire.testing.op_conformance import check, relative_error, results_of
 
-HOSTILE = [case for case in CASES if not case.is_bench]
+HOSTILE = [case for case in CASES + FP8_CASES if not case.is_bench]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PROVIDERS = ["torch"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.ops import Facts, bind, select
-from quire.ops.cases import CASES
+from quire.ops.cases import CASES, FP8_CASES
 from quire.ops.plan import plan_rows
 from quire.testing import op_oracle
 from quire.testing.op_conformance import Fenced, check
@@ -117,6 +117,16 @@ def attend_that_clears_the_cache(q, kv, plan, args):
     return y
 
 
+def with_scales(change):
+    """Attention that takes other scales where the memory has some [*, 2, K]."""
+
+    def attend(q, kv, plan, args):
+        scales = None if kv.scales is None else change(kv.scales)
+        return PLAIN.attend(q, dataclasses.replace(kv, scales=scales), plan, args)
+
+    return {"attend": attend}
+
+
 def rope(**wrong):
     def rope_store(qkv, kv, slots, positions, **facts):
         changed = {name: f(facts[name]) for name, f in wrong.items()}
@@ -208,6 +218,9 @@ BUGS = {
     "alibi upside down": with_args(alibi=lambda slopes: slopes if slopes is None else -slopes),
     "scale of the head dim": with_args(scale=lambda _: 8**-0.5),
     "attention writes to the cache": {"attend": attend_that_clears_the_cache},
+    "scales forgotten": with_scales(torch.ones_like),
+    "scales of the other head": with_scales(lambda scales: scales.roll(1, -1)),
+    "scales of keys for values": with_scales(lambda scales: scales[:, :1].expand_as(scales)),
     "wrong rotary pairing": rope(rotary=swap_pairing),
     "positions shifted": {"rope_store": shifted},
     "clip forgotten": rope(clip=lambda _: None),
@@ -229,7 +242,9 @@ BUGS = {
 }
 
 
-SMALL = [case for case in CASES if not case.is_bench and not case.name.startswith("long")]
+SMALL = [
+    case for case in CASES + FP8_CASES if not case.is_bench and not case.name.startswith("long")
+]
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -17,7 +17,7 @@ import torch
 from gpu.told import Line
 from quire.models.families import family_names
 from quire.ops import Facts, Ops, bind, select
-from quire.ops.cases import CASES, Case
+from quire.ops.cases import CASES, FP8_CASES, Case
 from quire.testing import op_oracle
 from quire.testing.op_conformance import check
 
@@ -37,7 +37,7 @@ def conformance(until: float) -> Iterator[Line]:
 
 
 def _conformance(ops: Ops, dtype: torch.dtype, kind: str, until: float) -> Line:
-    cases = [case for case in CASES if not case.is_bench]
+    cases = [case for case in CASES + FP8_CASES if not case.is_bench]
     failures: list[str] = []
     done = 0
     for case in cases:

@@ -13,7 +13,7 @@ import math
 import msgspec
 
 from quire.config.plan import EnginePlan
-from quire.config.resolve_dtype import ITEMSIZE
+from quire.config.resolve_dtype import ITEMSIZE, SCALED_KV
 from quire.models.figures import active_parameters, flops_per_token, num_parameters
 from quire.models.parameters import parameters
 from quire.models.spec import Block, Decoder, Moe
@@ -49,7 +49,7 @@ def store_of(plan: EnginePlan, head_dim: int) -> Store:
     """How an engine with this plan keeps a model."""
     recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
     size = ITEMSIZE[plan.dtype]
-    kv = 1 + 4 / head_dim if plan.kv_dtype == "int8" else ITEMSIZE[plan.kv_dtype]
+    kv = 1 + 4 / head_dim if plan.kv_dtype in SCALED_KV else ITEMSIZE[plan.kv_dtype]
     return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
 
 

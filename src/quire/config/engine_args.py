@@ -58,10 +58,12 @@ class EngineArgs(UnbuiltArgs):
         None,
         "Round the weights while loading: int8 (one scale per output) or int4 (one per 32 inputs; "
         "int4_g64 and int4_g128: per 64, 128). Activations are then int8 in products, unless the "
-        "name ends with weight_only, which is slower. None keeps `dtype`.",
+        "name ends with weight_only, which is slower. fp8: e4m3, one scale per output, activations "
+        "too; on GPUs. None keeps `dtype`.",
         Kind.TEXT,
         _MODEL,
         choices=(
+            "fp8",
             "int8",
             "int4",
             "int4_g64",
@@ -195,12 +197,22 @@ class EngineArgs(UnbuiltArgs):
     )
     kv_cache_dtype: str = option(
         "auto",
-        "Type of K/V in memory: auto is `dtype`; int8 (or int8_per_token_head) rounds each key and "
-        "value of a head to whole numbers with a scale of its own.",
+        "Type of K/V in memory: auto is `dtype`; int8 rounds each key and value of a head to whole "
+        "numbers with a scale of its own, fp8 (on GPUs) to e4m3. int8_per_token_head, fp8_e4m3 and "
+        "fp8_per_token_head are other names of the same.",
         Kind.TEXT,
         _MEMORY,
-        choices=("auto", "float16", "bfloat16", "int8", "int8_per_token_head"),
-        hint="Other types are not built: use 'int8' for half the memory, or 'auto'.",
+        choices=(
+            "auto",
+            "float16",
+            "bfloat16",
+            "int8",
+            "int8_per_token_head",
+            "fp8",
+            "fp8_e4m3",
+            "fp8_per_token_head",
+        ),
+        hint="Other types are not built: for half the memory use 'int8' or, on a GPU, 'fp8'.",
     )
     enable_prefix_caching: bool | None = option(
         None,

@@ -12,6 +12,20 @@ _NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value."""
 
+_FP8_KV = "float8_e4m3fn"
+SCALED_KV = ("int8", _FP8_KV)
+"""Types of K/V that have a scale for each vector: `LARGEST_NUMBER` of quire.ops.kv."""
+
+_SCALED_NAMES = {
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+    "fp8": _FP8_KV,
+    "fp8_e4m3": _FP8_KV,
+    "fp8_per_token_head": _FP8_KV,
+}
+_LEAST_FP8_CAPABILITY = (8, 9)
+"""Ada: older GPUs have no instructions that widen e4m3."""
+
 
 def decide_dtype(d: Decisions) -> None:
     """Fix `dtype` and `kv_dtype`."""
@@ -26,8 +40,11 @@ def decide_dtype(d: Decisions) -> None:
 
 def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
     given = d.args.kv_cache_dtype
-    if given in ("int8", "int8_per_token_head"):
-        d.decide("kv_dtype", "int8", f"kv_cache_dtype={given}: a scale per token and head")
+    if given in _SCALED_NAMES:
+        stored = _SCALED_NAMES[given]
+        if stored == _FP8_KV:
+            _require_fp8(d, "kv_cache_dtype", given)
+        d.decide("kv_dtype", stored, f"kv_cache_dtype={given}: a scale per token and head")
     elif given in ("auto", dtype):
         d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
     else:
@@ -35,7 +52,21 @@ def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
         raise NotBuiltYet("kv_cache_dtype", f"{given} beside dtype={dtype}", hint)
 
 
+def _require_fp8(d: Decisions, name: str, given: str) -> None:
+    """Raise InvalidParameter where the device has no 8-bit floats."""
+    gpu = d.machine.gpu
+    if d.machine.device != "cuda" or gpu is None:
+        where = "this engine runs on the CPU"
+    elif gpu.capability < _LEAST_FP8_CAPABILITY:
+        where = f"{gpu.name} has {'.'.join(map(str, gpu.capability))}"
+    else:
+        return
+    allowed = f"8-bit floats are for GPUs of compute capability 8.9 or more, and {where}"
+    raise InvalidParameter(name, given, allowed, "Use 'int8', which is as small.")
+
+
 BITS_PER_WEIGHT = {
+    "fp8": 8.0,
     "int8": 8.0,
     "int8_weight_only": 8.0,
     "int4": 4.5,
@@ -49,6 +80,8 @@ BITS_PER_WEIGHT = {
 def decide_quantization(d: Decisions) -> None:
     """Fix `quantization`."""
     given = d.args.quantization
+    if given == "fp8":
+        _require_fp8(d, "quantization", given)
     d.decide(
         "quantization",
         given,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.config.decisions import Decisions
 from quire.config.kv_memory import PoolShape, describe_groups, gib
-from quire.config.resolve_dtype import ITEMSIZE, weight_bytes
+from quire.config.resolve_dtype import ITEMSIZE, SCALED_KV, weight_bytes
 from quire.config.resolve_schedule import length_limit
 from quire.errors import LoadError
 
@@ -62,9 +62,11 @@ def _decide_share(d: Decisions) -> None:
 
 
 def _token_bytes(d: Decisions) -> int:
-    """K/V of one token in one group: int8 has an fp32 scale for every key and value of a head."""
+    """K/V of one token in one group: a byte for each number needs an fp32 scale for
+    every key and value of a head.
+    """
     model, kv_dtype = d.model, d.value("kv_dtype")
-    if kv_dtype == "int8":
+    if kv_dtype in SCALED_KV:
         return model.kv_values_per_token + ITEMSIZE["float32"] * model.kv_vectors_per_token
     return model.kv_values_per_token * ITEMSIZE[kv_dtype]
 

@@ -40,7 +40,7 @@ class UnbuiltArgs:
         "auto", "whose model code runs", "Every model runs on Quire's own decoder.", "vllm", "quire"
     )
     quantization_config: dict[str, Any] | None = unbuilt(
-        None, "settings of quantisation", "Pass quantization='int8' or 'int4'."
+        None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'."
     )
     runner: str = unbuilt("auto", "generation or pooling", _NO_POOLING, "generate")
     convert: str = unbuilt("auto", "turn a generator into an embedder", _NO_POOLING, "none")

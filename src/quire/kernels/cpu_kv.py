@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.errors import NotBuiltYet
 from quire.kernels.cpu_runtime import CpuRuntime, huge_tensor
+from quire.ops.fp8 import FP8
 from quire.ops.kv import SCALE_BYTES, BlockIds, numbers_and_scales, with_scales
 
 LANES = 16
@@ -157,6 +159,8 @@ class KVOps:
     ) -> CpuKV:
         """Zeros; memory is taken when it is touched."""
         assert device.type == "cpu"
+        if dtype is FP8:
+            raise NotBuiltYet("kv_cache_dtype", "fp8 on CPUs", "Use int8, which is as small.")
         at = KVLayout(block_size, kv_heads, head_dim, dtype)
         memory = huge_tensor((num_blocks * at.block_bytes,), torch.uint8)
         native = self._new_memory(
@@ -193,7 +197,7 @@ class KVOps:
         ids, dim = _index(block_ids), kv.head_dim
         data = data.to("cpu")
         if kv.layout.is_int8:
-            data, scales = numbers_and_scales(data)
+            data, scales = numbers_and_scales(data, kv.dtype)
             kv.scales.index_copy_(0, ids, scales.permute(0, 3, 1, 2))
         data = data.to(kv.dtype)
         at = kv.layout

@@ -116,8 +116,8 @@ def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tens
 
     Query i of a row with n new tokens stands at position p = seq_len - n + i and sees the keys j <=
     p, j > p - window. Keys and values always come from the cache, where `rope_store` has put those
-    of this step already. Those of int8 memory are widened to fp32, which everything else is in
-    then.
+    of this step already. Those of memory with scales are widened to fp32, which everything else
+    is in then.
     """
     assert args.window == plan.window, "the plan was made for another window"
     if kv.scales is not None:

@@ -3,11 +3,12 @@
 The layout belongs to the provider; all ops that touch it share the format "kv". Whoever moves
 blocks (offload, sleep, transfer) sees the neutral form [n, 2, S, K, D], keys then values.
 
-int8 is a type of KV memory, too: every key and every value of a head is whole numbers of -127..127
-with one fp32 scale of its own, a 127th of its largest magnitude (`quantize_rows`). A scale per
-token and head is written with the token and never again, so that a slot's bytes depend on nothing
-but its token; one per block would change with every token of the block. It costs 4 of D + 4 bytes.
-The neutral form is then int8 [n, 2, S, K, D + 4], the scale's bytes at the end: nothing is lost.
+Two types of KV memory have a byte for each number: int8, whole numbers of -127..127, and e4m3,
+floats of up to 448. Every key and every value of a head has one fp32 scale of its own, which makes
+the largest magnitude the largest number (`quantize_rows`, `fp8_rows`). A scale per token and head
+is written with the token and never again, so that a slot's bytes depend on nothing but its token;
+one per block would change with every token of the block. It costs 4 of D + 4 bytes. The neutral
+form then has the memory's type, [n, 2, S, K, D + 4], the scale's bytes at the end: nothing is lost.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quire.ops.fp8 import FP8, LARGEST, fp8_rows
 from quire.ops.quantized import quantize_rows
 from quire.ops.registry import nbytes, op
 
 BlockIds = Sequence[int] | Tensor
 """Block ids, each in 0..N-1 and no id twice."""
 
+LARGEST_NUMBER = {torch.int8: 127.0, FP8: LARGEST}
+"""Types of memory in which each key and each value has a scale -> the number that its largest
+magnitude becomes."""
+
 SCALE_BYTES = 4
-"""Of a key's or a value's scale in int8 memory."""
+"""Of a key's or a value's scale."""
 
 
 class LayerKV(Protocol):
@@ -55,7 +61,7 @@ class PlainKV:
     | 1 + slot | the keys and values of that slot                                             |
     | last     | written for PAD_SLOT (-1 counts from the end of `slots`), never read         |
 
-    `scales` [1 + N*S + 1, 2, K] fp32 belong to lanes in int8.
+    `scales` [1 + N*S + 1, 2, K] fp32 belong to lanes in a type of `LARGEST_NUMBER`.
     """
 
     lanes: Tensor
@@ -83,7 +89,7 @@ class PlainKV:
 
     @property
     def block_scales(self) -> Tensor:
-        """[N, S, 2, K] fp32 of int8 memory, a view."""
+        """[N, S, 2, K] fp32 of memory with scales, a view."""
         assert self.scales is not None
         return self._blocks(self.scales)
 
@@ -108,38 +114,50 @@ class PlainKV:
             self.keys.index_put_(index, keys)
             self.values.index_put_(index, values)
             return
-        numbers, scales = quantized_kv(torch.stack((keys, values), 1))
-        self.slots.index_put_(index, numbers)
+        numbers, scales = quantized_kv(torch.stack((keys, values), 1), self.dtype)
+        movable(self.slots).index_put_(index, movable(numbers))
         self.scales[1:].index_put_(index, scales)
 
     def read(self, lanes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Lanes [M] as [M, 2, K, D]: as they are stored, or, of int8, in `dtype`."""
-        stored = self.lanes.index_select(0, lanes)
+        """Lanes [M] as [M, 2, K, D]: as they are stored, or, of memory with scales, in `dtype`."""
         if self.scales is None:
-            return stored
+            return self.lanes.index_select(0, lanes)
+        stored = movable(self.lanes).index_select(0, lanes).view(self.dtype)
         scales = self.scales.index_select(0, lanes).to(dtype).unsqueeze(-1)
         return stored.to(dtype) * scales
 
 
-def quantized_kv(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys or values [*, D] of any float dtype -> int8 [*, D] and fp32 scales [*]; a vector with a
-    NaN or an infinity has the scale NaN.
+def movable(data: Tensor) -> Tensor:
+    """The same memory in a type that all of torch's indexing knows: floats of a byte as bytes."""
+    return data.view(torch.uint8) if data.dtype is FP8 else data
+
+
+def quantized_kv(data: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys or values [*, D] of any float dtype -> numbers [*, D] of `dtype`, one with scales, and
+    fp32 scales [*]; a vector with a NaN or an infinity has the scale NaN.
     """
-    numbers, scales = quantize_rows(data.float())
-    return numbers.nan_to_num(0).to(torch.int8), scales.squeeze(-1)
+    if dtype is FP8:
+        numbers, scales = fp8_rows(data)
+    else:
+        numbers, scales = quantize_rows(data.float())
+        numbers = numbers.nan_to_num(0).to(dtype)
+    return numbers, scales.squeeze(-1)
 
 
-def numbers_and_scales(data: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [*, D] and fp32 scales [*] of blocks in the neutral form, int8 or of any float dtype."""
-    if data.dtype is not torch.int8:
-        return quantized_kv(data)
+def numbers_and_scales(data: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers [*, D] of `dtype`, one with scales, and fp32 scales [*] of blocks in the neutral form
+    of that type or of any float type without scales.
+    """
+    if data.dtype is not dtype:
+        return quantized_kv(data, dtype)
     scales = data[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return data[..., :-SCALE_BYTES], scales.squeeze(-1)
 
 
 def with_scales(numbers: Tensor, scales: Tensor) -> Tensor:
-    """int8 [*, D] and fp32 scales [*] as one tensor [*, D + 4]."""
-    return torch.cat((numbers, scales.contiguous().unsqueeze(-1).view(torch.int8)), -1)
+    """Numbers [*, D] and fp32 scales [*] as one tensor [*, D + 4] of the numbers' type."""
+    scale_bytes = scales.contiguous().unsqueeze(-1).view(torch.uint8)
+    return torch.cat((numbers.view(torch.uint8), scale_bytes), -1).view(numbers.dtype)
 
 
 def vector_bytes(kv: LayerKV) -> int:
@@ -148,7 +166,7 @@ def vector_bytes(kv: LayerKV) -> int:
 
 
 def _vector_bytes(head_dim: int, dtype: torch.dtype) -> int:
-    return head_dim * dtype.itemsize + (SCALE_BYTES if dtype is torch.int8 else 0)
+    return head_dim * dtype.itemsize + (SCALE_BYTES if dtype in LARGEST_NUMBER else 0)
 
 
 def _allocated_bytes(
@@ -173,7 +191,7 @@ def allocate_kv(
     lanes[0].zero_()
     slots = lanes[1:]
     scales = None
-    if dtype is torch.int8:
+    if dtype in LARGEST_NUMBER:
         scales = torch.empty(shape[:3], device=device)
         scales[0].zero_()
     return PlainKV(
@@ -192,11 +210,11 @@ def _index(kv: PlainKV, block_ids: BlockIds) -> Tensor:
 
 @op(num_bytes=_block_bytes, format="kv")
 def export_kv(kv: PlainKV, block_ids: BlockIds) -> Tensor:
-    """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids; of int8
-    [n, 2, S, K, D + 4].
+    """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids; of
+    memory with scales [n, 2, S, K, D + 4].
     """
     ids = _index(kv, block_ids)
-    data = kv.blocks.index_select(0, ids).transpose(1, 2).contiguous()
+    data = movable(kv.blocks).index_select(0, ids).transpose(1, 2).contiguous().view(kv.dtype)
     if kv.scales is None:
         return data
     return with_scales(data, kv.block_scales.index_select(0, ids).transpose(1, 2))
@@ -204,17 +222,17 @@ def export_kv(kv: PlainKV, block_ids: BlockIds) -> Tensor:
 
 @op(num_bytes=_block_bytes, mutates=("kv",), format="kv")
 def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
-    """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks; int8 memory also
-    takes what it exports.
+    """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks; memory with scales
+    also takes what it exports.
     """
     ids = _index(kv, block_ids)
     data = data.to(kv.lanes.device)
     if kv.scales is None:
         data = data.to(kv.dtype)
     else:
-        data, scales = numbers_and_scales(data)
+        data, scales = numbers_and_scales(data, kv.dtype)
         kv.block_scales.index_copy_(0, ids, scales.transpose(1, 2))
-    kv.blocks.index_copy_(0, ids, data.transpose(1, 2))
+    movable(kv.blocks).index_copy_(0, ids, movable(data).transpose(1, 2))
 
 
 @op(num_bytes=lambda kv, src_ids, dst_ids: _block_bytes(kv, src_ids), mutates=("kv",), format="kv")
@@ -234,4 +252,5 @@ def zero_kv(kv: PlainKV, block_ids: BlockIds) -> None:
 
 
 def _parts(kv: PlainKV) -> tuple[Tensor, ...]:
-    return (kv.blocks,) if kv.scales is None else (kv.blocks, kv.block_scales)
+    numbers = movable(kv.blocks)
+    return (numbers,) if kv.scales is None else (numbers, kv.block_scales)

@@ -53,10 +53,12 @@ UNQUANTIZED = Recipe(projections=None, head=None)
 """Every weight in the model's dtype."""
 
 _BYTES = WeightFormat("int8")
+_FLOATS = WeightFormat("fp8")
 _KEPT_ROWS = WeightFormat("int8", rounds_rows=False)
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
+        "fp8": Recipe(projections=_FLOATS, head=_FLOATS),
         "int8": Recipe(projections=_BYTES, head=_BYTES),
         "int8_weight_only": Recipe(projections=_KEPT_ROWS, head=_KEPT_ROWS),
         "int4": Recipe(projections=WeightFormat("int4", 32), head=_BYTES),

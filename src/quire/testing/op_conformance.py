@@ -3,7 +3,8 @@
 `check` runs one case and raises AssertionError with the first broken rule:
 
 1. error against the oracle in float64 at most twice that of plain torch in the same dtype, or one
-rounding of a result that came from a sum in fp32, or one step in int8 KV memory; 2. no NaN from
+rounding of a result that came from a sum in fp32, or one step in KV memory of
+a byte per number; 2. no NaN from
 memory that the call may not read, no value in memory that it did not set; 3. memory around each
 output, and KV memory outside the written slots, unchanged; 4. inputs unchanged, except what the op
 declares to mutate; 5. the same bits in a second run, and, where the provider claims it, from each
@@ -21,13 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.ops import CATALOG, Ops
 from quire.ops.cases import Case, Draw, Prepared
-from quire.ops.kv import numbers_and_scales
+from quire.ops.fp8 import FP8, LARGEST
+from quire.ops.kv import LARGEST_NUMBER, numbers_and_scales
 
 MARGIN = 64
 """Elements of guard band on either side of an allocation."""
 
-INT8_STEP = 1.001 / 127
-"""A value in the middle of two whole numbers may become either."""
+STEPS = {torch.int8: 1.001 / 127, FP8: 1.001 * 32 / LARGEST}
+"""Of KV memory, over its largest number: a value in the middle of two may become either."""
 
 Results = dict[str, Tensor]
 
@@ -132,11 +134,11 @@ def _kv(ops: Ops, prepared: Prepared) -> Results:
 
 
 def _numbers(data: Tensor) -> Tensor:
-    """What int8 blocks in the neutral form stand for, exactly; anything else as it is."""
+    """What blocks with scales in the neutral form stand for, exactly; anything else as it is."""
     data = data.cpu()
-    if data.dtype is not torch.int8:
+    if data.dtype not in LARGEST_NUMBER:
         return data
-    numbers, scales = numbers_and_scales(data)
+    numbers, scales = numbers_and_scales(data, data.dtype)
     return numbers.double() * scales.double().unsqueeze(-1)
 
 
@@ -165,7 +167,7 @@ def _check_mutation(case: Case, kv_before: Results, results: Results) -> None:
 def _check_error(case: Case, dtype: torch.dtype, results: Results, plain: Ops, oracle: Ops) -> None:
     truths, plains = results_of(case, dtype, oracle), results_of(case, dtype, plain)
     kv = case.prepare(plain, case.draw(dtype)).arguments.get("kv")
-    is_int8 = kv is not None and kv.dtype is torch.int8
+    step = STEPS.get(kv.dtype, 0.0) if kv is not None else 0.0
     assert results.keys() == truths.keys()
     for name, truth in truths.items():
         value = results[name]
@@ -173,8 +175,8 @@ def _check_error(case: Case, dtype: torch.dtype, results: Results, plain: Ops, o
         assert value.dtype == plains[name].dtype, f"{name}: dtype {value.dtype}"
         error, allowed = relative_error(value, truth), relative_error(plains[name], truth)
         limit = max(2 * allowed, torch.finfo(dtype).eps + torch.finfo(torch.float32).eps)
-        if name == "kv" and is_int8:
-            limit = max(limit, INT8_STEP)
+        if name == "kv":
+            limit = max(limit, step)
         assert error <= limit, f"{name}: error {error:.3g}, plain torch's is {allowed:.3g}"
 
 

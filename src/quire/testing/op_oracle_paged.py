@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from quire.testing.op_oracle_rows import Array, norm_array, stack, to_array, to_
 
 @dataclass
 class OracleKV:
-    """keys and values [N*S, K, D]; NaN in slots that nobody wrote. Memory in int8 holds what whole
-    numbers times scales in float32 give.
+    """keys and values [N*S, K, D]; NaN in slots that nobody wrote. Memory in int8 or e4m3
+    holds what such numbers times scales in float32 give.
     """
 
     num_blocks: int
@@ -41,21 +42,34 @@ class OracleKV:
 
     def put(self, slot: int, keys: Array, values: Array) -> None:
         """Store a token's keys and values [K, D]."""
-        held = _in_bytes if self.dtype is torch.int8 else np.asarray
+        held = _IN_BYTES.get(self.dtype, np.asarray)
         self.keys[slot], self.values[slot] = held(keys), held(values)
 
 
-def _in_bytes(vectors: Array) -> Array:
-    """Each vector [D] as -127..127 times a 127th of its largest magnitude."""
+def _nearest_e4m3(numbers: Array) -> Array:
+    """To float32 numbers of up to 448: three bits behind the leading one, or multiples of 2**-9."""
+    _, exponent = np.frexp(numbers)  # the leading bit is 2 ** (exponent - 1)
+    step = np.exp2(np.maximum(exponent - 1, -6) - 3.0)
+    return np.rint(numbers / step) * step
+
+
+def _in_bytes(vectors: Array, largest: float, nearest: Callable[[Array], Array]) -> Array:
+    """Each vector [D] as numbers of up to `largest` times a scale that its largest gets it by."""
     result = np.empty(vectors.shape)
     for i, vector in enumerate(vectors.astype(np.float32)):
         if not np.isfinite(vector).all():
             result[i] = np.nan
             continue
-        most, steps = np.abs(vector).max(), np.float32(127)
-        numbers = np.rint(vector * (steps / most)) if most >= 1e-30 else np.zeros(len(vector))
+        most, steps = np.abs(vector).max(), np.float32(largest)
+        numbers = nearest(vector * (steps / most)) if most >= 1e-30 else np.zeros(len(vector))
         result[i] = numbers.astype(np.float64) * float(most / steps)
     return result
+
+
+_IN_BYTES = {
+    torch.int8: partial(_in_bytes, largest=127, nearest=np.rint),
+    torch.float8_e4m3fn: partial(_in_bytes, largest=448, nearest=_nearest_e4m3),
+}
 
 
 def allocate_kv(

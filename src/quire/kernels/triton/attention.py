@@ -24,6 +24,7 @@ from quire.kernels.triton.kv import PagedKV
 from quire.kernels.triton.launch import dense, dot_type, kernel, power_of_2
 from quire.kernels.triton.plan import Tiles, TritonPlan
 from quire.ops.attention import AttentionArgs
+from quire.ops.kv import LARGEST_NUMBER
 
 _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
@@ -123,11 +124,14 @@ def _attend_kernel(
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
+    STEPS: tl.constexpr,
     SPLITS: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Piece program_id(0) of the tiles, KV head program_id(1), share program_id(2) of the keys."""
+    """Piece program_id(0) of the tiles, KV head program_id(1), share program_id(2) of the keys.
+
+    STEPS: the largest number of the memory's type, where it has scales; else 0.
+    """
     tile = tl.program_id(0) // PIECES
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -166,7 +170,7 @@ def _attend_kernel(
         k_at = keys + lane[None, :] * D + d[:, None]
         k_tile = tl.load(k_at, is_key[None, :] & (d < D)[:, None], other=0.0)
         products = tl.dot(q_tile, k_tile.to(DOT), input_precision="ieee")
-        if HAS_SCALES:
+        if STEPS > 0.0:
             products *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
         scores = _masked_scores(
             products, key, position, is_key, slope, SCALE, SOFTCAP, WINDOW, HAS_ALIBI
@@ -179,12 +183,14 @@ def _attend_kernel(
         best = new_best
         v_at = values + lane[:, None] * D + d[None, :]
         v_tile = tl.load(v_at, is_key[:, None] & (d < D)[None, :], other=0.0)
-        if HAS_SCALES:
-            weights *= tl.load(value_scales + lane, is_key, other=0.0)[None, :]
+        if STEPS > 0.0:  # times the largest magnitude: scales are too small for float16
+            weights *= (tl.load(value_scales + lane, is_key, other=0.0) * STEPS)[None, :]
         sums = tl.dot(
             weights.to(DOT), v_tile.to(DOT), sums * shrink[:, None], input_precision="ieee"
         )
 
+    if STEPS > 0.0:
+        sums /= STEPS
     if SPLITS > 1:
         at = (token * H + head) * SPLITS + split
         tl.store(split_out + at[:, None] * D + d[None, :], sums, inside)
@@ -308,7 +314,7 @@ def _launch(
         SOFTCAP=args.softcap or 0.0,
         WINDOW=args.window or 0,
         HAS_ALIBI=args.alibi is not None,
-        HAS_SCALES=kv.scales is not None,
+        STEPS=0.0 if kv.scales is None else LARGEST_NUMBER[kv.dtype],
         DOT=dot_type(q.dtype),
         num_warps=4 if block_m <= 64 else 8,
         num_stages=2 if block_m <= 16 else 3,

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.kv import BlockIds, numbers_and_scales, with_scales
+from quire.ops.kv import LARGEST_NUMBER, BlockIds, movable, numbers_and_scales, with_scales
 from quire.ops.registry import nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """One layer's KV memory: `memory` [2, N, S, K, D], keys then values; int8 memory has `scales`
-    [2, N, S, K] fp32.
+    """One layer's KV memory: `memory` [2, N, S, K, D], keys then values; in int8 and e4m3 there are
+    `scales` [2, N, S, K] fp32.
     """
 
     memory: Tensor
@@ -70,14 +70,14 @@ def allocate_kv(
     """See `quire.ops.kv.allocate_kv`."""
     shape = (2, num_blocks, block_size, kv_heads, head_dim)
     memory = torch.empty(shape, dtype=dtype, device=device)
-    scales = torch.empty(shape[:4], device=device) if dtype is torch.int8 else None
+    scales = torch.empty(shape[:4], device=device) if dtype in LARGEST_NUMBER else None
     return PagedKV(memory, scales)
 
 
 def export_kv(kv: PagedKV, block_ids: BlockIds) -> Tensor:
     """See `quire.ops.kv.export_kv`."""
     ids = _index(kv, block_ids)
-    data = kv.memory.index_select(1, ids).transpose(0, 1).contiguous()
+    data = movable(kv.memory).index_select(1, ids).transpose(0, 1).contiguous().view(kv.dtype)
     if kv.scales is None:
         return data
     return with_scales(data, kv.scales.index_select(1, ids).transpose(0, 1))
@@ -90,9 +90,9 @@ def import_kv(kv: PagedKV, block_ids: BlockIds, data: Tensor) -> None:
     if kv.scales is None:
         data = data.to(kv.dtype)
     else:
-        data, scales = numbers_and_scales(data)
+        data, scales = numbers_and_scales(data, kv.dtype)
         kv.scales.index_copy_(1, ids, scales.transpose(0, 1))
-    kv.memory.index_copy_(1, ids, data.transpose(0, 1))
+    movable(kv.memory).index_copy_(1, ids, movable(data).transpose(0, 1))
 
 
 def copy_kv(kv: PagedKV, src_ids: BlockIds, dst_ids: BlockIds) -> None:
@@ -114,4 +114,5 @@ def _index(kv: PagedKV, block_ids: BlockIds) -> Tensor:
 
 
 def _parts(kv: PagedKV) -> tuple[Tensor, ...]:
-    return (kv.memory,) if kv.scales is None else (kv.memory, kv.scales)
+    numbers = movable(kv.memory)
+    return (numbers,) if kv.scales is None else (numbers, kv.scales)

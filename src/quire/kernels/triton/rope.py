@@ -118,14 +118,14 @@ def _keep(
     inside: tl.tensor,
     K: tl.constexpr,
     D: tl.constexpr,
-    INT8: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ) -> None:
     """Write a token's keys or values [heads, dims] to their slot."""
     lane = slot * K + head[:, None]
     at = memory + lane * D + dim[None, :]
-    if INT8:
-        whole, scale = rounded(tl.where(inside, x, 0.0), 1)
-        tl.store(at, whole, inside)
+    if HAS_SCALES:
+        numbers, scale = rounded(tl.where(inside, x, 0.0), 1, memory.dtype.element_ty)
+        tl.store(at, numbers, inside)
         tl.store(scales + lane, scale, head[:, None] < K)
     else:
         tl.store(at, x.to(memory.dtype.element_ty), inside)
@@ -160,7 +160,7 @@ def _rope_store_kernel(
     AFTER_ROPE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CLIP: tl.constexpr,
-    INT8: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ) -> None:
     """One token's queries (program 0 of axis 1), keys (1) or values (2), all heads at once."""
     token = tl.program_id(0).to(tl.int64)
@@ -187,11 +187,11 @@ def _rope_store_kernel(
                     source + H * D, K, head, dim, inside, angles, k_weight, k_bias,
                     D, DIM, INTERLEAVED, KIND, EPS, OVER, AFTER_ROPE, HAS_BIAS, CLIP,
                 )  # fmt: skip
-                _keep(key, keys, key_scales, slot, head, dim, inside, K, D, INT8)
+                _keep(key, keys, key_scales, slot, head, dim, inside, K, D, HAS_SCALES)
             else:
                 value_at = (H + K) * D + head[:, None] * D + dim[None, :]
                 value = _read(source + value_at, inside, CLIP)
-                _keep(value, values, value_scales, slot, head, dim, inside, K, D, INT8)
+                _keep(value, values, value_scales, slot, head, dim, inside, K, D, HAS_SCALES)
 
 
 def rope_store(
@@ -239,7 +239,7 @@ def rope_store(
         INTERLEAVED=rotary is not None and rotary.interleaved,
         **_norm_facts(qk_norm),
         CLIP=clip or 0.0,
-        INT8=kv.scales is not None,
+        HAS_SCALES=kv.scales is not None,
         num_warps=min(8, max(1, block // 512)),
     )
     return q

@@ -1,5 +1,5 @@
 """Numbers rounded to a byte with a scale: whole ones as `quire.ops.quantized.quantize_rows` rounds
-them, and 8-bit floats.
+them, and 8-bit floats as `quire.ops.fp8.fp8_rows`.
 """
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
@@ -17,21 +17,36 @@ from quire.ops.fp8 import FP8
 
 
 @kernel
-def rounded(x: tl.tensor, AXIS: tl.constexpr) -> Any:
-    """float32 x -> int8 of -127..127, and their scales: x's shape with AXIS of size 1.
+def rounded(x: tl.tensor, AXIS: tl.constexpr, dtype: tl.constexpr) -> Any:
+    """float32 x -> numbers of dtype, int8 of -127..127 or e4m3, and their scales: x's shape with
+    AXIS of size 1.
 
     Where a NaN or an infinity is, the scale is NaN.
+    """
+    most: tl.constexpr = 127.0 if dtype == tl.int8 else 448.0
+    largest = tl.max(tl.abs(x), AXIS, keep_dims=True)
+    is_zero = largest < 1e-30
+    inverse = tl.where(is_zero, 0.0, most / tl.where(is_zero, 1.0, largest))
+    y = x * inverse
+    y = tl.minimum(tl.maximum(tl.where(y == y, y, 0.0), -most), most)
+    poison = tl.sum(x * 0.0, AXIS, keep_dims=True)
+    return _on_grid(y, dtype).to(dtype), tl.where(is_zero, 0.0, largest / most) + poison
+
+
+@kernel
+def _on_grid(y: tl.tensor, dtype: tl.constexpr) -> Any:
+    """float32 y rounded to a value of dtype that is not beyond its largest, ties to even: the
+    conversion that follows is exact, so that it does not matter what it would do with a rest.
     """
     magic: tl.constexpr = (
         12_582_912.0  # 1.5 * 2**23: adding and subtracting it rounds, ties to even
     )
-    largest = tl.max(tl.abs(x), AXIS, keep_dims=True)
-    is_zero = largest < 1e-30
-    inverse = tl.where(is_zero, 0.0, 127.0 / tl.where(is_zero, 1.0, largest))
-    whole = (x * inverse + magic) - magic
-    whole = tl.minimum(tl.maximum(tl.where(whole == whole, whole, 0.0), -127.0), 127.0)
-    poison = tl.sum(x * 0.0, AXIS, keep_dims=True)
-    return whole.to(tl.int8), tl.where(is_zero, 0.0, largest / 127.0) + poison
+    if dtype == tl.int8:
+        step = 1.0
+    else:  # 8 steps in a power of two, the last of them down to zero
+        power = (y.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        step = tl.maximum(power, 0.015625) / 8.0
+    return (y + step * magic) - step * magic
 
 
 @kernel
@@ -42,54 +57,28 @@ def _rounded_rows_kernel(
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)[None, :]
     values = tl.load(x + row * C + c, c < C, other=0.0).to(tl.float32)
-    whole, scale = rounded(values, 1)
+    whole, scale = rounded(values, 1, numbers.dtype.element_ty)
     tl.store(numbers + row * C + c, whole, c < C)
     tl.store(scales + row + tl.arange(0, 1)[:, None], scale)
 
 
-@kernel
-def _on_grid(y: tl.tensor) -> Any:
-    """float32 y of at most 448 rounded to a value of e4m3, ties to even: the conversion that
-    follows is exact, so that it does not matter what it would do with a rest.
-    """
-    power = (y.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    magic = tl.maximum(power, 0.015625) * (12_582_912.0 / 8.0)  # 8 steps in a power of two
-    return (y + magic) - magic
-
-
-@kernel
-def _fp8_rows_kernel(
-    x: tl.tensor, numbers: tl.tensor, scales: tl.tensor, C: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
-    """One row of x [T, C] -> numbers [T, C] in e4m3 and scales [T], as `quire.ops.fp8.fp8_rows`."""
-    row = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, BLOCK)
-    values = tl.load(x + row * C + c, c < C, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(values), 0)
-    is_zero = largest < 1e-30
-    inverse = tl.where(is_zero, 0.0, 448.0 / tl.where(is_zero, 1.0, largest))
-    y = values * inverse
-    y = tl.minimum(tl.maximum(tl.where(y == y, y, 0.0), -448.0), 448.0)
-    tl.store(numbers + row * C + c, _on_grid(y).to(numbers.dtype.element_ty), c < C)
-    scale = tl.where(is_zero, 0.0, largest / 448.0) + tl.sum(values * 0.0, 0)
-    tl.store(scales + row, scale)
-
-
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, C] without gaps -> e4m3 [T, C] and fp32 scales [T]."""
-    return _rows(_fp8_rows_kernel, x, FP8)
+    return _rows(x, FP8)
 
 
 def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, C] without gaps -> int8 [T, C] and fp32 scales [T]."""
-    return _rows(_rounded_rows_kernel, x, torch.int8)
+    return _rows(x, torch.int8)
 
 
-def _rows(rounding: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     numbers = torch.empty_like(x, dtype=dtype)
     scales = x.new_empty(len(x), dtype=torch.float32)
     block = power_of_2(x.shape[1])
     warps = min(8, max(1, block // 512))
     if len(x):
-        rounding[(len(x),)](x, numbers, scales, C=x.shape[1], BLOCK=block, num_warps=warps)
+        _rounded_rows_kernel[(len(x),)](
+            x, numbers, scales, C=x.shape[1], BLOCK=block, num_warps=warps
+        )
     return numbers, scales

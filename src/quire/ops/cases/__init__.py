@@ -11,4 +11,7 @@ CASES: tuple[Case, ...] = (
     *(*masks.CASES, *logits.CASES),
 )
 
-__all__ = ["CASES", "Case", "Draw", "Prepared"]
+FP8_CASES: tuple[Case, ...] = paged.FP8_CASES
+"""KV memory in 8-bit floats, which is for providers on GPUs; `CASES` are for all."""
+
+__all__ = ["CASES", "FP8_CASES", "Case", "Draw", "Prepared"]

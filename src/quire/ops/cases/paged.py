@@ -16,6 +16,7 @@ import torch
 from quire.ops.attention import AttentionArgs
 from quire.ops.cases.case import Arguments, Case, Draw, Prepared, by_row
 from quire.ops.cases.rows import norm_weight
+from quire.ops.fp8 import FP8
 from quire.ops.kv import LayerKV
 from quire.ops.rotary import QKNorm, RotaryTable
 from quire.ops.select import Ops
@@ -80,7 +81,7 @@ def _fill(
     for row, (_, length) in enumerate(rows.lengths):
         for position in range(rows.first_seen(row), length):
             block, offset = table[row, position // s.block_size], position % s.block_size
-            # lengths of very different sizes, since int8 has a scale for each
+            # lengths of very different sizes, since memory with scales has one for each
             size = 1.0 if stored is None else 2.0 ** draw.rng.integers(-9, 2)
             data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim)) * size
     kv: LayerKV = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
@@ -171,25 +172,25 @@ def _attends() -> list[Case]:
         _attend("long-window", LONG, small, window=70),
         _attend("long-softcap", LONG, small, softcap=1.1),
     ]
-    return cases + _attends_int8()
+    return cases + _attends_scaled("int8", torch.int8)
 
 
-def _attends_int8() -> list[Case]:
+def _attends_scaled(name: str, stored: torch.dtype) -> list[Case]:
     cases = []
     for feature, options in FEATURES:
         cases += [
-            _attend(f"int8-mixed-{feature}", MIXED, stored=torch.int8, **options),
-            _attend(f"int8-decode-{feature}", DECODE, stored=torch.int8, **options),
+            _attend(f"{name}-mixed-{feature}", MIXED, stored=stored, **options),
+            _attend(f"{name}-decode-{feature}", DECODE, stored=stored, **options),
         ]
     small = Shape(2, 1, 16, 16)
     return [
         *cases,
-        _attend("int8-no_tokens", (), stored=torch.int8),
-        _attend("int8-mixed-mha-odd", MIXED, Shape(3, 3, 5, 1), stored=torch.int8),
-        _attend("int8-mixed-mqa", MIXED, Shape(6, 1, 16, 3), stored=torch.int8, is_strided=True),
-        _attend("int8-ragged", RAGGED, small, stored=torch.int8),
-        _attend("int8-ragged-window", RAGGED, small, window=300, sinks=True, stored=torch.int8),
-        _attend("int8-long-window", LONG, small, window=70, stored=torch.int8),
+        _attend(f"{name}-no_tokens", (), stored=stored),
+        _attend(f"{name}-mixed-mha-odd", MIXED, Shape(3, 3, 5, 1), stored=stored),
+        _attend(f"{name}-mixed-mqa", MIXED, Shape(6, 1, 16, 3), stored=stored, is_strided=True),
+        _attend(f"{name}-ragged", RAGGED, small, stored=stored),
+        _attend(f"{name}-ragged-window", RAGGED, small, window=300, sinks=True, stored=stored),
+        _attend(f"{name}-long-window", LONG, small, window=70, stored=stored),
     ]
 
 
@@ -275,10 +276,16 @@ def _rope_stores() -> list[Case]:
         _rope_store("rms-head-after_rope", 5, norm="rms", after_rope=True),
         _rope_store("rms-full-clip-strided", 5, norm="rms", over="full", clip=1.0, is_strided=True),
         _rope_store("layer-per_head-partial", 5, norm="layer", over="per_head", dim=4),
-        _rope_store("int8", 9, stored=torch.int8),
-        _rope_store("int8-none-padding", 7, has_rotary=False, padding=3, stored=torch.int8),
-        _rope_store("int8-mha-odd", 5, Shape(3, 3, 6, 2), stored=torch.int8, is_strided=True),
-        _rope_store("int8-wide-norm", 5, Shape(2, 1, 40, 16), norm="rms", stored=torch.int8),
+        *_rope_stores_scaled("int8", torch.int8),
+    ]
+
+
+def _rope_stores_scaled(name: str, stored: torch.dtype) -> list[Case]:
+    return [
+        _rope_store(name, 9, stored=stored),
+        _rope_store(f"{name}-none-padding", 7, has_rotary=False, padding=3, stored=stored),
+        _rope_store(f"{name}-mha-odd", 5, Shape(3, 3, 6, 2), stored=stored, is_strided=True),
+        _rope_store(f"{name}-wide-norm", 5, Shape(2, 1, 40, 16), norm="rms", stored=stored),
     ]
 
 
@@ -305,11 +312,22 @@ def _moves() -> list[Case]:
         _move("copy_kv", "none", src_ids=[], dst_ids=[]),
         _move("copy_kv", "apart", src_ids=[0, 4], dst_ids=[3, 1]),
         _move("copy_kv", "swap", src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
-        _move("export_kv", "int8", torch.int8, block_ids=[4, 0, 5]),
-        _move("import_kv", "int8", torch.int8, block_ids=[4, 0, 5]),
-        _move("zero_kv", "int8", torch.int8, block_ids=[4, 0]),
-        _move("copy_kv", "int8-swap", torch.int8, src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
+        *_moves_scaled("int8", torch.int8),
+    ]
+
+
+def _moves_scaled(name: str, stored: torch.dtype) -> list[Case]:
+    return [
+        _move("export_kv", name, stored, block_ids=[4, 0, 5]),
+        _move("import_kv", name, stored, block_ids=[4, 0, 5]),
+        _move("zero_kv", name, stored, block_ids=[4, 0]),
+        _move("copy_kv", f"{name}-swap", stored, src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
     ]
 
 
 CASES = (*_rope_stores(), *_attends(), *_moves(), *_benches())
+FP8_CASES = (
+    *_rope_stores_scaled("fp8", FP8),
+    *_attends_scaled("fp8", FP8),
+    *_moves_scaled("fp8", FP8),
+)

@@ -1,0 +1,43 @@
+"""8-bit floats in the Triton kernels: the numbers of torch's cast, bit for bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+CHECKS = (
+    "each_code_is_read_as_torch_reads_it",
+    "rows_are_rounded_as_torch_casts",
+    "the_cache_has_the_bytes_of_the_definition",
+    "blocks_go_from_one_provider_to_the_other_unchanged",
+    "the_loss_is_that_of_three_bits",
+)
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """What each check says; see triton_fp8.py."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("triton_fp8.py")],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: f"triton-{check}")
+def test_fp8(failures, check):
+    assert failures[check] is None
