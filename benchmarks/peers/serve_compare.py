@@ -1,5 +1,5 @@
-"""Quire's server beside vLLM's, under vLLM's own load generator: the same tiny model, load and
-machine, in one run.
+"""Quire's server beside vLLM's, under vLLM's own load generator: the same model, load and machine,
+in one run.
 
     PYTHONPATH=src python benchmarks/peers/serve_compare.py --vllm ENV --output server
 
@@ -26,10 +26,11 @@ from typing import Any
 
 from quire import embedded
 from quire.bench.sweep_server import last_lines, running_server
+from quire.bench.workload import random_model
 from quire.engine.machine import gather_machine_facts
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-NAME = "tiny"
+NAME = "model"
 FIGURES = ("output_throughput", "median_tpot_ms", "p99_tpot_ms", "median_ttft_ms", "p99_ttft_ms")
 HEADINGS = ("tokens/s", "TPOT ms", "p99", "TTFT ms", "p99")
 
@@ -41,6 +42,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--vllm", type=Path, required=True, metavar="ENV")
     parser.add_argument("--only", choices=["quire", "vllm"], help="put the load on one server only")
+    parser.add_argument(
+        "--random-model", metavar="SHAPE", help="random weights; default: the embedded model"
+    )
     parser.add_argument("--backends", nargs="+", choices=ENDPOINTS, default=list(ENDPOINTS))
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--input-len", type=int, default=128)
@@ -101,7 +105,7 @@ def gate(command: str) -> Iterator[None]:
 
 @contextmanager
 def serving(engine: str, args: argparse.Namespace, num_cores: int, scratch: Path) -> Iterator[str]:
-    """A server of the embedded model; its address."""
+    """A server of the model; its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -109,12 +113,17 @@ def serving(engine: str, args: argparse.Namespace, num_cores: int, scratch: Path
         "quire": [sys.executable, "-m", "quire", "serve"],
         "vllm": [*environment_of_vllm(args, num_cores), *command_of_vllm(args), "serve"],
     }
-    words = [*starts[engine], str(embedded.path()), "--served-model-name", NAME]
+    words = [*starts[engine], str(model_of(args)), "--served-model-name", NAME]
     words += ["--port", str(port), "--dtype", args.dtype, "--max-num-seqs", "64"]
     words += ["--max-model-len", "2048"]
     url, log = f"http://127.0.0.1:{port}", scratch / f"{engine}.log"
     with running_server(words, url, log, ready_s=args.ready_timeout, shows=False):
         yield url
+
+
+def model_of(args: argparse.Namespace) -> Path:
+    """The model's folder."""
+    return random_model(args.random_model) if args.random_model else embedded.path()
 
 
 def command_of_vllm(args: argparse.Namespace) -> list[str]:
@@ -147,7 +156,7 @@ def load(
         ("--endpoint", ENDPOINTS[backend]),
         ("--base-url", url),
         ("--model", NAME),
-        ("--tokenizer", embedded.path()),
+        ("--tokenizer", model_of(args)),
         ("--dataset-name", "random"),
         ("--random-input-len", args.input_len),
         ("--random-output-len", args.output_len),
