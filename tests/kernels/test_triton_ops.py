@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 KINDS = ("float32 fixed", "float16 fast")
-FLOAT32 = {"mask_logits", "greedy", "draw", "truncate", "rank"}
+FLOAT32 = {
+    "mask_logits", "bias_logits", "penalize", "forbid_words", "greedy", "draw", "truncate", "rank",
+}  # fmt: skip
 """Ops on logits, which are float32 in a model of any type."""
 
 SLOW = {"attend", "moe", "draw", "truncate", "rank"}

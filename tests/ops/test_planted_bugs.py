@@ -202,7 +202,46 @@ def sloppy_sum(x, delta, scale=1.0):
     return (x.bfloat16() + scale * delta.bfloat16()).to(x.dtype)
 
 
+def at_places(op, **wrong):
+    """The op with other columns of its places, each made of all columns."""
+
+    def edit(logits, history, places, *rest, **given):
+        columns = list(places.unbind(1))
+        for name, f in wrong.items():
+            columns[("index", "row", "border", "position").index(name)] = f(*columns)
+        getattr(PLAIN, op)(logits, history, torch.stack(columns, 1), *rest, **given)
+
+    return {op: edit}
+
+
+PENALTIES = ("repetition", "frequency", "presence")
+
+
+def penalize_with(**wrong):
+    def penalize(logits, history, places, penalties):
+        columns = dict(zip(PENALTIES, penalties.unbind(1), strict=True))
+        changed = columns | {name: f(columns[name]) for name, f in wrong.items()}
+        PLAIN.penalize(logits, history, places, torch.stack(list(changed.values()), 1))
+
+    return {"penalize": penalize}
+
+
+def bias_that_adds_what_forbids(logits, places, entries, values):
+    PLAIN.bias_logits(logits, places, entries, values.clamp_min(-1e30))
+
+
 BUGS = {
+    "prompt counted as output": at_places("penalize", border=lambda i, r, b, p: b * 0),
+    "one token too many counted": at_places("penalize", position=lambda i, r, b, p: p + 1),
+    "newest token not counted": at_places("penalize", position=lambda i, r, b, p: (p - 1).relu()),
+    "history of another row": at_places("penalize", row=lambda i, r, b, p: i),
+    "logits of another row": at_places("penalize", index=lambda i, r, b, p: i.flip(0)),
+    "repetition forgotten": penalize_with(repetition=torch.ones_like),
+    "frequency forgotten": penalize_with(frequency=torch.zeros_like),
+    "presence upside down": penalize_with(presence=torch.neg),
+    "words that begin in the prompt": at_places("forbid_words", border=lambda i, r, b, p: b * 0),
+    "words one token ago": at_places("forbid_words", position=lambda i, r, b, p: (p - 1).relu()),
+    "bias that cannot forbid": {"bias_logits": bias_that_adds_what_forbids},
     "window one too wide": with_plan(wider_window),
     "window one too narrow": with_plan(narrower_window),
     "window ignored": with_plan(no_window),

@@ -26,11 +26,15 @@ from quire.testing.late_driver import LateDriver
 NUM_BLOCKS = 9
 SMALL = WISHES | {"max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 16}
 PROMPTS = ([20, 21, 22, 23, 24], [30], [20, 21, 22, 23, 24, 25, 26])
+EDITED = {
+    "temperature": 0.0, "repetition_penalty": 1.6, "frequency_penalty": 0.4,
+    "logit_bias": {33: 0.5, 34: -0.5}, "allowed_token_ids": list(range(20, 90)),
+}  # fmt: skip
 GIB = 1 << 30
 
 
 def requests():
-    kinds = ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"temperature": 0.0})
+    kinds = ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, EDITED)
     for handle, (prompt, kind) in enumerate(zip(PROMPTS, kinds, strict=True)):
         params = SamplingParams(max_tokens=4, ignore_eos=True, **kind)
         yield EngineCoreRequest(handle, prompt, params, seed=handle, arrival_time=0.0)

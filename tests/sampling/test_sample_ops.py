@@ -10,7 +10,7 @@ import torch
 
 from quire.ops.filters import survivors
 from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import draw_row, draw_rows, penalize_counts_
+from quire.ops.sample import draw_row, draw_rows
 from quire.ops.vocab_row import VocabRow
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -97,16 +97,6 @@ def test_an_entry_does_not_depend_on_its_place(function, spread):
     for start in range(70):
         part = function(values[start : start + 67].clone())
         assert torch.equal(part, whole[start : start + 67])
-
-
-def test_counts_ignore_what_the_workspace_held():
-    logits = torch.zeros(10)
-    workspace = torch.full((10,), math.nan)
-    for _ in range(2):
-        penalize_counts_(logits, torch.tensor([3, 3, 7]), 0.5, 0.25, workspace)
-    expected = torch.zeros(10)
-    expected[3], expected[7] = 2 * -1.25, 2 * -0.75
-    assert torch.equal(logits, expected)
 
 
 def test_only_the_largest_can_win_against_infinities():

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from quire.ops.activation import scale_gate
 from quire.ops.attention import attend, plan_attention
+from quire.ops.edits import bias_logits, forbid_words, penalize
 from quire.ops.embed import embed, embed_packed
 from quire.ops.grammar_mask import mask_logits
 from quire.ops.kv import allocate_kv, copy_kv, export_kv, import_kv, zero_kv
@@ -43,6 +44,9 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             pack_experts,
             moe,
             mask_logits,
+            bias_logits,
+            penalize,
+            forbid_words,
             greedy,
             draw,
             truncate,

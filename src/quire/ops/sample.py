@@ -1,9 +1,8 @@
 """From logits to a token: the definitions that every provider of sampling must meet.
 
 Each body computes a row from that row alone, with the same shapes whatever the batch, so that a
-row's result is bitwise the same alone and in a batch. Formulas: penalties as in Keskar et al. 2019
-(repetition) and the OpenAI API (frequency, presence), top-k as in Fan et al. 2018, top-p as in
-Holtzman et al. 2020, min-p as in Nguyen et al. 2024.
+row's result is bitwise the same alone and in a batch. Formulas: top-k as in Fan et al. 2018, top-p
+as in Holtzman et al. 2020, min-p as in Nguyen et al. 2024.
 
 The least that any of them can do is to read the logits once: 4 R V bytes.
 """
@@ -143,29 +142,6 @@ def rank(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
         like.new_tensor([row.peak for row in rows]),
         like.new_tensor([row.log_sum() for row in rows]),
     )
-
-
-def penalize_repetition_(logits: Tensor, token_ids: Tensor, penalty: float) -> None:
-    """l / penalty where l > 0, else l * penalty, for the tokens that occur; logits [V] in place.
-
-    token_ids [n] int64, repeats allowed. O(n).
-    """
-    seen = logits[token_ids]
-    logits[token_ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
-
-
-def penalize_counts_(
-    logits: Tensor, token_ids: Tensor, frequency: float, presence: float, workspace: Tensor
-) -> None:
-    """l -= frequency * count, then l -= presence, for the tokens that occur; logits [V] in place.
-
-    token_ids [n] int64 with repeats: what is counted. workspace [V] fp32 may hold anything and does
-    so afterwards. O(n).
-    """
-    workspace[token_ids] = 0.0
-    workspace.index_add_(0, token_ids, workspace.new_ones(token_ids.shape[0]))
-    lowered = logits[token_ids] - workspace[token_ids] * frequency
-    logits[token_ids] = lowered.sub_(presence)  # repeats write the same value
 
 
 def _kinds(settings: list[list[float]]) -> tuple[list[int], list[int], list[int]]:

@@ -23,20 +23,48 @@ logger = logging.getLogger(__name__)
 SCRATCH_BLOCK = 1
 """The block that warm-up writes; a pool has it beside the null block at least."""
 
+
+class _OneWord:
+    """A tokenizer that makes the same two tokens of everything."""
+
+    vocab_size = 2
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [0, 1]
+
+
+def _edited() -> SamplingParams:
+    """Everything that edits logits; one token is left."""
+    params = SamplingParams(
+        temperature=1.0,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logit_bias={0: 1.0},
+        allowed_token_ids=[0],
+        bad_words=["any"],
+    )
+    params.update_from_tokenizer(_OneWord())
+    return params
+
+
 _KINDS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, logprobs=0),
-    SamplingParams(temperature=1.0, repetition_penalty=1.1, frequency_penalty=0.1),
+    _edited(),
 )
 """What rows ask for in turn; the first step of each shape is greedy alone."""
 
 
 def warm_up(runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int) -> None:
-    """Run prompts of `num_tokens` in all and `num_rows` decodes, greedy and with everything."""
+    """Run prompts of `num_tokens` in all and `num_rows` decodes: greedy, with everything, and with
+    the memory that penalties of all rows take.
+    """
     plans = _Plans(runner, max_len)
+    decodes = [min(2, max_len)] * num_rows
     for kinds in (_KINDS[:1], _KINDS):
         plans.run(list(_prompts(num_tokens, num_rows, max_len)), kinds, decodes=False)
-        plans.run([min(2, max_len)] * num_rows, kinds, decodes=max_len > 1)
+        plans.run(decodes, kinds, decodes=max_len > 1)
+    plans.run(decodes, _KINDS[-1:], decodes=max_len > 1)
 
 
 class _Plans:

@@ -9,7 +9,13 @@ the small cases. The functions stand as a provider named "oracle".
 from __future__ import annotations
 
 from quire.ops import Implementation
-from quire.testing import op_oracle_logits, op_oracle_masks, op_oracle_paged, op_oracle_rows
+from quire.testing import (
+    op_oracle_edits,
+    op_oracle_logits,
+    op_oracle_masks,
+    op_oracle_paged,
+    op_oracle_rows,
+)
 
 IMPLEMENTATIONS = tuple(
     Implementation(function.__name__, "oracle", function, lambda _: True, batch_invariant=True)
@@ -35,6 +41,9 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.plan_attention,
         op_oracle_paged.attend,
         op_oracle_masks.mask_logits,
+        op_oracle_edits.bias_logits,
+        op_oracle_edits.penalize,
+        op_oracle_edits.forbid_words,
         op_oracle_logits.greedy,
         op_oracle_logits.draw,
         op_oracle_logits.truncate,

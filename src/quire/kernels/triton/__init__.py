@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.triton import (
     attention,
+    edits,
     experts,
     gates,
     kv,
@@ -88,6 +89,9 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
         "attend": attention.attend,
         "mask_logits": mask.mask_logits,
+        "bias_logits": edits.bias_logits,
+        "penalize": edits.penalize,
+        "forbid_words": edits.forbid_words,
         "greedy": sample.greedy,
         "draw": sample.draw,
         "truncate": sample.truncate,

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops import Ops
 from quire.params import SamplingParams
+from quire.runner.sampling.part import Edit, Place, Stage
+from quire.runner.sampling.resident import Resident
 
 
 class AllowedIds:
-    """Sets all logits but those of the allowed ids to -inf; EOS is no exception."""
+    """Sets all logits but those of the allowed ids to -inf; EOS is no exception. They are kept as
+    the mask of a grammar that never changes.
+    """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, ops: Ops, vocab_size: int, device: torch.device) -> None:
+        self._ops = ops
+        self._num_words = -(-vocab_size // 32)
         self._device = device
-        self._ids: dict[int, Tensor] = {}
+        self._bits: Resident[np.ndarray] = Resident(self._together)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
         if params.allowed_token_ids is None:
             return False
-        self._ids[row] = torch.tensor(params.allowed_token_ids, device=self._device)
+        bits = np.zeros(self._num_words * 32, dtype=np.uint8)
+        bits[params.allowed_token_ids] = 1
+        self._bits.add(row, np.packbits(bits, bitorder="little").view(np.int32))
         return True
 
     def remove(self, row: int) -> None:
-        del self._ids[row]
+        self._bits.remove(row)
 
     def wants(self, row: int, position: int) -> bool:
         return True
 
-    def apply(self, logits: Tensor, row: int, position: int) -> None:
-        ids = self._ids[row]
-        allowed = logits[ids]
-        logits.fill_(-math.inf)
-        logits[ids] = allowed
+    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+        [bits] = self._bits.of([place.row for place in places])
+        rows = stage(np.array([place.index for place in places], dtype=np.int64))
+        return partial(self._ops.mask_logits, rows=rows, mask=bits)
+
+    def _together(self, bits: list[np.ndarray]) -> tuple[Tensor, ...]:
+        return (torch.from_numpy(np.stack(bits)).to(self._device),)

@@ -2,62 +2,67 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops import Ops
+from quire.ops.edits import WILD
 from quire.params import SamplingParams
-from quire.runner.sampling.part import TokenHistory
+from quire.runner.sampling.part import Edit, Place, Stage, TokenHistory, staged
+from quire.runner.sampling.resident import Resident, with_place
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Words of one length: the tokens before the last [W, n - 1] int32, and the last ones [W]."""
+    """One row's words [n, W] int32, each on the right, WILD before it."""
 
-    before: Tensor
-    last: Tensor
+    words: np.ndarray
+    num_prompt_tokens: int
 
 
 class BadWords:
-    """Forbids words of one token always, longer ones where the output ends with their beginning."""
+    """Forbids words of one token always, longer ones where the output ends with their beginning
+    (`quire.ops.edits.forbid_words`).
+    """
 
-    def __init__(self, history: TokenHistory, device: torch.device) -> None:
+    def __init__(self, ops: Ops, history: TokenHistory, device: torch.device) -> None:
+        self._ops = ops
         self._history = history
         self._device = device
-        self._words: dict[int, list[_Words]] = {}
-        self._num_prompt_tokens: dict[int, int] = {}
+        self._rows: Resident[_Words] = Resident(self._together)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
         if not params.bad_words_token_ids:
             return False
-        by_length: dict[int, list[list[int]]] = {}
-        for word in params.bad_words_token_ids:
-            by_length.setdefault(len(word), []).append(word)
-        self._words[row] = [self._same_length(by_length[n]) for n in sorted(by_length)]
-        self._num_prompt_tokens[row] = num_prompt_tokens
+        longest = max(map(len, params.bad_words_token_ids))
+        words = [[WILD] * (longest - len(word)) + word for word in params.bad_words_token_ids]
+        self._rows.add(row, _Words(np.array(words, dtype=np.int32), num_prompt_tokens))
         return True
 
     def remove(self, row: int) -> None:
-        del self._words[row], self._num_prompt_tokens[row]
+        self._rows.remove(row)
 
     def wants(self, row: int, position: int) -> bool:
         return True
 
-    def apply(self, logits: Tensor, row: int, position: int) -> None:
-        output = self._history.token_ids[row, self._num_prompt_tokens[row] : position]
-        for words in self._words[row]:
-            length = words.before.shape[1]
-            if length <= output.shape[0]:
-                end = output[output.shape[0] - length :]
-                _forbid(logits, words.last, (words.before == end).all(1))
+    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+        [words] = self._rows.of([place.row for place in places])
+        borders = [self._rows[place.row].num_prompt_tokens for place in places]
+        at = staged(places, borders, stage)
+        return partial(
+            self._ops.forbid_words, history=self._history.token_ids, places=at, words=words
+        )
 
-    def _same_length(self, words: list[list[int]]) -> _Words:
-        ids = torch.tensor(words, device=self._device)
-        return _Words(ids[:, :-1].to(torch.int32), ids[:, -1])
-
-
-def _forbid(logits: Tensor, ids: Tensor, where: Tensor) -> None:
-    limits = torch.where(where, -math.inf, math.inf).to(logits.dtype)
-    logits.scatter_reduce_(0, ids, limits, "amin")
+    def _together(self, rows: list[_Words]) -> tuple[Tensor, ...]:
+        width = max(row.words.shape[1] for row in rows)
+        words = [
+            with_place(place, np.pad(row.words, ((0, 0), (missing, 0)), constant_values=WILD))
+            for place, row in enumerate(rows)
+            for missing in [width - row.words.shape[1]]
+        ]
+        return (torch.from_numpy(np.concatenate(words)).to(self._device),)

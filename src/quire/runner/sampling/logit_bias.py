@@ -2,33 +2,77 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops import Ops
 from quire.params import SamplingParams
+from quire.runner.sampling.part import Edit, Place, Stage, staged
+from quire.runner.sampling.resident import Resident, with_place
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """One row's ids [n] int32 and what is added to their logits [n] fp32."""
+
+    ids: np.ndarray
+    values: np.ndarray
+
+
+class Biases:
+    """Ids and what is added to their logits, per row; -inf forbids."""
+
+    def __init__(self, ops: Ops, device: torch.device) -> None:
+        self._ops = ops
+        self._device = device
+        self._rows: Resident[_Own] = Resident(self._together)
+
+    def add(self, row: int, values: Mapping[int, float]) -> None:
+        """The ids of a row, and the values. What does not fit raises, and the row has none."""
+        ids = np.array(list(values), dtype=np.int32)
+        self._rows.add(row, _Own(ids, np.array(list(values.values()), dtype=np.float32)))
+
+    def remove(self, row: int) -> None:
+        """A row has none any more."""
+        self._rows.remove(row)
+
+    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+        """Adds the values of rows that have some."""
+        entries, values = self._rows.of([place.row for place in places])
+        at = staged(places, [0] * len(places), stage)
+        return partial(self._ops.bias_logits, places=at, entries=entries, values=values)
+
+    def _together(self, rows: list[_Own]) -> tuple[Tensor, ...]:
+        entries = [with_place(place, own.ids[:, None]) for place, own in enumerate(rows)]
+        values = [own.values for own in rows]
+        joined = (torch.from_numpy(np.concatenate(arrays)) for arrays in (entries, values))
+        return tuple(tensor.to(self._device) for tensor in joined)
 
 
 class LogitBias:
     """Adds each id's bias to its logit; a forbidden id stays forbidden."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, ops: Ops, device: torch.device) -> None:
+        self._biases = Biases(ops, device)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
         if not params.logit_bias:
             return False
-        ids = torch.tensor(list(params.logit_bias), device=self._device)
-        values = torch.tensor(list(params.logit_bias.values()), device=self._device)
-        self._biases[row] = (ids, values.to(torch.float32))
+        assert all(map(math.isfinite, params.logit_bias.values())), "validated with the request"
+        self._biases.add(row, params.logit_bias)
         return True
 
     def remove(self, row: int) -> None:
-        del self._biases[row]
+        self._biases.remove(row)
 
     def wants(self, row: int, position: int) -> bool:
         return True
 
-    def apply(self, logits: Tensor, row: int, position: int) -> None:
-        ids, values = self._biases[row]
-        logits.index_add_(0, ids, values)
+    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+        return self._biases.edit(places, stage)

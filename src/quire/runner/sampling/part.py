@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from quire.params import SamplingParams
+
+Stage = Callable[[np.ndarray], Tensor]
+"""Brings a small array to the device together with the step's others: readable when the model has
+run.
+"""
+
+Edit = Callable[[Tensor], None]
+"""Edits logits [R, V] fp32 in place, in the step that it was made for; may be called again."""
 
 
 class TokenHistory(Protocol):
@@ -21,8 +32,19 @@ class TokenHistory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row of a step stands: its index in the logits, its row, and the position of the token
+    that is to be drawn.
+    """
+
+    index: int
+    row: int
+    position: int
+
+
 class LogitsPart(Protocol):
-    """One feature that edits a row's logits before temperature.
+    """One feature that edits logits before temperature, all rows of a step at once.
 
     A part keeps what it made of a request's parameters, and nothing that sampling changes: what
     depends on earlier tokens is read from the history. So a step can be sampled again, and a
@@ -30,7 +52,9 @@ class LogitsPart(Protocol):
     """
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
-        """Take a request into `row`; False, and nothing kept, if it does not ask for this."""
+        """Take a request into `row`; False, and nothing kept, if it does not ask for this. What
+        cannot be served raises here and not in a step, and nothing is kept either.
+        """
         ...
 
     def remove(self, row: int) -> None:
@@ -41,6 +65,13 @@ class LogitsPart(Protocol):
         """Whether the token at `position` is affected; if no part wants a row, it is not copied."""
         ...
 
-    def apply(self, logits: Tensor, row: int, position: int) -> None:
-        """Edit a row's logits [V] fp32 in place, for its token at `position`."""
+    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+        """What edits these rows, each of which `wants`; not empty."""
         ...
+
+
+def staged(places: Sequence[Place], borders: Sequence[int], stage: Stage) -> Tensor:
+    """The places as `quire.ops.edits` takes them; borders: where the prompts end."""
+    rows = zip(places, borders, strict=True)
+    found = [(place.index, place.row, border, place.position) for place, border in rows]
+    return stage(np.array(found, dtype=np.int64))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.sample import penalize_counts_, penalize_repetition_
+from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import TokenHistory
+from quire.runner.sampling.part import Edit, Place, Stage, TokenHistory, staged
+from quire.runner.sampling.resident import Resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +23,22 @@ class _Penalties:
     presence: float
     num_prompt_tokens: int
 
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        return self.repetition, self.frequency, self.presence
+
 
 class TokenPenalties:
-    """Lowers the logits of tokens that occurred.
+    """Lowers the logits of tokens that occurred (`quire.ops.edits.penalize`).
 
     Repetition looks at prompt and output, the others at the output alone.
-
-    Counts are taken from the history each time, into one workspace of all rows: a step costs
-    O(tokens so far), which is less than the passes over [V] that kept counts would need, and there
-    is no count to rebuild or roll back.
     """
 
-    def __init__(self, history: TokenHistory, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, ops: Ops, history: TokenHistory, device: torch.device) -> None:
+        self._ops = ops
         self._history = history
-        self._workspace = torch.empty(0, device=device)
-        self._vocab_size = vocab_size
-        self._rows: dict[int, _Penalties] = {}
+        self._device = device
+        self._rows: Resident[_Penalties] = Resident(self._together)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
         asked = _Penalties(
@@ -43,25 +47,29 @@ class TokenPenalties:
             params.presence_penalty,
             num_prompt_tokens,
         )
-        if (asked.repetition, asked.frequency, asked.presence) == (1.0, 0.0, 0.0):
+        if asked.numbers == (1.0, 0.0, 0.0):
             return False
-        self._rows[row] = asked
+        self._rows.add(row, asked)
         return True
 
     def remove(self, row: int) -> None:
-        del self._rows[row]
+        self._rows.remove(row)
 
     def wants(self, row: int, position: int) -> bool:
         asked = self._rows[row]
         return asked.repetition != 1.0 or position > asked.num_prompt_tokens
 
-    def apply(self, logits: Tensor, row: int, position: int) -> None:
-        asked = self._rows[row]
-        token_ids = self._history.token_ids[row, :position].long()
-        if asked.repetition != 1.0:
-            penalize_repetition_(logits, token_ids, asked.repetition)
-        if asked.frequency != 0.0 or asked.presence != 0.0:
-            if not self._workspace.numel():
-                self._workspace = self._workspace.new_empty(self._vocab_size)
-            output_ids = token_ids[asked.num_prompt_tokens :]
-            penalize_counts_(logits, output_ids, asked.frequency, asked.presence, self._workspace)
+    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+        [penalties] = self._rows.of([place.row for place in places])
+        borders = [self._rows[place.row].num_prompt_tokens for place in places]
+        longest = max(place.position for place in places)
+        return partial(
+            self._ops.penalize,
+            history=self._history.token_ids[:, :longest],
+            places=staged(places, borders, stage),
+            penalties=penalties,
+        )
+
+    def _together(self, rows: list[_Penalties]) -> tuple[Tensor, ...]:
+        numbers = np.array([asked.numbers for asked in rows], dtype=np.float32)
+        return (torch.from_numpy(numbers).to(self._device),)

@@ -9,7 +9,7 @@ asked for and something edits it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,20 +29,22 @@ from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
 from quire.runner.sampling.logprobs import Described, LogprobRequest, LogprobsMode, describe, runs
 from quire.runner.sampling.min_tokens import MinTokens
-from quire.runner.sampling.part import LogitsPart, TokenHistory
+from quire.runner.sampling.part import Edit, LogitsPart, Place, Stage, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
 
 logger = logging.getLogger(__name__)
 
 
-def logits_parts(history: TokenHistory, vocab_size: int, device: torch.device) -> list[LogitsPart]:
+def logits_parts(
+    ops: Ops, history: TokenHistory, vocab_size: int, device: torch.device
+) -> list[LogitsPart]:
     """The features that edit logits before temperature, in the order in which they do."""
     return [
-        AllowedIds(device),
-        LogitBias(device),
-        MinTokens(device),
-        TokenPenalties(history, vocab_size, device),
-        BadWords(history, device),
+        AllowedIds(ops, vocab_size, device),
+        LogitBias(ops, device),
+        MinTokens(ops, device),
+        TokenPenalties(ops, history, device),
+        BadWords(ops, history, device),
     ]
 
 
@@ -63,11 +65,14 @@ class _RowState:
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
     """What the draws of a step need beside logits, on the device: settings [M, 4] fp64 (see
-    `ops.draw`) and keys [M, 2] int32 of the noise.
+    `ops.draw`) and keys [M, 2] int32 of the noise. `edits` run first, one after the other; they are
+    for the rows at the indices `edited`.
     """
 
     settings: Tensor
     keys: Tensor
+    edits: Sequence[Edit]
+    edited: frozenset[int]
 
 
 class Sampler:
@@ -99,7 +104,7 @@ class Sampler:
         self._mode = logprobs_mode
         self._reports_raw = logprobs_mode.startswith("raw")
         self._hashes = token_hashes(vocab_size, device)
-        self._parts = logits_parts(history, vocab_size, device)
+        self._parts = logits_parts(ops, history, vocab_size, device)
         self._custom = CustomProcessors(logits_processors)
         self._states: dict[int, _RowState] = {}
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
@@ -142,16 +147,17 @@ class Sampler:
             part.remove(row)
         self._custom.remove(row)
 
-    def inputs(
-        self, rows: np.ndarray, positions: np.ndarray, stage: Callable[[np.ndarray], Tensor]
-    ) -> DrawInputs | None:
+    def inputs(self, rows: np.ndarray, positions: np.ndarray, stage: Stage) -> DrawInputs | None:
         """The inputs of `sample` for these rows, brought to the device by `stage`; None where every
         row takes the largest logit.
         """
         if self._takes_largest_alone:
             return None
         keys = noise_keys(self._seeds[rows], positions)
-        return DrawInputs(stage(self._settings[rows]), stage(keys))
+        wanting = self._wanting(rows, positions)
+        edits = [part.edit(places, stage) for part, places in wanting]
+        edited = frozenset(place.index for _, places in wanting for place in places)
+        return DrawInputs(stage(self._settings[rows]), stage(keys), edits, edited)
 
     def sample(
         self,
@@ -175,7 +181,7 @@ class Sampler:
         if inputs is None:
             inputs = self.inputs(rows, positions, self._upload)
             assert inputs is not None, "some row is not greedy"
-        return self._sample_rows(logits, rows, positions, inputs)
+        return self._sample_rows(logits, rows, inputs)
 
     def members(self, rows: np.ndarray) -> list[Member]:
         """Who gets the tokens of a step, for `commit`: by then others may have their rows."""
@@ -219,6 +225,19 @@ class Sampler:
             raise
         return tuple(added)
 
+    def _wanting(
+        self, rows: np.ndarray, positions: np.ndarray
+    ) -> list[tuple[LogitsPart, list[Place]]]:
+        """The parts that edit something in a step, in their order, and the rows that they edit."""
+        wanted: dict[int, list[Place]] = {}
+        for index, (row, position) in enumerate(
+            zip(rows.tolist(), positions.tolist(), strict=True)
+        ):
+            for part in self._states[row].parts:
+                if part.wants(row, position):
+                    wanted.setdefault(id(part), []).append(Place(index, row, position))
+        return [(part, wanted[id(part)]) for part in self._parts if id(part) in wanted]
+
     @property
     def _takes_largest_alone(self) -> bool:
         """Whether a step is over with the largest logit of each row."""
@@ -227,12 +246,10 @@ class Sampler:
     def _upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _sample_rows(
-        self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, inputs: DrawInputs
-    ) -> SamplerOutput:
+    def _sample_rows(self, logits: Tensor, rows: np.ndarray, inputs: DrawInputs) -> SamplerOutput:
         states = [self._states[row] for row in rows.tolist()]
         asking = [i for i, state in enumerate(states) if state.logprobs is not None]
-        logits, raw, errors = self._edit(logits, states, rows, positions)
+        logits, raw, errors = self._edit(logits, states, rows, inputs)
         settings = inputs.settings
         token_ids, peaks = self._ops.draw(logits, settings, inputs.keys, self._hashes)
         if errors:
@@ -242,27 +259,17 @@ class Sampler:
         return SamplerOutput(token_ids, peaks, logprobs, errors)
 
     def _edit(
-        self,
-        logits: Tensor,
-        states: list[_RowState],
-        rows: np.ndarray,
-        positions: np.ndarray,
+        self, logits: Tensor, states: list[_RowState], rows: np.ndarray, inputs: DrawInputs
     ) -> tuple[Tensor, dict[int, Tensor], dict[int, str]]:
         """Run parts and custom processors -> logits [R, V], the raw rows that were asked for and
         are edited, and errors by index.
         """
         must_run = self._custom.must_run(is_all_greedy=all(map(self._takes_largest, states)))
-        raw: dict[int, Tensor] = {}
-        for i, state in enumerate(states):
-            if not state.parts and not must_run:
-                continue
-            row, position = int(rows[i]), int(positions[i])
-            wanting = [part for part in state.parts if part.wants(row, position)]
-            is_reported = self._reports_raw and state.logprobs is not None
-            if is_reported and (wanting or must_run):
-                raw[i] = logits[i].clone()
-            for part in wanting:
-                part.apply(logits[i], row, position)
+        edited = range(len(states)) if must_run else inputs.edited
+        is_kept = (i in edited and states[i].logprobs is not None for i in range(len(states)))
+        raw = {i: logits[i].clone() for i, kept in enumerate(is_kept) if kept and self._reports_raw}
+        for edit in inputs.edits:
+            edit(logits)
         if not must_run:
             return logits, raw, {}
         logits, errors = self._custom.apply(logits, rows.tolist())
