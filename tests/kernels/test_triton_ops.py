@@ -45,7 +45,8 @@ CHOSEN = {
 }  # fmt: skip
 CHOSEN_FAST = {
     "attend/decode-all", "attend/one_row-sinks", "attend/int8-decode-softcap",
-    "attend/fp8-decode-sinks", "attend/fp8-ragged-window", "moe/sigmoid-groups-select_bias",
+    "attend/fp8-decode-sinks", "attend/fp8-decode-small", "attend/fp8-ragged-window",
+    "moe/sigmoid-groups-select_bias",
 }  # fmt: skip
 """Of the slow ops: each feature in one case."""
 

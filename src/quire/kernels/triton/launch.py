@@ -50,10 +50,10 @@ def power_of_2(n: int, least: int = 1) -> int:
 
 
 def dot_type(dtype: torch.dtype) -> Any:
-    """The type of a product's operands: the model's; in the interpreter float32, because it
-    multiplies the bits of bfloat16 as whole numbers.
+    """The type of a product's operands: the model's; in the interpreter float32 for bfloat16, whose
+    bits it multiplies as whole numbers.
     """
-    if is_interpreted():
+    if is_interpreted() and dtype is torch.bfloat16:
         return tl.float32
     return TYPES[dtype]
 

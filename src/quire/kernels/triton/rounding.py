@@ -21,16 +21,17 @@ def rounded(x: tl.tensor, AXIS: tl.constexpr, dtype: tl.constexpr) -> Any:
     """float32 x -> numbers of dtype, int8 of -127..127 or e4m3, and their scales: x's shape with
     AXIS of size 1.
 
-    Where a NaN or an infinity is, the scale is NaN.
+    Where a NaN or an infinity is, the scale is NaN. Divisions are rounded as torch rounds them: a
+    GPU's fast ones are not, and a value between two numbers would become the other.
     """
     most: tl.constexpr = 127.0 if dtype == tl.int8 else 448.0
     largest = tl.max(tl.abs(x), AXIS, keep_dims=True)
     is_zero = largest < 1e-30
-    inverse = tl.where(is_zero, 0.0, most / tl.where(is_zero, 1.0, largest))
+    inverse = tl.where(is_zero, 0.0, tl.div_rn(most, tl.where(is_zero, 1.0, largest)))
     y = x * inverse
     y = tl.minimum(tl.maximum(tl.where(y == y, y, 0.0), -most), most)
     poison = tl.sum(x * 0.0, AXIS, keep_dims=True)
-    return _on_grid(y, dtype).to(dtype), tl.where(is_zero, 0.0, largest / most) + poison
+    return _on_grid(y, dtype).to(dtype), tl.where(is_zero, 0.0, tl.div_rn(largest, most)) + poison
 
 
 @kernel

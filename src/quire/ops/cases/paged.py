@@ -71,10 +71,16 @@ def _tables(rows: Rows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
 
 
 def _fill(
-    ops: Ops, draw: Draw, rows: Rows, table: np.ndarray, pool: int, stored: torch.dtype | None
+    ops: Ops,
+    draw: Draw,
+    rows: Rows,
+    table: np.ndarray,
+    pool: int,
+    stored: torch.dtype | None,
+    size: float = 1.0,
 ) -> LayerKV:
-    """KV memory of type `stored` (None: the case's) with values where the rows may read and NaN
-    everywhere else.
+    """KV memory of type `stored` (None: the case's) with values of about `size` where the rows may
+    read and NaN everywhere else.
     """
     s = rows.shape
     data = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
@@ -82,8 +88,8 @@ def _fill(
         for position in range(rows.first_seen(row), length):
             block, offset = table[row, position // s.block_size], position % s.block_size
             # lengths of very different sizes, since memory with scales has one for each
-            size = 1.0 if stored is None else 2.0 ** draw.rng.integers(-9, 2)
-            data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim)) * size
+            each = size if stored is None else size * 2.0 ** draw.rng.integers(-9, 2)
+            data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim)) * each
     kv: LayerKV = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
     ops.import_kv(kv, range(pool), draw.of(data))
     return kv
@@ -101,12 +107,13 @@ def _attend(
     is_strided: bool = False,
     is_bench: bool = False,
     stored: torch.dtype | None = None,
+    size: float = 1.0,
 ) -> Case:
     rows = Rows(tuple(lengths), shape, window)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         table, pool = _tables(rows, draw.rng)
-        kv = _fill(ops, draw, rows, table, pool, stored)
+        kv = _fill(ops, draw, rows, table, pool, stored, size)
         make = draw.strided if is_strided else draw.normal
         q = make(int(rows.query_start[-1]), shape.heads * shape.head_dim, scale=1.5)
         q = q.unflatten(1, (shape.heads, shape.head_dim))
@@ -186,6 +193,7 @@ def _attends_scaled(name: str, stored: torch.dtype) -> list[Case]:
     return [
         *cases,
         _attend(f"{name}-no_tokens", (), stored=stored),
+        _attend(f"{name}-decode-small", ((1, 70), (1, 30)), stored=stored, size=2.0**-11),
         _attend(f"{name}-mixed-mha-odd", MIXED, Shape(3, 3, 5, 1), stored=stored),
         _attend(f"{name}-mixed-mqa", MIXED, Shape(6, 1, 16, 3), stored=stored, is_strided=True),
         _attend(f"{name}-ragged", RAGGED, small, stored=stored),
