@@ -27,7 +27,7 @@ NEEDED = ("msgspec", "zmq", "tokenizers", "safetensors", "psutil", "tqdm", "jinj
 """What the engine imports beside torch and numpy, under its import name."""
 
 WHEEL_NAMES = {"zmq": "pyzmq"}
-PARTS = ("kernels", "conformance", "large", "small", "host", "parity", "peer")
+PARTS = ("kernels", "conformance", "large", "eight", "small", "host", "parity", "peer")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,6 +128,7 @@ def part(name: str, limits: object, until: float) -> Callable[[], Iterator[objec
 
     parts = {
         "large": lambda: engines.large(limits),
+        "eight": lambda: engines.eight_bits(limits),
         "small": lambda: engines.small(limits),
         "host": engines.host,
         "peer": lambda: engines.peer(until),

@@ -142,6 +142,16 @@ def test_a_kernel_that_does_not_conform_is_named(tool):
     assert "error" in correctness.failure_of(case, torch.float32, plain, "cpu")
 
 
+def test_a_rounded_product_that_differs_is_named(tool):
+    correctness = tool("gpu.correctness")
+    plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+    shape = (torch.bfloat16, correctness.FORMATS[0], 5, 96, 32, "cpu")
+    assert correctness.product_error(plain, *shape) == 0
+    right = plain.pack_linear
+    object.__setattr__(plain, "pack_linear", lambda w, *rest: right(w * 1.05, *rest))
+    assert correctness.product_error(plain, *shape) > 0.03
+
+
 @pytest.mark.skipif(
     "device" not in EngineArgs.__dataclass_fields__, reason="no device can be chosen yet"
 )
@@ -167,6 +177,8 @@ def test_a_kernel_s_line_has_its_share_and_its_rates(tool, monkeypatch):
     decode = kernels.attention(plain, "decode", 3, 1, 40, device="cpu")
     assert decode.num_bytes == 2 * (3 * 32 * 128 * 2) + 2 * 3 * 40 * 8 * 128 * 2
     assert decode.flops == 4 * 3 * 40 * 32 * 128
+    rounded = kernels.attention(plain, "decode", 3, 1, 40, kernels.FP8, device="cpu")
+    assert decode.num_bytes - rounded.num_bytes == 2 * 3 * 40 * 8 * (128 * 2 - (128 + 4))
     for stored_as, size in zip(kernels.FORMATS, (2, 1, 1), strict=False):
         measured = kernels.product(plain, 2, stored_as, device="cpu")
         assert measured.flops == 2 * 2 * 64 * 4096

@@ -16,12 +16,13 @@ import torch
 
 from gpu.told import Line
 from quire.models.families import family_names
-from quire.ops import Facts, Ops, bind, select
-from quire.ops.cases import CASES, FP8_CASES, Case
+from quire.ops import Facts, Ops, WeightFormat, bind, select
+from quire.ops.cases import CASES, FP8_CASES, Case, Draw
 from quire.testing import op_oracle
-from quire.testing.op_conformance import check
+from quire.testing.op_conformance import check, relative_error
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FORMATS = (WeightFormat("fp8"), WeightFormat("int8"), WeightFormat("int4", 64))
 _NEW_TOKENS = 16
 _PROMPTS = ([1, 5, 9, 200, 31, 7], [3, 3, 3, 90, 4, 17, 250, 6, 11], [42] * 33)
 
@@ -33,7 +34,9 @@ def conformance(until: float) -> Iterator[Line]:
     for dtype in DTYPES:
         for deterministic in (True, False):
             ops = select(device="cuda", dtype=dtype, deterministic=deterministic)
-            yield _conformance(ops, dtype, "fixed" if deterministic else "fast", until)
+            kind = "fixed" if deterministic else "fast"
+            yield _conformance(ops, dtype, kind, until)
+            yield _rounded_products(ops, dtype, kind)
 
 
 def _conformance(ops: Ops, dtype: torch.dtype, kind: str, until: float) -> Line:
@@ -61,6 +64,38 @@ def failure_of(case: Case, dtype: torch.dtype, ops: Ops, device: str = "cuda") -
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return None
+
+
+def _rounded_products(ops: Ops, dtype: torch.dtype, kind: str) -> Line:
+    wrong = [
+        f"{form.name} {rows} x {width} x {out}: error {error:.3g}"
+        for form in FORMATS
+        for rows, width, out in ((1, 64, 48), (5, 96, 32), (66, 33, 5), (3, 70, 40))
+        if (error := product_error(ops, dtype, form, rows, width, out)) > 4 * torch.finfo(dtype).eps
+    ]
+    name = f"rounded products {str(dtype).removeprefix('torch.')} {kind}: that differ"
+    return Line(name, len(wrong), "", 0, is_least=False, note="; ".join(wrong))
+
+
+def product_error(
+    ops: Ops,
+    dtype: torch.dtype,
+    form: WeightFormat,
+    rows: int,
+    width: int,
+    out: int,
+    device: str = "cuda",
+) -> float:
+    """Largest difference of a product with a rounded weight from plain torch's on the CPU, over the
+    largest result. Widths that are and that are not multiples of 16 take different ways.
+    """
+    plain = select(device="cpu", dtype=dtype, providers=["torch"])
+    found = []
+    for using, where in ((ops, device), (plain, "cpu")):
+        draw = Draw(0, dtype, where)
+        w = using.pack_linear(draw.normal(out, width, scale=width**-0.5), draw.normal(out), form)
+        found.append(using.linear(draw.normal(rows, width), w).cpu())
+    return relative_error(*found)
 
 
 def parity(until: float) -> Iterator[Line]:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,23 @@ def small(ceilings: Ceilings) -> Iterator[Line]:
         yield from _together(llm, "0.6b", shape, ceilings, 256, 256)
         idle = 100 * (1 - busy_share(_device_intervals(llm, prompts_of("0.6b", 256, 128))))
         yield Line("0.6B 256 together: device idle", idle, "%", 3, is_least=False)
+
+
+def eight_bits(ceilings: Ceilings) -> Iterator[Line]:
+    """The 8B shape with weights and K/V in 8-bit floats: single stream, 256 together, memory."""
+    label = "8B, fp8 weights and K/V"
+    with engine("8b", quantization="fp8", kv_cache_dtype="fp8") as llm:
+        generate_seconds(llm, prompts_of("8b", 256, 128), 8)  # warm
+        shape = replace(DecoderShape.of(config_of("8b")), itemsize=1)  # a scale in 128 left out
+        itl = itl_seconds(llm, prompts_of("8b", 1, 128), _SINGLE_TOKENS)
+        floor = decode_seconds(shape, ceilings, 1, 192)
+        note = f"roofline {floor * 1e3:.2f} ms"
+        yield Line(f"{label}: batch 1, ITL", itl * 1e3, "ms", note=note)
+        seconds = generate_seconds(llm, prompts_of("8b", 256, 128), 128)
+        yield Line(f"{label}: 256 together, 128 in / 128 out", 256 * 128 / seconds, "tokens/s")
+        [held] = llm.collective_rpc("kv_cache_bytes")
+        tokens = held / (shape.kv_bytes_per_token * (1 + 4 / shape.head_dim))
+        yield Line(f"{label}: tokens in the KV cache", tokens, "tokens", note=f"{held} bytes")
 
 
 def host() -> Iterator[Line]:

@@ -14,6 +14,7 @@ from gpu.told import Line
 from quire.ops import CATALOG, AttentionArgs, Ops, WeightFormat, select
 from quire.ops.cases import CASES
 from quire.ops.cases.case import Draw
+from quire.ops.fp8 import FP8
 
 _BLOCK_SIZE = 16
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
@@ -48,6 +49,10 @@ def table(ceilings: Ceilings) -> Iterator[Line]:
     ops = select(device="cuda", dtype=torch.bfloat16)
     yield attention(ops, "decode 64 x 4096", 64, 1, 4096).line(ceilings, 85)
     yield attention(ops, "decode 1 x 4096", 1, 1, 4096).line(ceilings, None)
+    for stored, name in ((FP8, "fp8"), (torch.int8, "int8")):
+        yield attention(ops, f"decode 64 x 4096, {name} K/V", 64, 1, 4096, stored).line(
+            ceilings, None
+        )
     yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).line(ceilings, 60)
     for stored_as in FORMATS:
         for rows in (1, 64, 2048):
@@ -62,12 +67,20 @@ def table(ceilings: Ceilings) -> Iterator[Line]:
 
 
 def attention(
-    ops: Ops, name: str, rows: int, new: int, length: int, device: str = "cuda"
+    ops: Ops,
+    name: str,
+    rows: int,
+    new: int,
+    length: int,
+    stored: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
 ) -> Measured:
-    """Rows of `length` tokens, `new` of them new; heads of an 8B model, blocks shuffled."""
+    """Rows of `length` tokens, `new` of them new, in KV memory of type `stored`; heads of an 8B
+    model, blocks shuffled.
+    """
     per_row = -(-length // _BLOCK_SIZE)
     num_blocks = rows * per_row
-    kv = ops.allocate_kv(num_blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, torch.bfloat16)
+    kv = ops.allocate_kv(num_blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, stored)
     for ids in torch.arange(num_blocks).split(4096):
         shape = (len(ids), 2, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM)
         ops.import_kv(kv, ids, torch.randn(shape, dtype=torch.bfloat16, device=device))

@@ -117,8 +117,10 @@ def _gpu() -> Lines:
         return [("gpu", missing), ("torch cuda", torch_cuda)]
     memory = f"{gib(gpu.free_memory_bytes)} free of {gib(gpu.total_memory_bytes)}"
     capability = ".".join(map(str, gpu.capability))
+    fp8 = "in hardware" if gpu.has_fp8 else "none: quantization and kv_cache_dtype can be int8"
     return [
         ("gpu", f"{gpu.name}, compute capability {capability}, {gpu.num_multiprocessors} SMs"),
+        ("gpu 8-bit floats", fp8),
         ("gpu memory", memory),
         ("torch cuda", torch_cuda),
         *_gpu_providers(),

@@ -72,6 +72,13 @@ class GpuFacts(msgspec.Struct, frozen=True):
     total_memory_bytes: int
     free_memory_bytes: int
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it has instructions that widen and multiply 8-bit floats (e4m3): Ada, Hopper and
+        later.
+        """
+        return self.capability >= (8, 9)
+
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as this process may use it.

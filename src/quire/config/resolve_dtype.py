@@ -23,8 +23,6 @@ _SCALED_NAMES = {
     "fp8_e4m3": _FP8_KV,
     "fp8_per_token_head": _FP8_KV,
 }
-_LEAST_FP8_CAPABILITY = (8, 9)
-"""Ada: older GPUs have no instructions that widen e4m3."""
 
 
 def decide_dtype(d: Decisions) -> None:
@@ -57,7 +55,7 @@ def _require_fp8(d: Decisions, name: str, given: str) -> None:
     gpu = d.machine.gpu
     if d.machine.device != "cuda" or gpu is None:
         where = "this engine runs on the CPU"
-    elif gpu.capability < _LEAST_FP8_CAPABILITY:
+    elif not gpu.has_fp8:
         where = f"{gpu.name} has {'.'.join(map(str, gpu.capability))}"
     else:
         return
