@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import subprocess
@@ -167,6 +168,31 @@ def test_an_engine_of_a_named_shape_is_timed(tool):
         )
     assert (rate.unit, share.unit, share.target) == ("tokens/s", "%", 70)
     assert rate.value > 0 and share.value > 0
+
+
+def test_8_bit_floats_are_measured_against_a_roofline_of_half_the_bytes(
+    tool, llama_8b, monkeypatch
+):
+    engines, ceilings = tool("gpu.engines"), tool("gpu.ceilings").Ceilings(4e12, 8e14)
+    asked = {}
+
+    class Llm:
+        def collective_rpc(self, method):
+            return {"kv_cache_bytes": [132 * 2 * 8 * 32 * 5000]}[method]
+
+    @contextlib.contextmanager
+    def engine(shape, **settings):
+        asked.update(settings)
+        yield Llm()
+
+    monkeypatch.setattr(engines, "engine", engine)
+    monkeypatch.setattr(engines, "generate_seconds", lambda llm, prompts, count: 2.0)
+    monkeypatch.setattr(engines, "itl_seconds", lambda llm, prompts, count: 0.003)
+    itl, together, held = engines.eight_bits(ceilings)
+    assert asked == {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    half = 1e3 * tool("gpu.ceilings").decode_seconds(llama_8b, ceilings, 1, 192) / 2
+    assert itl.value == 3 and float(itl.note.split()[1]) == pytest.approx(half, rel=0.01)
+    assert together.value == 256 * 128 / 2 and held.value == pytest.approx(5000)
 
 
 def test_a_kernel_s_line_has_its_share_and_its_rates(tool, monkeypatch):

@@ -73,5 +73,8 @@ def test_a_poisoned_row_poisons_its_own_result_alone():
 
 @pytest.mark.skipif(find_native()[0] is None, reason=find_native()[1])
 def test_the_native_provider_refuses_by_name():
-    with pytest.raises(NotBuiltYet, match="fp8"):
-        select(device="cpu", dtype=torch.float32).pack_linear(torch.ones(4, 16), None, FP8)
+    native = select(device="cpu", dtype=torch.float32)
+    with pytest.raises(NotBuiltYet, match="quantization='fp8 on CPUs'.*Use int8"):
+        native.pack_linear(torch.ones(4, 16), None, FP8)
+    with pytest.raises(NotBuiltYet, match="kv_cache_dtype='fp8 on CPUs'.*Use int8"):
+        native.allocate_kv(4, 16, 2, 8, torch.float8_e4m3fn)
