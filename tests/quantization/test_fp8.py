@@ -6,7 +6,7 @@ import torch
 
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu_runtime import find_native
-from quire.ops import WeightFormat, select
+from quire.ops import WeightFormat, fp8, select
 from quire.ops.fp8 import fp8_rows
 
 FP8 = WeightFormat("fp8")
@@ -60,6 +60,17 @@ def test_products_are_close_to_exact_ones(rows):
     # 3 bits of mantissa: a relative error of at most 1/16 each, of random sign in a sum
     assert ((y - exact).abs() < 1.5).all()
     assert w.nbytes == 24 * 64 + 4 * 24 + 4 * 24
+
+
+def test_weights_are_rounded_alike_in_pieces(monkeypatch):
+    weight = torch.randn(7, 12, generator=torch.Generator().manual_seed(5))
+    numbers, scales = fp8_rows(weight)
+    for piece in (1, 24, 30, 1 << 24):
+        monkeypatch.setattr(fp8, "PIECE", piece)
+        w = fp8.fp8_weight(weight, None)
+        assert torch.equal(w.numbers.float(), numbers.float())
+        assert torch.equal(w.scales, scales.squeeze(-1))
+    assert fp8.fp8_weight(torch.ones(0, 4), None).numbers.shape == (0, 4)
 
 
 def test_a_poisoned_row_poisons_its_own_result_alone():

@@ -18,6 +18,10 @@ FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """Of the type: it has no infinity."""
 
+PIECE = 1 << 24
+"""Weights that are rounded at once, or one output's: they are in fp32 several times meanwhile, and
+a head of 500 million would take 8 GB of a GPU."""
+
 TINY = 1e-30
 """Values that are all smaller than this are zeros: the inverse of their scale would be infinite."""
 
@@ -69,5 +73,11 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def fp8_weight(weight: Tensor, bias: Tensor | None) -> Fp8Linear:
     """weight [out, in] of any float dtype, rounded with a scale per output."""
-    numbers, scales = fp8_rows(weight)
-    return Fp8Linear(numbers, scales.squeeze(-1), bias)
+    numbers = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
+    step = max(1, PIECE // max(1, weight.shape[1]))
+    for start in range(0, len(weight), step):
+        outputs = slice(start, start + step)
+        numbers[outputs], found = fp8_rows(weight[outputs])
+        scales[outputs] = found.squeeze(-1)
+    return Fp8Linear(numbers, scales, bias)
