@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from quire.config.engine_args import EngineArgs
+from quire.errors import InvalidParameter
 from quire.ops import select
 from quire.ops.cases import CASES
 
@@ -151,6 +153,48 @@ def test_a_rounded_product_that_differs_is_named(tool):
     right = plain.pack_linear
     object.__setattr__(plain, "pack_linear", lambda w, *rest: right(w * 1.05, *rest))
     assert correctness.product_error(plain, *shape) > 0.03
+
+
+def test_families_say_what_transformers_says(tool):
+    correctness = tool("gpu.correctness")
+    assert correctness.other_tokens("qwen3", "cpu") is None
+    assert correctness.drift("qwen3", "cpu") is None
+
+
+@pytest.mark.parametrize("wrong", ["a log-probability", "a token"])
+def test_a_family_that_drifts_in_bfloat16_is_told(tool, monkeypatch, wrong):
+    correctness = tool("gpu.correctness")
+    ours = correctness._ours
+
+    def wrong_answers(*given):
+        for answer in ours(*given):
+            if wrong == "a token":
+                yield dataclasses.replace(answer, token_ids=[i ^ 1 for i in answer.token_ids])
+            else:
+                yield dataclasses.replace(answer, chances=[x - 0.3 for x in answer.chances])
+
+    monkeypatch.setattr(correctness, "_ours", lambda *given: list(wrong_answers(*given)))
+    assert "allowed" in correctness.drift("qwen3", "cpu")
+
+
+def test_providers_of_attention_stand_beside_each_other(tool, monkeypatch):
+    kernels = tool("gpu.kernels")
+    plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+
+    def select_some(*, providers, **_):
+        if providers == ["attend=fa3"]:
+            raise InvalidParameter("providers", "attend=fa3", "the package is not installed")
+        return plain
+
+    monkeypatch.setattr(kernels, "select", select_some)
+    monkeypatch.setattr(kernels, "median_seconds", lambda call: 1e-3)
+    monkeypatch.setattr(kernels, "_HEAD_DIM", 8)
+    lines = list(kernels.side_by_side(tool("gpu.ceilings").Ceilings(1e12, 1e15), "cpu"))
+    assert [line.what for line in lines] == [
+        "kernel attend prefill 8 x 2048 of 2048, triton",
+        "kernel attend prefill 8 x 512 of 8192, triton",
+    ]
+    assert all("the package is not installed" in line.note for line in lines)
 
 
 @pytest.mark.skipif(

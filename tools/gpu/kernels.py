@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from gpu.ceilings import Ceilings
 from gpu.clock import median_seconds
 from gpu.told import Line
+from quire.errors import InvalidParameter
 from quire.ops import CATALOG, AttentionArgs, Ops, WeightFormat, select
 from quire.ops.cases import CASES
 from quire.ops.cases.case import Draw
@@ -45,7 +46,9 @@ class Measured:
 
 
 def table(ceilings: Ceilings) -> Iterator[Line]:
-    """The two attentions that have a target, products of an 8B model, then the ops' own cases."""
+    """The attentions that have a target, providers beside each other, products of an 8B model, then
+    the ops' own cases.
+    """
     ops = select(device="cuda", dtype=torch.bfloat16)
     yield attention(ops, "decode 64 x 4096", 64, 1, 4096).line(ceilings, 85)
     yield attention(ops, "decode 1 x 4096", 1, 1, 4096).line(ceilings, None)
@@ -54,6 +57,7 @@ def table(ceilings: Ceilings) -> Iterator[Line]:
             ceilings, None
         )
     yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).line(ceilings, 60)
+    yield from side_by_side(ceilings)
     for stored_as in FORMATS:
         for rows in (1, 64, 2048):
             yield product(ops, rows, stored_as).line(ceilings, None)
@@ -64,6 +68,23 @@ def table(ceilings: Ceilings) -> Iterator[Line]:
             seconds = median_seconds(lambda case=case, given=arguments: case.run(ops, given))
             cost = case.num_bytes(arguments), case.flops(arguments)
             yield Measured(f"{case.op} {case.name}", seconds, *cost).line(ceilings, None)
+
+
+def side_by_side(ceilings: Ceilings, device: str = "cuda") -> Iterator[Line]:
+    """Prompts through each provider of attention that serves here; why one does not is a note."""
+    missing, providers = [], {}
+    for name in ("fa3", "triton"):
+        try:
+            providers[name] = select(
+                device=device, dtype=torch.bfloat16, providers=[f"attend={name}"]
+            )
+        except InvalidParameter as error:
+            missing.append(str(error))
+    for rows, new, length in ((8, 2048, 2048), (8, 512, 8192)):
+        for name, ops in providers.items():
+            label = f"prefill {rows} x {new} of {length}, {name}"
+            line = attention(ops, label, rows, new, length, device=device).line(ceilings, None)
+            yield replace(line, note="; ".join([line.note, *missing]))
 
 
 def attention(
