@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -24,8 +24,10 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.kernels.cpu_runtime import find_native
 from quire.models import find_family, kv_groups, read_spec
 from quire.models.decoder import DecoderModel
-from quire.models.spec import Moe
+from quire.models.kv_groups import KVGroup
+from quire.models.spec import Decoder, Moe
 from quire.models.weights import LoadFormat, load_model
+from quire.ops import Ops
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.graphs import Forward
@@ -111,35 +113,13 @@ def build_worker(
     """The model with its memory on its device; its experts are spread by `exchange`, if there is
     one.
     """
-    device, ops = target.device, target.ops
+    device = target.device
     free_at_start = target.free_bytes() if target.free_bytes is not None else 0
     spec = read_spec(plan.hf_config)
-    load = partial(
-        load_model,
-        Path(plan.model_folder),
-        spec,
-        ops,
-        dtype=getattr(torch, plan.dtype),
-        device=device.torch,
-        load_format=cast(LoadFormat, plan.load_format),
-        recipe=UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization],
-        seed=plan.seed,
-        max_model_len=plan.max_model_len,
-        family=find_family(plan.hf_config),
-        spread=exchange,
-    )
+    load = _loader(plan, spec, target, exchange)
     model = load()
     groups = kv_groups(spec)
-    attention = spec.blocks[0].attn
-    kv_cache = KVCache(
-        ops=ops,
-        group_layers=[group.layers for group in groups],
-        num_blocks=plan.num_blocks if plan.memory_share is None else PROBE_BLOCKS,
-        block_size=plan.block_size,
-        kv_heads=attention.kv_heads,
-        head_dim=attention.head_dim,
-        dtype=getattr(torch, plan.kv_dtype),
-    )
+    kv_cache = _kv_cache(plan, spec, groups, target.ops)
     rows = Rows(
         num_rows=plan.max_num_seqs,
         max_len=plan.max_model_len,
@@ -147,20 +127,10 @@ def build_worker(
         num_groups=len(groups),
         device=device,
     )
-    classes = find_logits_processors(plan.logits_processors)
-    sampler = Sampler(
-        ops=ops,
-        num_rows=plan.max_num_seqs,
-        vocab_size=spec.vocab,
-        device=device.torch,
-        history=rows,
-        max_logprobs=plan.max_logprobs,
-        logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
-        logits_processors=make_logits_processors(classes, plan=plan, device=device.torch),
-    )
+    sampler = _sampler(plan, spec, target, rows)
     batches = BatchBuilder(
         rows=rows,
-        ops=ops,
+        ops=target.ops,
         device=device,
         windows=[group.window for group in groups],
         kv=kv_cache.layers,
@@ -192,6 +162,54 @@ def build_worker(
     residence = Residence(model=model, kv_cache=kv_cache, forward=forward, load=load, device=device)
     profiler = None if plan.profiler is None else Profiler(plan.profiler)
     return Worker(runner, residence, profiler=profiler, on_close=on_close)
+
+
+def _loader(
+    plan: EnginePlan, spec: Decoder, target: Target, exchange: ExpertExchange | None
+) -> Callable[[], DecoderModel]:
+    """What reads the weights, at the start and after sleep."""
+    return partial(
+        load_model,
+        Path(plan.model_folder),
+        spec,
+        target.ops,
+        dtype=getattr(torch, plan.dtype),
+        device=target.device.torch,
+        load_format=cast(LoadFormat, plan.load_format),
+        recipe=UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization],
+        seed=plan.seed,
+        max_model_len=plan.max_model_len,
+        family=find_family(plan.hf_config),
+        spread=exchange,
+    )
+
+
+def _kv_cache(plan: EnginePlan, spec: Decoder, groups: Sequence[KVGroup], ops: Ops) -> KVCache:
+    attention = spec.blocks[0].attn
+    return KVCache(
+        ops=ops,
+        group_layers=[group.layers for group in groups],
+        num_blocks=plan.num_blocks if plan.memory_share is None else PROBE_BLOCKS,
+        block_size=plan.block_size,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        dtype=getattr(torch, plan.kv_dtype),
+    )
+
+
+def _sampler(plan: EnginePlan, spec: Decoder, target: Target, rows: Rows) -> Sampler:
+    classes = find_logits_processors(plan.logits_processors)
+    device = target.device.torch
+    return Sampler(
+        ops=target.ops,
+        num_rows=plan.max_num_seqs,
+        vocab_size=spec.vocab,
+        device=device,
+        history=rows,
+        max_logprobs=plan.max_logprobs,
+        logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
+        logits_processors=make_logits_processors(classes, plan=plan, device=device),
+    )
 
 
 def record_steps(target: Target, model: DecoderModel, batches: BatchBuilder) -> Forward:

@@ -92,6 +92,16 @@ def _masked_scores(
 
 
 @kernel
+def _weights(scores: tl.tensor, best: tl.tensor) -> Any:
+    """Weights [M, N] of scores beside the best of them and of those before, by what the sums so far
+    shrink, and the new best.
+    """
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+    return tl.exp2(scores - shift[:, None]), tl.exp2(best - shift), new_best
+
+
+@kernel
 def _attend_kernel(
     q: tl.tensor,
     keys: tl.tensor,
@@ -175,12 +185,8 @@ def _attend_kernel(
         scores = _masked_scores(
             products, key, position, is_key, slope, SCALE, SOFTCAP, WINDOW, HAS_ALIBI
         )
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weights = tl.exp2(scores - shift[:, None])
-        shrink = tl.exp2(best - shift)
+        weights, shrink, best = _weights(scores, best)
         total = total * shrink + tl.sum(weights, 1)
-        best = new_best
         v_at = values + lane[:, None] * D + d[None, :]
         v_tile = tl.load(v_at, is_key[:, None] & (d < D)[None, :], other=0.0)
         if STEPS > 0.0:  # times the largest magnitude: scales are too small for float16
@@ -269,66 +275,63 @@ def attend(q: Tensor, kv: PagedKV, plan: TritonPlan, args: AttentionArgs) -> Ten
 def _launch(
     q: Tensor, kv: PagedKV, plan: TritonPlan, args: AttentionArgs, tiles: Tiles, out: Tensor
 ) -> None:
-    num_tokens, heads, head_dim = q.shape
-    group = heads // kv.kv_heads
+    """Run the programs of some tiles, and join what those found that share keys."""
+    _, heads, head_dim = q.shape
     splits = tiles.num_splits
-    split_out = split_stats = out
-    if splits > 1:
-        split_out = q.new_empty(num_tokens, heads, splits, head_dim, dtype=torch.float32)
-        split_stats = q.new_empty(num_tokens, heads, splits, 2, dtype=torch.float32)
-    key_scales, value_scales = kv.scales if kv.scales is not None else (q, q)
-    # all query heads of the KV head stand beside each other in a program: so many fewer tokens
-    least, best = tiles.shape
-    queries = min(tiles.num_queries, max(1, power_of_2(best // group + 1) // 2))
+    shares = _room_for_shares(q, splits) if splits > 1 else (out, out)
+    queries, block_m = _lines(tiles, heads // kv.kv_heads)
     pieces = tiles.num_queries // queries
-    block_m = power_of_2(queries * group, least)
-    block_d = power_of_2(head_dim, _LEAST_DOT)
-    facts = {"H": heads, "D": head_dim, "BLOCK_D": block_d, "SPLITS": splits}
-    facts["HAS_SINKS"] = args.sinks is not None
     sinks = q if args.sinks is None else args.sinks
+    facts = {"H": heads, "D": head_dim, "BLOCK_D": power_of_2(head_dim, _LEAST_DOT)}
+    facts |= {"SPLITS": splits, "HAS_SINKS": args.sinks is not None}
     _attend_kernel[(len(tiles.rows) * pieces, kv.kv_heads, splits)](
-        q,
-        kv.keys,
-        kv.values,
-        key_scales,
-        value_scales,
-        out,
-        split_out,
-        split_stats,
-        plan.query_start,
-        plan.seq_lens,
-        plan.block_table,
-        plan.block_table.stride(0),
-        plan.table_rows,
-        tiles.rows,
-        tiles.starts,
-        sinks,
-        q if args.alibi is None else args.alibi,
-        K=kv.kv_heads,
-        S=kv.block_size,
+        *(q, kv.keys, kv.values, *(kv.scales if kv.scales is not None else (q, q))),
+        *(out, *shares, plan.query_start, plan.seq_lens),
+        *(plan.block_table, plan.block_table.stride(0), plan.table_rows),
+        *(tiles.rows, tiles.starts, sinks, q if args.alibi is None else args.alibi),
         PIECES=pieces,
         QUERIES=queries,
         BLOCK_M=block_m,
         BLOCK_N=64 if block_m > 16 or head_dim > 128 else 128,
-        SCALE=args.scale,
-        SOFTCAP=args.softcap or 0.0,
-        WINDOW=args.window or 0,
-        HAS_ALIBI=args.alibi is not None,
-        STEPS=0.0 if kv.scales is None else LARGEST_NUMBER[kv.dtype],
         DOT=dot_type(q.dtype),
         num_warps=4 if block_m <= 64 else 8,
         num_stages=2 if block_m <= 16 else 3,
+        **_layer_facts(kv, args),
         **facts,
     )
     if splits > 1:
         _merge_kernel[(len(tiles.rows), heads)](
-            split_out,
-            split_stats,
-            out,
-            tiles.rows,
-            plan.query_start,
-            sinks,
+            *(*shares, out, tiles.rows, plan.query_start, sinks),
             BLOCK_S=power_of_2(splits),
             num_warps=1,
             **facts,
         )
+
+
+def _lines(tiles: Tiles, group: int) -> tuple[int, int]:
+    """Queries of a program, and lines of its product. All query heads of the KV head stand beside
+    each other in a program: so many fewer tokens.
+    """
+    least, best = tiles.shape
+    queries = min(tiles.num_queries, max(1, power_of_2(best // group + 1) // 2))
+    return queries, power_of_2(queries * group, least)
+
+
+def _room_for_shares(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Sums [T, H, splits, D], and the best score and the total weight [T, H, splits, 2]."""
+    num_tokens, heads, head_dim = q.shape
+    shapes = (num_tokens, heads, splits, head_dim), (num_tokens, heads, splits, 2)
+    sums, stats = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return sums, stats
+
+
+def _layer_facts(kv: PagedKV, args: AttentionArgs) -> dict[str, Any]:
+    return {
+        "K": kv.kv_heads,
+        "S": kv.block_size,
+        "SCALE": args.scale,
+        "SOFTCAP": args.softcap or 0.0,
+        "WINDOW": args.window or 0,
+        "HAS_ALIBI": args.alibi is not None,
+        "STEPS": 0.0 if kv.scales is None else LARGEST_NUMBER[kv.dtype],
+    }
