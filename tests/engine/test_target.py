@@ -17,6 +17,7 @@ from quire.engine.target import open_target
 from quire.errors import InvalidParameter, LoadError
 from quire.kernels.cpu_runtime import find_native
 from quire.models import kv_groups, read_spec
+from quire.ops import CATALOG, Facts, Implementation, bind
 from quire.testing import make_checkpoint
 
 
@@ -47,6 +48,21 @@ def test_determinism_is_promised_or_refused(folder, monkeypatch):
     with pytest.raises(InvalidParameter, match="deterministic.*plain torch"):
         open_target(plan)
     assert not open_target(plan_of(folder, device="cpu")).ops.batch_invariant
+
+
+def test_the_log_says_who_serves_attention_and_why_nobody_better(folder, monkeypatch, caplog):
+    facts = Facts(torch.device("cpu"), torch.float32)
+    choosy = [
+        Implementation(name, "choosy", print, lambda _: "is not in the mood")
+        for name, record in CATALOG.items()
+        if record.group == "kv"
+    ]
+    monkeypatch.setattr(target, "select", lambda **_: bind(facts, choosy, ["choosy"]))
+    monkeypatch.setattr(target, "open_runtime", lambda **_: None)
+    with caplog.at_level("INFO", logger=target.__name__):
+        open_target(plan_of(folder, device="cpu"))
+    told = "The provider torch serves attention (choosy: allocate_kv: is not in the mood)."
+    assert told in caplog.messages
 
 
 def test_blocks_are_what_was_measured_up_to_enough(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from quire.runner.decode_graphs import GraphForward, decode_sizes
 from quire.runner.device import CpuDevice, Device
 from quire.runner.graphs import EagerForward, Forward, RecordedForward
 from quire.runner.stream_device import StreamDevice
+
+logger = logging.getLogger(__name__)
 
 _ARENA_BYTES = 1 << 20
 """Beside what grows with a step's tokens: sampling settings, tables and new prompts of some KiB."""
@@ -83,9 +86,13 @@ def _open_cuda(plan: EnginePlan) -> Target:
 
 
 def _select(plan: EnginePlan, runtime: object | None) -> Ops:
-    return select(
+    ops = select(
         device=plan.device,
         dtype=getattr(torch, plan.dtype),
         runtime=runtime,
         deterministic=plan.is_deterministic,
     )
+    attend = next(choice for choice in ops.report() if choice.op == "attend")
+    why = f" ({attend.why})" if attend.why else ""
+    logger.info("The provider %s serves attention%s.", attend.provider, why)
+    return ops
