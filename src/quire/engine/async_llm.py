@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
@@ -21,15 +21,16 @@ from quire.config.environment import read_environment
 from quire.config.plan import EnginePlan
 from quire.engine import utility
 from quire.engine.admission import Admission, QueueLimits
+from quire.engine.alarm import Alarm
 from quire.engine.async_control import AsyncControl
 from quire.engine.client import AsyncEngineCoreClient
 from quire.engine.engine_stats import PREFIX
 from quire.engine.front_end import FrontEnd
-from quire.engine.input_stream import InputStream, StreamingInput, check_streamable, feed
+from quire.engine.input_feeders import InputFeeders
+from quire.engine.input_stream import InputStream
 from quire.engine.launcher import launch_async_front_end
 from quire.engine.load_board import Neighbours
 from quire.engine.output_collector import RequestOutputCollector
-from quire.engine.parallel_sampling import RequestGroup
 from quire.engine.stat_loggers import StatLoggerFactory
 from quire.errors import (
     CapacityError,
@@ -110,10 +111,10 @@ class AsyncLLM(AsyncControl):
         # a counter that is there at zero shows its first step, too
         front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
-        self._feeders: dict[asyncio.Task[None], RequestGroup] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._feeders = InputFeeders(front_end)
+        self._next_deadline = Alarm(self._expire)
+        self._next_log = Alarm(self._log_again)
         self._loop_watch = LoopWatch(Watchdog("The event loop of the front end", STALL_S))
-        self._log_timer: asyncio.TimerHandle | None = None
         self._log_interval_s = read_environment().log_stats_interval_s
         self._idle: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
@@ -257,9 +258,8 @@ class AsyncLLM(AsyncControl):
         if (trial := self.front_end.inputs.prepare(params)) is not None:
             await asyncio.wrap_future(trial)
         if inspect.isasyncgen(prompt):
-            group = await self._add_streaming(
-                add, request_id, cast(InputStream, prompt), params, inputs
-            )
+            stream = cast(InputStream, prompt)
+            group = await self._feeders.add(add, request_id, stream, params, inputs)
         else:
             group = add(request_id, prompt, params, **inputs)
         if self._log_requests:
@@ -302,45 +302,6 @@ class AsyncLLM(AsyncControl):
     def get_num_queued_tokens(self) -> int:
         """Prompt tokens of requests that have no output yet."""
         return self.front_end.outputs.num_queued_tokens
-
-    async def _add_streaming(
-        self,
-        add: Callable[..., RequestGroup],
-        request_id: str,
-        stream: InputStream,
-        params: SamplingParams | PoolingParams,
-        inputs: dict[str, Any],
-    ) -> RequestGroup:
-        """Add the stream's first part, and leave a task behind that sends the others."""
-        check_streamable(params)
-        assert isinstance(params, SamplingParams)
-        try:
-            first = await anext(stream)
-        except StopAsyncIteration:
-            raise RequestError("The input stream ended before its first part.") from None
-        except Exception as error:
-            raise InputStreamError(error) from error
-        group = add(
-            request_id, first.prompt, first.sampling_params or params, resumable=True, **inputs
-        )
-        latest = params
-
-        def send(part: StreamingInput) -> None:
-            nonlocal latest
-            latest = part.sampling_params or latest
-            self.front_end.extend(group, part.prompt, latest, **inputs)
-
-        task = asyncio.create_task(
-            feed(stream, send, lambda: self.front_end.end_input(group, latest))
-        )
-        self._feeders[task] = group
-        task.add_done_callback(partial(self._on_input_end, group))
-        return group
-
-    def _on_input_end(self, group: RequestGroup, task: asyncio.Task[None]) -> None:
-        del self._feeders[task]
-        if not task.cancelled() and task.exception() is not None and group.mailbox is not None:
-            group.mailbox.put(task.exception() or AssertionError())
 
     def _leave(self, mailbox: RequestOutputCollector) -> None:
         """Nobody reads the outputs any more: end the request if it has not ended."""
@@ -397,9 +358,7 @@ class AsyncLLM(AsyncControl):
     def _note_ended(self, num_completions: int) -> None:
         if num_completions:
             self._admission.note_ended(num_completions)
-            for task, group in self._feeders.items():
-                if not self.front_end.outputs.is_unfinished(group):
-                    task.cancel()  # nobody takes its input any more
+            self._feeders.end_unread()
         if self._idle and not self.front_end.outputs.num_unfinished:
             waiting, self._idle = self._idle, []
             for future in waiting:
@@ -407,20 +366,11 @@ class AsyncLLM(AsyncControl):
                     future.set_result(None)
 
     def _arm(self) -> None:
-        """Have the timer ring when the next request's time is over."""
-        deadline = self.front_end.next_deadline
-        if deadline is None:
-            return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + max(0.0, deadline - time.monotonic())
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._ring)
+        """Have the alarm ring when the next request's time is over."""
+        if (deadline := self.front_end.next_deadline) is not None:
+            self._next_deadline.set(deadline)
 
-    def _ring(self) -> None:
-        self._timer = None
+    def _expire(self) -> None:
         if self._error is None:
             self.front_end.expire(time.monotonic())
             self._note_ended(0)
@@ -430,9 +380,7 @@ class AsyncLLM(AsyncControl):
 
     async def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
-        if self.front_end.tokenizer is None:
-            raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
-        return self.front_end.tokenizer
+        return self.front_end.require_tokenizer()
 
     async def is_tracing_enabled(self) -> bool:
         """Whether requests leave spans (otlp_traces_endpoint)."""
@@ -484,15 +432,13 @@ class AsyncLLM(AsyncControl):
 
     def _log_again(self) -> None:
         """Log now and every `interval`; nothing runs in between."""
-        self._log_timer = None
         if self._error is None:
             self.front_end.stats.log()
             self._arm_log()
 
     def _arm_log(self) -> None:
-        if self._is_logging and self._log_timer is None and self._error is None:
-            loop = asyncio.get_running_loop()
-            self._log_timer = loop.call_later(self._log_interval_s, self._log_again)
+        if self._is_logging and self._error is None:
+            self._next_log.set(time.monotonic() + self._log_interval_s)
 
     async def do_log_stats(self) -> None:
         """Log one line of throughput and load, if statistics are on."""
@@ -505,12 +451,10 @@ class AsyncLLM(AsyncControl):
         """
         if self._handler is not None:
             self._handler.cancel()
-        for task in self._feeders:
-            task.cancel()
+        self._feeders.cancel()
         self._loop_watch.close()
-        for timer in (self._timer, self._log_timer):
-            if timer is not None:
-                timer.cancel()
+        self._next_deadline.cancel()
+        self._next_log.cancel()
         if self._error is None:
             self._die(EngineDeadError("The engine was shut down; make a new one."))
         self.front_end.shutdown(timeout)

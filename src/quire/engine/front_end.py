@@ -22,7 +22,7 @@ from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreReq
 from quire.engine.request_spans import begun_attributes
 from quire.engine.stat_loggers import StatsWish
 from quire.engine.stats import IterationStats
-from quire.errors import InvalidParameter, InvalidType
+from quire.errors import EngineError, InvalidParameter, InvalidType
 from quire.models import read_spec
 from quire.models.spec import Decoder
 from quire.observability.tracing import RequestTracer, exporter_to
@@ -77,6 +77,12 @@ class FrontEnd(Generic[Client]):
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises EngineError when the engine was made without one."""
+        if self.tokenizer is None:
+            raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
+        return self.tokenizer
 
     def add(
         self,

@@ -188,9 +188,7 @@ class LLMEngine(UnbuiltEngineMethods):
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
-        if self.front_end.tokenizer is None:
-            raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
-        return self.front_end.tokenizer
+        return self.front_end.require_tokenizer()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
