@@ -22,6 +22,10 @@ class InputFeeders:
         self._front_end = front_end
         self._groups: dict[asyncio.Task[None], RequestGroup] = {}
 
+    def __len__(self) -> int:
+        """How many streams are still read."""
+        return len(self._groups)
+
     async def add(
         self,
         add: Callable[..., RequestGroup],
