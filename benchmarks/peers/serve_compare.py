@@ -51,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2, help="requests for each of the clients")
     parser.add_argument("--dtype", default="float32", help="of both")
+    parser.add_argument("--vllm-dtype", default=None, help="of vLLM, where another is faster")
     parser.add_argument("--vllm-cpus", default=None, help="cores of vLLM's threads; default: all")
     parser.add_argument("--ready-timeout", type=float, default=600, metavar="S")
     parser.add_argument("--load-timeout", type=float, default=300, metavar="S")
@@ -114,7 +115,8 @@ def serving(engine: str, args: argparse.Namespace, num_cores: int, scratch: Path
         "vllm": [*environment_of_vllm(args, num_cores), *command_of_vllm(args), "serve"],
     }
     words = [*starts[engine], str(model_of(args)), "--served-model-name", NAME]
-    words += ["--port", str(port), "--dtype", args.dtype, "--max-num-seqs", "64"]
+    dtype = args.vllm_dtype if engine == "vllm" and args.vllm_dtype else args.dtype
+    words += ["--port", str(port), "--dtype", dtype, "--max-num-seqs", "64"]
     words += ["--max-model-len", "2048"]
     url, log = f"http://127.0.0.1:{port}", scratch / f"{engine}.log"
     with running_server(words, url, log, ready_s=args.ready_timeout, shows=False):
