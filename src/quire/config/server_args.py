@@ -219,7 +219,7 @@ class ServerArgs:
     )
     sse_keep_alive_interval: float = option(
         15.0,
-        "Seconds of silence after which a stream carries a comment; 0: never.",
+        "Seconds of silence after which a stream carries an empty line; 0: never.",
         Kind.NUMBER,
         _REPLY,
         unit="s",

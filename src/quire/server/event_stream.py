@@ -1,5 +1,5 @@
-"""Server-sent events: bytes go out as they come, a comment keeps a silent line open, and a client
-that has gone ends its work.
+"""Server-sent events: bytes go out as they come, empty lines keep a silent connection open, and a
+client that has gone ends its work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
+_KEEP_ALIVE = b"\n\n"
+"""An event without a field, which is none (HTML standard, 9.2.6). A comment would serve as well,
+but some clients strip each piece that they read, and take it for the beginning of the next.
+"""
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
@@ -25,7 +28,8 @@ class EventStream(Response):
     """A response whose body is the pieces that `events` yields.
 
     When the client goes away the generator is closed where it waits, and `on_end` is called in any
-    case. `keep_alive_s` 0 sends no comments; a client that takes nothing for `stall_s` is cut off.
+    case. `keep_alive_s` 0 sends nothing into silence; a client that takes nothing for `stall_s` is
+    cut off.
     """
 
     media_type = "text/event-stream"
@@ -78,7 +82,7 @@ class EventStream(Response):
         self._last_sent = asyncio.get_running_loop().time()
 
     async def _watch(self, send: Send) -> None:
-        """Send comments into silence; return when the client has taken nothing for too long."""
+        """Send empty lines into silence; return when the client has taken nothing for too long."""
         clock = asyncio.get_running_loop().time
         self._last_sent = clock()
         period = min(self._keep_alive_s or self._stall_s, self._stall_s)
