@@ -266,8 +266,8 @@ class Sampler:
         """
         must_run = self._custom.must_run(is_all_greedy=all(map(self._takes_largest, states)))
         edited = range(len(states)) if must_run else inputs.edited
-        is_kept = (i in edited and states[i].logprobs is not None for i in range(len(states)))
-        raw = {i: logits[i].clone() for i, kept in enumerate(is_kept) if kept and self._reports_raw}
+        kept = (i for i in sorted(edited) if states[i].logprobs is not None)
+        raw = {i: logits[i].clone() for i in kept} if self._reports_raw else {}
         for edit in inputs.edits:
             edit(logits)
         if not must_run:
