@@ -127,12 +127,16 @@ class Fa3Plan(CountedPlan):
 
     window: int | None
     inner: TritonPlan
+    most_new: int
+    longest: int
+    """The largest of the rows' counts of new tokens, and of their lengths."""
     _tables: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, inner: TritonPlan) -> Fa3Plan:
         """The plan around one of the Triton kernels."""
-        return cls(inner.window, inner)
+        most_new, longest = (int(counts.max(initial=0)) for counts in inner.lengths)
+        return cls(inner.window, inner, most_new, longest)
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -162,8 +166,7 @@ class Fa3Plan(CountedPlan):
 
 def why_not(q: Tensor, kv: PagedKV, plan: Fa3Plan, args: AttentionArgs) -> str:
     """Why a call is left to the Triton kernels; empty if it is not."""
-    num_new, seq_lens = plan.lengths
-    if not (num_new > 1).any():
+    if plan.most_new <= 1:
         return "no row has more than one new token"
     if args.sinks is not None or args.alibi is not None:
         return "it has neither sinks nor ALiBi"
@@ -171,14 +174,13 @@ def why_not(q: Tensor, kv: PagedKV, plan: Fa3Plan, args: AttentionArgs) -> str:
         return "KV memory and queries are not of one 16-bit type"
     if q.shape[2] % 8 or q.shape[2] > MOST_HEAD_DIM:
         return f"the head dim is not a multiple of 8 up to {MOST_HEAD_DIM}"
-    if args.window is not None and args.window < seq_lens.max():
+    if args.window is not None and args.window < plan.longest:
         return "it reads blocks behind the window, which may hold anything, with weight 0"
     return ""
 
 
 def _attend(kernel: Kernel, q: Tensor, kv: PagedKV, plan: Fa3Plan, args: AttentionArgs) -> Tensor:
     assert args.window == plan.window, "the plan was made for another window"
-    num_new, _ = plan.lengths
     y = kernel(
         q=dense(q),
         k_cache=kv.keys,
@@ -186,7 +188,7 @@ def _attend(kernel: Kernel, q: Tensor, kv: PagedKV, plan: Fa3Plan, args: Attenti
         cache_seqlens=plan.inner.seq_lens,
         page_table=plan.table(),
         cu_seqlens_q=plan.inner.query_start,
-        max_seqlen_q=int(num_new.max()),
+        max_seqlen_q=plan.most_new,
         softmax_scale=args.scale,
         causal=True,
         softcap=args.softcap or 0.0,
