@@ -4,10 +4,12 @@ to come.
 
 from __future__ import annotations
 
-import asyncio
+import time
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from quire.engine.alarm import Alarm
 
 
 def bounded_protocol(max_header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
@@ -33,14 +35,14 @@ class _Bounded(HttpToolsProtocol):
         self._header_bytes = self._dripped_bytes = 0
         self._is_in_head = False
         self._is_refused = False
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_alarm = Alarm(self._give_up)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._head_alarm.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,8 +59,7 @@ class _Bounded(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._header_bytes = self._dripped_bytes = 0
-        if self._head_timer is None:
-            self._arm()
+        self._arm()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -71,7 +72,7 @@ class _Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self._disarm()
+        self._head_alarm.cancel()
         if not self._is_refused:
             super().on_headers_complete()
 
@@ -96,14 +97,8 @@ class _Bounded(HttpToolsProtocol):
             self.transport.close()
 
     def _arm(self) -> None:
-        self._head_timer = self.loop.call_later(self._header_timeout_s, self._give_up)
-
-    def _disarm(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._head_alarm.set(time.monotonic() + self._header_timeout_s)
 
     def _give_up(self) -> None:
-        self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
