@@ -1,7 +1,11 @@
 """No test talks to a model hub: the libraries are told so before they are imported."""
 
+import json
 import os
+import subprocess
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -20,3 +24,25 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-kernel-cases", action="store_true", help="every case of every Triton kernel"
     )
+
+
+@pytest.fixture(scope="session")
+def run_triton_script():
+    """Runs a script in a process of its own, since Triton is told at its first import whether it
+    interprets kernels, and returns what its last line says, which is JSON.
+    """
+
+    def run(script, *args, interpret, **environment):
+        inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        done = subprocess.run(
+            [sys.executable, script, *args],
+            env=inherited | ({"TRITON_INTERPRET": "1"} if interpret else {}) | environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run

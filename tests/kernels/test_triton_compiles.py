@@ -7,11 +7,7 @@ needed, so this is how a machine without one knows that the kernels start.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,21 +30,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(tmp_path_factory, run_triton_script):
     """What the compiler says to each kernel; it has a cache of its own, so that it does compile."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-    }
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("triton_compiler.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+    return run_triton_script(
+        Path(__file__).with_name("triton_compiler.py"),
+        interpret=False,
+        TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton")),
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: f"triton-{name.replace(' ', '-')}")

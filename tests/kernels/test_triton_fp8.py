@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,18 +20,9 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def failures():
+def failures(run_triton_script):
     """What each check says; see triton_fp8.py."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("triton_fp8.py")],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_triton_script(Path(__file__).with_name("triton_fp8.py"), interpret=True)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: f"triton-{check}")

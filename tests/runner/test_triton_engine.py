@@ -5,10 +5,6 @@ flight, a measured KV cache, and graphs that replay at fixed addresses give plai
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,26 +34,12 @@ SHAPE = {
 }  # fmt: skip
 
 
-def interpreted(script, folder):
-    """The last line that a script of this folder prints, with Triton's interpreter."""
-    done = subprocess.run(
-        [sys.executable, HERE / script, folder],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_triton_engine_with_graphs(tmp_path):
+def test_triton_engine_with_graphs(tmp_path, run_triton_script):
     folder = make_checkpoint(tmp_path, SHAPE, "mistral", dtype="float32")
     ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
     plain = Target(CpuDevice(), ops, lambda model, _: EagerForward(model))
     right = triton_engine.drain(build_core(plan_of(folder), plain))
-    found = interpreted("triton_engine.py", folder)
+    found = run_triton_script(HERE / "triton_engine.py", folder, interpret=True)
     assert found["tokens"] == right
     assert found["replays"] >= 3, "decodes replay graphs"
     assert found["sizes"] == [3, 2, 1] * 2, "captured over the probe and over the real pool"
@@ -89,10 +71,10 @@ def in_8_bits(folder):
     return model
 
 
-def test_triton_engine_in_8_bit_floats(tmp_path):
+def test_triton_engine_in_8_bit_floats(tmp_path, run_triton_script):
     shape = SHAPE | {"sliding_window": None, "tie_word_embeddings": False}
     folder = make_checkpoint(tmp_path, shape, "mistral", dtype="float32")
-    found = interpreted("triton_fp8_engine.py", folder)
+    found = run_triton_script(HERE / "triton_fp8_engine.py", folder, interpret=True)
     model = in_8_bits(folder)
     [first, *others] = found["rounds"]
     assert others == [first, first], "the same from cached blocks, and after sleep"
