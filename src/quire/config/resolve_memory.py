@@ -62,8 +62,8 @@ def _decide_share(d: Decisions) -> None:
 
 
 def _token_bytes(d: Decisions) -> int:
-    """K/V of one token in one group: a byte for each number needs an fp32 scale for
-    every key and value of a head.
+    """K/V of one token in one group; where a number has a byte, every key and value of a head has
+    an fp32 scale.
     """
     model, kv_dtype = d.model, d.value("kv_dtype")
     if kv_dtype in SCALED_KV:

@@ -3,12 +3,11 @@
 `check` runs one case and raises AssertionError with the first broken rule:
 
 1. error against the oracle in float64 at most twice that of plain torch in the same dtype, or one
-rounding of a result that came from a sum in fp32, or one step in KV memory of
-a byte per number; 2. no NaN from
-memory that the call may not read, no value in memory that it did not set; 3. memory around each
-output, and KV memory outside the written slots, unchanged; 4. inputs unchanged, except what the op
-declares to mutate; 5. the same bits in a second run, and, where the provider claims it, from each
-row alone.
+rounding of a result that came from a sum in fp32, or one step in KV memory of a byte per number;
+2. no NaN from memory that the call may not read, no value in memory that it did not set; 3. memory
+around each output, and KV memory outside the written slots, unchanged; 4. inputs unchanged, except
+what the op declares to mutate; 5. the same bits in a second run, and, where the provider claims it,
+from each row alone.
 """
 
 from __future__ import annotations
