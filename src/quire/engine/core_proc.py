@@ -53,10 +53,12 @@ logger = logging.getLogger(__name__)
 LINGER_MS = 4000
 """How long the last outputs may take to leave a process that ends."""
 
-STALL_S = 8.0
-"""A turn of the loop that takes so long is reported with the stacks of all threads. Less than a
-front end waits for a sign of life, so that a core that it kills has said why.
+STALL_S = 60.0
+"""A turn of the loop that takes so long is reported with the stacks of all threads. A long prompt
+takes tens of seconds on few cores, and is none.
 """
+SILENCE_S = 8.0
+"""Less than a front end waits for a sign of life, so that a core that it kills has said why."""
 
 _Kind = EngineCoreRequestType
 
@@ -93,7 +95,7 @@ class EngineCoreProc(UnbuiltProcMethods):
             _Kind.SHUTDOWN.value: _decoding(float, self.request_shutdown),
         }
         self._vitals = Vitals(pipe, message.heartbeat_s, self._beat, message.socket_folder)
-        self._watchdog = Watchdog("The core's loop", STALL_S, guards_process=True)
+        self._watchdog = Watchdog("The core's loop", STALL_S, silence_s=SILENCE_S)
         self._num_steps = 0
         self._turn_began = 0.0
         self._deadline: float | None = None

@@ -27,20 +27,20 @@ class Watchdog:
     """Is shown the age of a loop's turn again and again, by a thread that is not the loop.
 
     It barks when the age passes `limit_s`, and again whenever it has doubled. Where native code
-    keeps even that thread from running, the interpreter's own watchdog writes the stacks to
-    standard error; `guards_process` asks for it (a process has only one).
+    keeps even that thread from running for `silence_s`, the interpreter's own watchdog writes the
+    stacks to standard error (a process has only one; None: it is not used).
     """
 
-    def __init__(self, what: str, limit_s: float, *, guards_process: bool = False) -> None:
+    def __init__(self, what: str, limit_s: float, *, silence_s: float | None = None) -> None:
         self._what = what
         self._limit_s = limit_s
         self._next_s = limit_s
-        self._guards_process = guards_process
+        self._silence_s = silence_s
 
     def look(self, age_s: float) -> bool:
         """The present turn is so old (0: there is none); whether that was said in the log."""
-        if self._guards_process and sys.__stderr__ is not None:
-            faulthandler.dump_traceback_later(self._limit_s, file=sys.__stderr__)
+        if self._silence_s is not None and sys.__stderr__ is not None:
+            faulthandler.dump_traceback_later(self._silence_s, file=sys.__stderr__)
         if age_s < self._limit_s:
             self._next_s = self._limit_s
         if age_s < self._next_s:
@@ -51,7 +51,7 @@ class Watchdog:
 
     def close(self) -> None:
         """Nobody looks any more."""
-        if self._guards_process:
+        if self._silence_s is not None:
             faulthandler.cancel_dump_traceback_later()
 
 
