@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from quire.grammar.constraint import Constraint
-from quire.grammar.guidance import Guidance
+from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.masks import StepMasks
 from quire.grammar.source import source_of
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
@@ -33,7 +33,7 @@ from quire.testing.tiny_tokenizer import write_tokenizer
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 40},
+        "name": {"type": "string"},
         "kind": {"enum": ["person", "place", "thing"]},
         "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 6},
         "inner": {"type": "object", "properties": {"ok": {"type": "boolean"}}},
@@ -46,6 +46,7 @@ SCHEMA = {
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", choices=["guidance", "xgrammar"], default="guidance")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--steps", type=int, default=200)
@@ -57,9 +58,10 @@ def main() -> None:
         vocabulary = Vocabulary.read(VocabularySource(folder, "hf", args.vocab))
         read_s = time.perf_counter() - start
         start = time.perf_counter()
-        guidance = Guidance(vocabulary)
+        libraries = GrammarLibraries(vocabulary, args.backend, args.threads)
+        libraries.prepare()
         prepare_s = time.perf_counter() - start
-    measured = measure(guidance, vocabulary, args)
+    measured = measure(libraries, vocabulary, args)
     result = {"read_vocabulary_s": read_s, "prepare_s": prepare_s, **measured}
     for name, value in result.items():
         print(f"{name:28} {value:12.1f}" if "us" in name else f"{name:28} {value:12.3f}")
@@ -67,13 +69,13 @@ def main() -> None:
 
 
 def measure(
-    guidance: Guidance, vocabulary: Vocabulary, args: argparse.Namespace
+    libraries: GrammarLibraries, vocabulary: Vocabulary, args: argparse.Namespace
 ) -> dict[str, float]:
     """Microseconds of each part of a step: medians over steps, which rows pass out of step."""
     rng = random.Random(0)
     form = StructuredOutputsParams(json=SCHEMA)
     start = time.perf_counter()
-    compiled = guidance.compile(source_of(form))
+    compiled = libraries.compile(source_of(form))
     compile_s = time.perf_counter() - start
     ready: Future = Future()
     ready.set_result(compiled)
@@ -84,7 +86,7 @@ def measure(
         return made
 
     requests = {row: fresh(row) for row in range(args.rows)}
-    masks = StepMasks(requests, args.vocab, args.threads)
+    masks = StepMasks(requests, args.vocab)
     plan = StepPlan(0, [], [], [], list(range(args.rows)), [])
     ops = select(device="cpu", dtype=torch.float32, runtime=open_runtime(num_threads=args.threads))
     logits = torch.randn(args.rows, args.vocab)

@@ -9,7 +9,8 @@ from schemas import bounded_schema, without_strings
 from quire import LLM, SamplingParams
 from quire.engine.protocol import FinishReason
 from quire.errors import InvalidParameter
-from quire.grammar.guidance import GrammarError, Matcher
+from quire.grammar.guidance import GuidanceMatcher
+from quire.grammar.library import GrammarError
 from quire.params import StructuredOutputsParams as Form
 
 REGEXES = (
@@ -189,7 +190,7 @@ def test_an_output_that_does_not_fit_ends_its_request_alone(llm):
 
 
 def test_a_grammar_that_fails_midway_costs_its_request_only(llm, monkeypatch):
-    real, tokens = Matcher.consume, []
+    real, tokens = GuidanceMatcher.consume, []
 
     def consume(self, token_ids):
         tokens.extend(token_ids)
@@ -198,7 +199,7 @@ def test_a_grammar_that_fails_midway_costs_its_request_only(llm, monkeypatch):
         real(self, token_ids)
 
     expected = generate(llm, *MANY)
-    monkeypatch.setattr(Matcher, "consume", consume)
+    monkeypatch.setattr(GuidanceMatcher, "consume", consume)
     found = generate(llm, *MANY)
     failed = [i for i, c in enumerate(found) if c.finish_reason == "error"]
     assert len(failed) == 1
@@ -215,7 +216,7 @@ class Panic(BaseException):
 
 
 def test_a_panic_of_the_library_costs_the_request_at_fault_only(llm, monkeypatch):
-    real, broken = Matcher.advance_by, []
+    real, broken = GuidanceMatcher.advance_by, []
 
     def advance_by(self, token_ids):
         broken.append(self)
@@ -224,7 +225,7 @@ def test_a_panic_of_the_library_costs_the_request_at_fault_only(llm, monkeypatch
         return real(self, token_ids)
 
     expected = generate(llm, *MANY)
-    monkeypatch.setattr(Matcher, "advance_by", advance_by)
+    monkeypatch.setattr(GuidanceMatcher, "advance_by", advance_by)
     found = generate(llm, *MANY)
     reasons = [c.finish_reason for c in found]
     assert reasons.count("error") == 1

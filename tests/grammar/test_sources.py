@@ -78,8 +78,8 @@ def test_engine_options_reach_every_form():
 @pytest.mark.parametrize(
     ("given_config", "error", "text"),
     [
-        ({"backend": "xgrammar"}, NotBuiltYet, "Use 'guidance'"),
-        ({"backend": "mine"}, InvalidParameter, "the backends are auto and guidance"),
+        ({"backend": "outlines"}, NotBuiltYet, "Use 'guidance'"),
+        ({"backend": "mine"}, InvalidParameter, "the backends are auto, guidance, xgrammar"),
         ({"reasoning_parser": "qwen3"}, NotBuiltYet, "starts_after"),
         ({"compile_time_s": 0}, InvalidParameter, "limits must be above 0"),
         ({"colour": 1}, InvalidParameter, "its fields are backend"),

@@ -8,7 +8,8 @@ import pytest
 
 from quire import LLM, SamplingParams, embedded
 from quire.errors import InvalidParameter
-from quire.grammar.guidance import GrammarError, Guidance
+from quire.grammar.guidance import Guidance
+from quire.grammar.library import GrammarError
 from quire.grammar.source import source_of
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
 from quire.params import StructuredOutputsParams as Form

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import msgspec
 
 from quire.errors import InvalidParameter, NotBuiltYet
 
-_BACKENDS = ("auto", "guidance")
+_BACKENDS = ("auto", "guidance", "xgrammar")
 _UNBUILT_BACKENDS = {
-    "xgrammar": "It needs torch and transformers wherever a grammar is tried, and no front end "
-    "here loads them. Use 'guidance', which takes all kinds of forms.",
     "outlines": "Use 'guidance', which takes JSON schemas, regular expressions and grammars.",
     "lm-format-enforcer": "Use 'guidance', which takes JSON schemas and regular expressions.",
 }
@@ -25,9 +24,11 @@ _UNBUILT = {
 class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which library makes masks of a form, what requests start from, and what compiling may cost.
 
-    The two `disable` fields hold for every request. With `enable_in_reasoning` a form begins with
-    the output, `starts_after` or not. A grammar may take `compile_time_s` seconds of computing and
-    `compile_memory_mib` MiB in the process that tries it; the last `max_cached_grammars` are kept.
+    "guidance" makes all masks with llguidance; "xgrammar" those of the forms that xgrammar enforces
+    whole with it, and the others with llguidance. The two `disable` fields hold for every request.
+    With `enable_in_reasoning` a form begins with the output, `starts_after` or not. A grammar may
+    take `compile_time_s` seconds of computing and `compile_memory_mib` MiB in the process that
+    tries it; the last `max_cached_grammars` are kept.
     """
 
     backend: str = "guidance"
@@ -50,10 +51,15 @@ def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputs
         hint = _UNBUILT_BACKENDS[backend]
         raise NotBuiltYet("structured_outputs_config['backend']", backend, hint)
     if backend not in _BACKENDS:
-        allowed = f"the backends are {' and '.join(_BACKENDS)}"
+        allowed = f"the backends are {', '.join(_BACKENDS)}"
         raise InvalidParameter("structured_outputs_config['backend']", backend, allowed)
+    if backend == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
+        allowed = "xgrammar is not installed"
+        hint = "Install quire[xgrammar]."
+        raise InvalidParameter("structured_outputs_config['backend']", backend, allowed, hint)
+    backend = "guidance" if backend == "auto" else backend
     try:
-        config = msgspec.convert({**wishes, "backend": "guidance"}, StructuredOutputsConfig)
+        config = msgspec.convert({**wishes, "backend": backend}, StructuredOutputsConfig)
     except msgspec.ValidationError as error:
         fields = ", ".join(StructuredOutputsConfig.__struct_fields__)
         raise InvalidParameter(

@@ -81,7 +81,7 @@ def build_core(
         log_stats=plan.log_stats,
         has_own_memory=not target.is_host,
         grammars=GrammarCompiler(
-            vocabulary_source(plan), plan.structured_outputs.max_cached_grammars, plan.num_threads
+            vocabulary_source(plan), plan.structured_outputs, plan.num_threads
         ),
         lock_step=exchange,
     )

@@ -8,9 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.errors import RequestError
 from quire.grammar.constraint import Constraint
-from quire.grammar.guidance import Form, Guidance
+from quire.grammar.libraries import GrammarLibraries
+from quire.grammar.library import Form
 from quire.grammar.masks import StepMasks
 from quire.grammar.source import GrammarSource, source_of
 from quire.grammar.thinking import ThinkingBudget
@@ -26,19 +28,22 @@ class GrammarCompiler:
     """Makes constraints. What a grammar may cost was found out before, in a process that could be
     killed (trial.py); here it is compiled beside the loop, without the interpreter's lock.
 
-    The vocabulary is read with the first grammar. The last `max_forms` forms are kept.
+    The vocabulary is read with the first grammar.
     """
 
     def __init__(
-        self, vocabulary: VocabularySource | None, max_forms: int = 1, num_threads: int = 1
+        self,
+        vocabulary: VocabularySource | None,
+        config: StructuredOutputsConfig | None = None,
+        num_threads: int = 1,
     ) -> None:
         """`vocabulary` None refuses every grammar. Masks are filled on `num_threads` threads."""
         self._source = vocabulary
-        self._max_forms = max_forms
+        self._config = config or StructuredOutputsConfig()
         self._num_threads = num_threads
         self._forms: OrderedDict[bytes, Future[Form]] = OrderedDict()
         self._thread: ThreadPoolExecutor | None = None
-        self._guidance: Guidance | None = None
+        self._libraries: GrammarLibraries | None = None
         self._vocabulary: Vocabulary | None = None
 
     def constraint(
@@ -66,7 +71,7 @@ class GrammarCompiler:
     ) -> Callable[[StepPlan], GrammarMask | None]:
         """How the masks of a step are found, for these requests by row."""
         size = 0 if self._source is None else self._source.size
-        return StepMasks(constrained, size, self._num_threads).of
+        return StepMasks(constrained, size).of
 
     def close(self) -> None:
         """End the thread; what it compiles now is the last."""
@@ -84,7 +89,7 @@ class GrammarCompiler:
             self._forms.move_to_end(key)
         else:
             self._forms[key] = self._start(lambda: self._compile(source))
-            if len(self._forms) > self._max_forms:
+            if len(self._forms) > self._config.max_cached_grammars:
                 self._forms.popitem(last=False)
         return self._forms[key]
 
@@ -94,8 +99,10 @@ class GrammarCompiler:
         return self._thread.submit(work)
 
     def _compile(self, source: GrammarSource) -> Form:
-        if self._guidance is None:
+        if self._libraries is None:
             assert self._source is not None
             self._vocabulary = Vocabulary.read(self._source)
-            self._guidance = Guidance(self._vocabulary)
-        return self._guidance.compile(source)
+            self._libraries = GrammarLibraries(
+                self._vocabulary, self._config.backend, self._num_threads
+            )
+        return self._libraries.compile(source)

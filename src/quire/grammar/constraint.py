@@ -8,7 +8,8 @@ from concurrent.futures import Future
 import numpy as np
 
 from quire.errors import EngineError, RequestError
-from quire.grammar.guidance import Form, Matcher
+from quire.grammar.bits import forbid
+from quire.grammar.library import Form, Matcher
 from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary
 
@@ -93,7 +94,7 @@ class Constraint:
             mask[:] = -1
         if self._compiled is not None and not (self._has_begun and self._may_end):
             for index in self._known_vocabulary.eos_ids:
-                mask[index // 32] &= ~np.int32(np.uint32(1 << (index % 32)).view(np.int32))
+                forbid(mask, index)
         if self._budget is not None and not self._has_begun:
             self._budget.restrict(mask)
 

@@ -1,7 +1,7 @@
-"""The library that makes masks: llguidance, behind the few names that the rest of this folder uses.
+"""llguidance as a library that makes masks.
 
-A grammar is compiled once into a `Form`; every request has a `Matcher` of its own, which starts as
-a copy. Nothing here limits time; the library's own limits bound each call (about 20 ms).
+A grammar is compiled once; every request has a matcher of its own, which starts as a copy. The
+library's own limits bound each call for a mask (about 20 ms).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import EngineError
+from quire.grammar.bits import mask_words
+from quire.grammar.library import GrammarError
 from quire.grammar.regular import narrowed, one_of
 from quire.grammar.source import GrammarSource
 from quire.grammar.structural_tag import TagError, tag_grammar
@@ -23,19 +24,17 @@ _MAX_LEXER_STATES = 50_000
 _MAX_SHOWN = 300
 
 
-class GrammarError(EngineError):
-    """A grammar cannot be compiled, or an output does not follow it; the text says why."""
-
-
 class Guidance:
     """Compiles sources for one vocabulary. Making it takes about a second for 152k tokens, all of
     it with the interpreter's lock held.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, num_threads: int = 1) -> None:
         import llguidance  # 8 MB that a server without such requests never loads
 
         self._library: Any = llguidance
+        self._num_threads = num_threads
+        self._executor: Any = None
         self._vocabulary = vocabulary
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(vocabulary),
@@ -46,11 +45,13 @@ class Guidance:
             max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
         )
 
-    def compile(self, source: GrammarSource) -> Form:
-        """Raises GrammarError for a source that is wrong, too large, or that nothing matches.
+    @staticmethod
+    def takes(source: GrammarSource) -> bool:
+        """It takes all of them."""
+        return True
 
-        The first mask is computed here, so that copies need not.
-        """
+    def compile(self, source: GrammarSource) -> GuidanceForm:
+        """See `GrammarLibrary`. The first mask is computed here, so that copies need not."""
         try:
             matcher = self._library.LLMatcher(
                 self._tokenizer, self._lowered(source), log_level=0, limits=self._limits
@@ -59,11 +60,33 @@ class Guidance:
             raise _told(error) from None
         if matcher.is_error():
             raise GrammarError(_first_words(matcher.get_error()))
-        first = np.zeros((1, -(-len(self._vocabulary.tokens) // 32)), dtype=np.int32)
-        MaskFiller(1).fill([(Matcher(matcher), 0)], first)
-        if (failure := Matcher(matcher).failure) is not None or not first.any():
-            raise GrammarError(failure or "no text matches it")
-        return Form(matcher)
+        form = GuidanceForm(self, matcher)
+        first = np.zeros((1, mask_words(len(self._vocabulary.tokens))), dtype=np.int32)
+        self.fill([(tried := GuidanceMatcher(self, matcher), 0)], first)
+        if tried.failure is not None or not first.any():
+            raise GrammarError(tried.failure or "no text matches it")
+        return form
+
+    def fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
+        """See `GrammarLibrary.fill`. The interpreter's lock is not held."""
+        try:
+            self._fill(matchers, masks)
+        except BaseException as error:
+            raise _told(error) from None
+
+    def _fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
+        if len(matchers) == 1:
+            matcher, row = matchers[0]
+            matcher.native.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+            return
+        if self._executor is None:
+            self._executor = self._library.LLExecutor(self._num_threads)
+        self._executor.unsafe_compute_mask_ptr(
+            [(matcher.native, row) for matcher, row in matchers],
+            masks.ctypes.data,
+            masks.strides[0],
+            len(masks),
+        )
 
     def _lowered(self, source: GrammarSource) -> str:
         """The source in the library's own notation."""
@@ -99,21 +122,23 @@ class Guidance:
             raise GrammarError(f"it is no GBNF: {_first_words(str(error))}") from None
 
 
-class Form:
-    """A compiled grammar. Matchers may be taken from it by one thread at a time."""
+class GuidanceForm:
+    """A compiled grammar."""
 
-    def __init__(self, prototype: Any) -> None:
+    def __init__(self, library: Guidance, prototype: Any) -> None:
+        self._library = library
         self._prototype = prototype
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> GuidanceMatcher:
         """A matcher at the beginning of a text."""
-        return Matcher(self._prototype.deep_copy())
+        return GuidanceMatcher(self._library, self._prototype.deep_copy())
 
 
-class Matcher:
-    """How far one text has come in its grammar."""
+class GuidanceMatcher:
+    """How far one text has come in its grammar; see `Matcher`."""
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, library: Guidance, native: Any) -> None:
+        self.library = library
         self.native = native
 
     def consume(self, token_ids: Sequence[int]) -> None:
@@ -138,40 +163,6 @@ class Matcher:
     def has_ended(self) -> bool:
         """Whether the text is complete and nothing may follow it."""
         return bool(self.native.is_stopped())
-
-
-class MaskFiller:
-    """Computes many masks at once, on `num_threads` threads without the interpreter's lock."""
-
-    def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-        self._executor: Any = None
-
-    def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
-        """Write the mask of each matcher into its row of masks [G, ceil(V/32)] int32: bit i of word
-        w is token 32 * w + i, 1 where it may come. A matcher that fails says so in `failure`.
-        Raises GrammarError where it cannot be told which one failed.
-        """
-        try:
-            self._fill(matchers, masks)
-        except BaseException as error:
-            raise _told(error) from None
-
-    def _fill(self, matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
-        if len(matchers) == 1:
-            matcher, row = matchers[0]
-            matcher.native.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
-            return
-        if self._executor is None:
-            from llguidance import LLExecutor
-
-            self._executor = LLExecutor(self._num_threads)
-        self._executor.unsafe_compute_mask_ptr(
-            [(matcher.native, row) for matcher, row in matchers],
-            masks.ctypes.data,
-            masks.strides[0],
-            len(masks),
-        )
 
 
 def _json_options(source: GrammarSource) -> dict[str, Any]:

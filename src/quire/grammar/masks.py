@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from quire.grammar.bits import mask_words
 from quire.grammar.constraint import Constraint, GrammarFailure
-from quire.grammar.guidance import MaskFiller, Matcher
+from quire.grammar.library import Matcher
 from quire.runner.faults import RowFailures
 from quire.runner.grammar_mask import GrammarMask
 from quire.scheduling.request import Request
@@ -17,16 +18,12 @@ from quire.scheduling.step import StepPlan
 class StepMasks:
     """Computes masks on the host, after a step's launch and before its sampling.
 
-    `constrained` are the scheduler's requests with a grammar, by row; masks are filled on
-    `num_threads` threads.
+    `constrained` are the scheduler's requests with a grammar, by row.
     """
 
-    def __init__(
-        self, constrained: Mapping[int, Request], vocab_size: int, num_threads: int
-    ) -> None:
+    def __init__(self, constrained: Mapping[int, Request], vocab_size: int) -> None:
         self._constrained = constrained
-        self._words = -(-vocab_size // 32)
-        self._filler = MaskFiller(num_threads)
+        self._words = mask_words(vocab_size)
 
     def of(self, plan: StepPlan) -> GrammarMask | None:
         """The masks of the plan's sampled rows; None where no row has a grammar.
@@ -60,9 +57,18 @@ class StepMasks:
             if matcher is not None:
                 matchers.append((matcher, index))
         if matchers and not errors:
-            self._filler.fill(matchers, masks)
+            _fill(matchers, masks)
             errors = {rows[index]: text for matcher, index in matchers if (text := matcher.failure)}
         if errors:
             raise RowFailures(errors)
         for index, constraint in enumerate(constraints):
             constraint.restrict(masks[index])
+
+
+def _fill(matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
+    """`GrammarLibrary.fill`, each library for its own."""
+    by_library: dict[int, list[tuple[Matcher, int]]] = {}
+    for matcher, row in matchers:
+        by_library.setdefault(id(matcher.library), []).append((matcher, row))
+    for theirs in by_library.values():
+        theirs[0][0].library.fill(theirs, masks)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire.grammar.bits import allow
 from quire.params.thinking import Thinking
 
 
@@ -60,7 +61,7 @@ class ThinkingBudget:
         """Leave in a mask [ceil(V/32)] int32 what may come."""
         if (index := self.forced) is not None:
             mask[:] = 0
-            mask[index // 32] = np.uint32(1 << (index % 32)).view(np.int32)
+            allow(mask, index)
 
 
 def num_thinking(ids: Sequence[int], start_ids: list[int], end_ids: list[int]) -> int | None:

@@ -41,6 +41,7 @@ class TrialStart(msgspec.Struct, frozen=True):
     """The first message to a trial process."""
 
     vocabulary: VocabularySource
+    backend: str
     time_s: float
     memory_bytes: int
 
@@ -56,7 +57,7 @@ class GrammarTrials:
 
     def __init__(self, vocabulary: VocabularySource, config: StructuredOutputsConfig) -> None:
         self._start = TrialStart(
-            vocabulary, config.compile_time_s, config.compile_memory_mib * 2**20
+            vocabulary, config.backend, config.compile_time_s, config.compile_memory_mib * 2**20
         )
         self._config = config
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar trials")

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 
 from quire.errors import EngineError
-from quire.grammar.guidance import Guidance
+from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.source import GrammarSource
 from quire.grammar.trial import TrialAnswer, TrialStart
 from quire.grammar.vocabulary import Vocabulary
@@ -20,7 +20,8 @@ class GrammarTrial:
     """Compiles grammars as a core would."""
 
     def __init__(self, start: TrialStart) -> None:
-        self._guidance = Guidance(Vocabulary.read(start.vocabulary))
+        self._libraries = GrammarLibraries(Vocabulary.read(start.vocabulary), start.backend)
+        self._libraries.prepare()
         self._time_s = start.time_s
         used = psutil.Process().memory_info().vms
         resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
@@ -31,7 +32,7 @@ class GrammarTrial:
         seconds = int(time.process_time() + self._time_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
-            self._guidance.compile(source)
+            self._libraries.compile(source)
         except (EngineError, ValueError) as error:
             return TrialAnswer(str(error))
         return TrialAnswer()

@@ -1,0 +1,24 @@
+"""Masks: bit i of word w is token 32 * w + i, 1 where it may come."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def mask_words(vocab_size: int) -> int:
+    """The int32 words of a mask over so many tokens."""
+    return -(-vocab_size // 32)
+
+
+def allow(mask: np.ndarray, index: int) -> None:
+    """Let token `index` come, in a mask [ceil(V/32)] int32."""
+    mask[index // 32] |= _bit(index)
+
+
+def forbid(mask: np.ndarray, index: int) -> None:
+    """Keep token `index` out, in a mask [ceil(V/32)] int32."""
+    mask[index // 32] &= ~_bit(index)
+
+
+def _bit(index: int) -> np.int32:
+    return np.uint32(1 << (index % 32)).view(np.int32)

@@ -1,0 +1,43 @@
+"""Which library compiles which form."""
+
+from __future__ import annotations
+
+from quire.grammar.guidance import Guidance
+from quire.grammar.library import Form
+from quire.grammar.source import GrammarSource
+from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.xgrammar import XGrammar
+
+_OF_BACKEND: dict[str, tuple[type[Guidance | XGrammar], ...]] = {
+    "guidance": (Guidance,),
+    "xgrammar": (XGrammar, Guidance),
+}
+"""The first that takes a form compiles it."""
+
+
+class GrammarLibraries:
+    """The libraries of a backend, each made with the first form that it is to compile; llguidance
+    fills masks on `num_threads` threads.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, backend: str, num_threads: int = 1) -> None:
+        self._vocabulary = vocabulary
+        self._kinds = _OF_BACKEND[backend]
+        self._num_threads = num_threads
+        self._made: dict[type, Guidance | XGrammar] = {}
+
+    def prepare(self) -> None:
+        """Make all of them now."""
+        for kind in self._kinds:
+            self._library(kind)
+
+    def compile(self, source: GrammarSource) -> Form:
+        """See `GrammarLibrary.compile`."""
+        kind = next(kind for kind in self._kinds if kind.takes(source))
+        return self._library(kind).compile(source)
+
+    def _library(self, kind: type[Guidance | XGrammar]) -> Guidance | XGrammar:
+        if kind not in self._made:
+            threads = (self._num_threads,) if kind is Guidance else ()
+            self._made[kind] = kind(self._vocabulary, *threads)
+        return self._made[kind]
