@@ -435,7 +435,7 @@ class EngineArgs(UnbuiltArgs):
     )
     structured_outputs_config: dict[str, Any] | None = option(
         None,
-        "How outputs are brought into a form: backend ('auto' or 'guidance'), "
+        "How outputs are brought into a form: backend ('auto', 'guidance' or 'xgrammar'), "
         "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
         "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256).",
         Kind.OBJECT,
