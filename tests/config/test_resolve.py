@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config.engine_args import EngineArgs
+from quire.config.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.facts import KVGroupFacts, ModelLength
 from quire.config.kv_memory import PoolShape, gib
 from quire.config.resolve import resolve
@@ -66,6 +66,17 @@ def test_tokens_and_requests_of_a_step(wishes, tokens, seqs):
     plan = plan_of(machine=plans.SERVER, **wishes)
     assert (plan.max_num_batched_tokens, plan.max_num_seqs) == (tokens, seqs)
     assert plan.max_num_batched_tokens >= plan.max_num_seqs
+
+
+@pytest.mark.parametrize(
+    ("wishes", "tokens"),
+    [({}, 2048), ({"max_num_batched_tokens": 4096}, 4096), ({"max_num_seqs": 3000}, 3000)],
+    ids=str,
+)
+def test_the_steps_of_a_server_are_shorter_on_a_cpu(wishes, tokens):
+    wish = AsyncEngineArgs(model="m", **wishes)
+    plan = resolve(wish, plans.make_model(), plans.SERVER)
+    assert plan.max_num_batched_tokens == tokens
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quire.cli.front_end import start_logging
 from quire.cli.session import explain
 from quire.config.command_line import add_options
-from quire.config.engine_args import EngineArgs
+from quire.config.engine_args import AsyncEngineArgs
 from quire.config.environment import read_environment
 from quire.config.option import options_of
 from quire.config.server_args import ServerArgs
@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ServerArgs.add_cli_args(parser)
     own = options_of(ServerArgs)
     add_options(
-        parser, EngineArgs, only=[name for name in options_of(EngineArgs) if name not in own]
+        parser,
+        AsyncEngineArgs,
+        only=[name for name in options_of(AsyncEngineArgs) if name not in own],
     )
 
 
@@ -62,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
     choose_transcripts(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     if args.explain:
-        return explain(args)
+        return explain(args, AsyncEngineArgs)
+    wish = AsyncEngineArgs.from_cli_args(args)
     if options.headless:
         from quire.engine.headless import run_headless
 
         start_logging(options.uvicorn_log_level)
-        return run_headless(EngineArgs.from_cli_args(args))
+        return run_headless(wish)
     keys = (*options.keys, *read_environment().api_keys)
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
@@ -89,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
         if options.enable_admin and options.admin_port is not None:
             admin = stack.enter_context(bind(None, options.admin_port, None))
         _warn_if_open(options, keys)
-        wish = EngineArgs.from_cli_args(args)
         if len(listeners) > 1:
             from quire.server.fleet import serve_with_many
 

@@ -25,9 +25,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def explain(args: argparse.Namespace) -> int:
+def explain(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> int:
     """Print what the engine flags come to on this machine."""
-    print(EngineArgs.from_cli_args(args).create_engine_config().explain(), end="")
+    print(kind.from_cli_args(args).create_engine_config().explain(), end="")
     return 0
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from quire.config.decisions import Decisions
+from quire.config.engine_args import AsyncEngineArgs
 from quire.errors import InvalidParameter
 
 DEFAULT_LENGTH = 2048
 """Tokens of a model whose config.json names no length."""
 _DEFAULT_TOKENS = 4096
+_DEFAULT_TOKENS_SERVING = 2048
+"""On a CPU, where a step of so many tokens takes seconds and every stream waits for it."""
 _DEFAULT_TOKENS_GPU = 8192
 _DEFAULT_SEQS = 256
 _QUEUED_BATCHES = 16
@@ -91,8 +94,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
     """
     given_tokens, given_seqs = d.args.max_num_batched_tokens, d.args.max_num_seqs
     seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
-    default = _DEFAULT_TOKENS_GPU if d.machine.device == "cuda" else _DEFAULT_TOKENS
-    tokens, why = _tokens(given_tokens, seqs, length, chunked, default)
+    tokens, why = _tokens(given_tokens, seqs, length, chunked, _default_tokens(d))
     if not chunked and tokens < length:
         raise InvalidParameter(
             "max_num_batched_tokens",
@@ -139,4 +141,12 @@ def _tokens(
         return seqs, "one token for each of max_num_seqs"
     if seqs * length < default:
         return seqs * length, "max_num_seqs * max_model_len: there are never more"
+    if default == _DEFAULT_TOKENS_SERVING:
+        return default, "the default for servers: what runs waits for the prompts of a step"
     return default, "the default for programs: long prompts in few steps"
+
+
+def _default_tokens(d: Decisions) -> int:
+    if d.machine.device == "cuda":
+        return _DEFAULT_TOKENS_GPU
+    return _DEFAULT_TOKENS_SERVING if isinstance(d.args, AsyncEngineArgs) else _DEFAULT_TOKENS
