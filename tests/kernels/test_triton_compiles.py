@@ -21,6 +21,11 @@ NAMES = sorted(
     for name in re.findall(r"def (\w+_kernel)\(", path.read_text())
 )
 
+FEW_SPILLED = 128
+"""Bytes of a thread that do little harm."""
+SHARED_MEMORY = 227 * 1024
+"""Bytes that a program may have on Hopper."""
+
 WITH_FP8 = ("_attend_kernel", "_product_kernel", "_rope_store_kernel", "_rounded_rows_kernel")
 NAMES += [f"{name} fp8" for name in WITH_FP8]
 
@@ -42,5 +47,14 @@ def compiled(tmp_path_factory, run_triton_script):
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: f"triton-{name.replace(' ', '-')}")
 def test_compiles_and_specialises_no_number(compiled, name):
     """That a number would be specialised fails the fixture and names the argument."""
-    assert name in compiled, "no case launches this kernel"
-    assert compiled[name]["failure"] is None
+    assert name in compiled["kernels"], "no case launches this kernel"
+    assert compiled["kernels"][name]["failure"] is None
+
+
+def test_programs_fit_an_sm_at_the_shapes_of_real_models(compiled):
+    """A tile that is too large compiles, keeps its numbers in memory and runs at a fraction of the
+    speed, or does not start at all."""
+    taken = compiled["models"]
+    assert {name.split()[1] for name in taken} >= {"_attend_kernel", "_product_kernel"}
+    assert {name: t for name, t in taken.items() if t["stack"] > FEW_SPILLED} == {}
+    assert {name: t for name, t in taken.items() if t["shared"] > SHARED_MEMORY} == {}

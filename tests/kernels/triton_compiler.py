@@ -1,16 +1,24 @@
 """Compiles the Triton kernels for an NVIDIA GPU that need not be there, and checks their numbers.
 
 The ops are called with bfloat16 tensors of the host. Each launch is noted instead of run, and what
-was noted is compiled down to machine code for Hopper. The last line printed is JSON: for each
-kernel how many variants were noted, and why the largest of them does not compile, or null.
+was noted is compiled down to machine code for Hopper. The last line printed is JSON: under
+"kernels", for each kernel how many variants were noted, and why the largest of them does not
+compile, or null; under "models", for each kernel at the shapes of real models, what one program
+takes: bytes of registers that were spilled to memory, and of shared memory.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -19,8 +27,9 @@ from triton.runtime.jit import JITFunction
 from triton_cases import ROUNDED
 
 from quire.kernels.triton import implementations
-from quire.ops import Facts, bind
-from quire.ops.cases import CASES, FP8_CASES
+from quire.kernels.triton.launch import ALIGNMENT
+from quire.ops import AttentionArgs, Facts, Ops, bind
+from quire.ops.cases import CASES, FP8_CASES, Case
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -44,6 +53,17 @@ class Launch:
     types: dict[str, str]
     constants: dict[str, object]
     options: dict[str, object]
+
+    def compiled(self):
+        """Machine code, for pointers as torch gives them: multiples of 16 bytes."""
+        pointers = [i for i, n in enumerate(self.kernel.arg_names) if self.types[n][0] == "*"]
+        source = ASTSource(
+            fn=self.kernel,
+            signature=self.types,
+            constexprs=self.constants,
+            attrs={(i,): [["tt.divisibility", ALIGNMENT]] for i in pointers},
+        )
+        return triton.compile(source, target=HOPPER, options=self.options)
 
 
 def noting_launches() -> dict[str, Launch]:
@@ -75,15 +95,53 @@ def type_of(kernel, parameter, value) -> str:
 def main() -> None:
     """Note what the ops launch, then compile."""
     launches = noting_launches()
-    host = Facts(torch.device("cpu"), torch.bfloat16)
+    run_cases(case for case in CASES + FP8_CASES + ROUNDED if not case.is_bench)
+    noted = dict(launches)
+    launches.clear()
+    run_cases(case for case in CASES if case.is_bench and case.op in OF_MODELS)
+    for dtype, is_fixed, heads in product(DTYPES, (False, True), HEADS):
+        attend(dtype, is_fixed, *heads)
+    taken = {f"{n} {launch.kernel.__name__}": taken_by(launch) for n, launch in numbered(launches)}
+    print(json.dumps({"kernels": compiled(noted), "models": taken}))
+
+
+OF_MODELS = ("linear", "draw", "rank")
+DTYPES = (torch.bfloat16, torch.float32)
+HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
+"""Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
+
+
+def attend(dtype: torch.dtype, is_fixed: bool, heads: int, kv_heads: int, head_dim: int) -> None:
+    """A step with a prompt of 300 tokens and a row with one new token."""
+    ops = ops_for(dtype, is_fixed)
+    kv = ops.allocate_kv(64, 16, kv_heads, head_dim, dtype, device=torch.device("cpu"))
+    plan = ops.plan_attention(
+        query_start=np.array([0, 300, 301], dtype=np.int32),
+        seq_lens=np.array([300, 600], dtype=np.int32),
+        block_table=torch.zeros(2, 40, dtype=torch.int32),
+        block_size=16,
+        window=None,
+    )
+    ops.attend(torch.zeros(301, heads, head_dim, dtype=dtype), kv, plan, AttentionArgs(0.1))
+
+
+def numbered(launches: dict[str, Launch]) -> list[tuple[int, Launch]]:
+    return list(enumerate(launches.values()))
+
+
+def run_cases(cases: Iterable[Case]) -> None:
+    """Call the ops of these cases, as they are bound with and without bits that may vary."""
+    cases = list(cases)
     for is_fixed in (False, True):
-        offered = implementations(replace(host, is_deterministic=is_fixed))
-        served = [replace(found, supports=lambda _: True) for found in offered]
-        ops = bind(host, served, ["triton"])
-        for case in CASES + FP8_CASES + ROUNDED:
-            if not case.is_bench:
-                case.run(ops, case.prepare(ops, case.draw(torch.bfloat16)).arguments)
-    print(json.dumps(compiled(launches)))
+        ops = ops_for(torch.bfloat16, is_fixed)
+        for case in cases:
+            case.run(ops, case.prepare(ops, case.draw(torch.bfloat16)).arguments)
+
+
+def ops_for(dtype: torch.dtype, is_fixed: bool) -> Ops:
+    host = Facts(torch.device("cpu"), dtype, is_deterministic=is_fixed)
+    served = [replace(found, supports=lambda _: True) for found in implementations(host)]
+    return bind(host, served, ["triton"])
 
 
 def compiled(launches: dict[str, Launch]) -> dict[str, dict]:
@@ -99,12 +157,27 @@ def compiled(launches: dict[str, Launch]) -> dict[str, dict]:
 
 def report_of(variants: list[Launch]) -> dict:
     chosen = max(variants, key=lambda v: sum(map(bool, v.constants.values())))
-    source = ASTSource(fn=chosen.kernel, signature=chosen.types, constexprs=chosen.constants)
     try:
-        triton.compile(source, target=HOPPER, options=chosen.options)
+        chosen.compiled()
     except Exception as error:
         return {"variants": len(variants), "failure": f"{chosen.constants}: {error}"}
     return {"variants": len(variants), "failure": None}
+
+
+def taken_by(launch: Launch) -> dict[str, int]:
+    """Bytes of the stack, where registers are spilled to, and of shared memory."""
+    code = launch.compiled()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.asm["cubin"])
+        file.flush()
+        told = subprocess.run(
+            [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    [(stack, shared)] = re.findall(r"STACK:(\d+) SHARED:(\d+)", told.stdout)
+    return {"stack": int(stack), "shared": int(shared) + code.metadata.shared}
 
 
 if __name__ == "__main__":

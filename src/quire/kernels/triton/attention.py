@@ -14,6 +14,7 @@ keys that it sees: not on the other rows, and not on how its prompt was cut.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -279,7 +280,8 @@ def _launch(
     _, heads, head_dim = q.shape
     splits = tiles.num_splits
     shares = _room_for_shares(q, splits) if splits > 1 else (out, out)
-    queries, block_m = _lines(tiles, heads // kv.kv_heads)
+    tile = _Tile(q.dtype is torch.float32, head_dim)
+    queries, block_m = _lines(tiles, heads // kv.kv_heads, tile)
     pieces = tiles.num_queries // queries
     sinks = q if args.sinks is None else args.sinks
     facts = {"H": heads, "D": head_dim, "BLOCK_D": power_of_2(head_dim, _LEAST_DOT)}
@@ -292,10 +294,9 @@ def _launch(
         PIECES=pieces,
         QUERIES=queries,
         BLOCK_M=block_m,
-        BLOCK_N=64 if block_m > 16 or head_dim > 128 else 128,
+        BLOCK_N=tile.num_keys(block_m),
         DOT=dot_type(q.dtype),
-        num_warps=4 if block_m <= 64 else 8,
-        num_stages=2 if block_m <= 16 else 3,
+        **tile.options(block_m),
         **_layer_facts(kv, args),
         **facts,
     )
@@ -308,11 +309,41 @@ def _launch(
         )
 
 
-def _lines(tiles: Tiles, group: int) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """How large a program may be that multiplies queries of one type and head dim.
+
+    tests/kernels/triton_compiler.py says what the compiler makes of it: registers that it cannot
+    keep are spilled to memory, a hundred times as slow, and of which each thread of the GPU gets
+    as much. Products in float32, which tensor cores do not have, keep whole operands in registers.
+    """
+
+    is_float32: bool
+    head_dim: int
+
+    @property
+    def most_lines(self) -> int:
+        return 32 if self.is_float32 else 128
+
+    def num_keys(self, lines: int) -> int:
+        """Keys of a block."""
+        if self.is_float32:
+            return 16
+        return 64 if lines > 16 or self.head_dim > 128 else 128
+
+    def options(self, lines: int) -> dict[str, int]:
+        """Warps, and loads under way."""
+        if self.is_float32:
+            return {"num_warps": 8, "num_stages": 1}
+        is_wide = lines > 64 or (lines > 16 and self.head_dim > 128)
+        return {"num_warps": 8 if is_wide else 4, "num_stages": 2 if lines <= 16 else 3}
+
+
+def _lines(tiles: Tiles, group: int, tile: _Tile) -> tuple[int, int]:
     """Queries of a program, and lines of its product. All query heads of the KV head stand beside
     each other in a program: so many fewer tokens.
     """
-    least, best = tiles.shape
+    least, best = (min(lines, tile.most_lines) for lines in tiles.shape)
     queries = min(tiles.num_queries, max(1, power_of_2(best // group + 1) // 2))
     return queries, power_of_2(queries * group, least)
 

@@ -239,7 +239,9 @@ class TritonLinear:
             DEPTH=_depth(self),
             DOT=dot_type(dtype),
             SUM=tl.int32 if self.stored == "int8" and self.rounds_rows else tl.float32,
-            num_warps=4,
+            num_warps=8
+            if dtype is torch.float32 and not self.rounds_rows
+            else 4,  # no tensor cores
         )
         return out
 
