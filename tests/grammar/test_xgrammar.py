@@ -17,6 +17,7 @@ from quire import LLM, SamplingParams, embedded
 from quire.config.structured_outputs import structured_outputs_config
 from quire.errors import InvalidParameter
 from quire.grammar import xgrammar_subset
+from quire.grammar.bits import mask_words
 from quire.grammar.guidance import Guidance
 from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.library import GrammarError
@@ -92,6 +93,7 @@ LEFT = {
     "an anchor": {"$ref": "#x", "$defs": {"x": DIGIT}},
     "an unknown part of a definition": {"$ref": "#/$defs/x", "$defs": {"x": {"not": {}}}},
     "nothing": {"type": "array", "items": {"not": {}}},
+    "no names": {"type": "object", "required": [["a"]], "properties": []},
 }
 """Each is dropped, or read otherwise, by xgrammar 0.2.8."""
 
@@ -154,7 +156,7 @@ def walk(vocabulary, form, seed, most=400):
     """A text drawn by masks alone, and whether it ended; quotes and brackets are drawn often."""
     rng = random.Random(seed)
     matcher, ids = form.matcher(), []
-    mask = np.zeros((1, -(-len(vocabulary.tokens) // 32)), dtype=np.int32)
+    mask = np.zeros((1, mask_words(len(vocabulary.tokens))), dtype=np.int32)
     while len(ids) < most and not matcher.has_ended:
         matcher.library.fill([(matcher, 0)], mask)
         allowed = np.unpackbits(mask[0].view(np.uint8), bitorder="little").nonzero()[0].tolist()
@@ -264,7 +266,7 @@ def test_a_token_that_may_not_come_is_an_error(vocabulary, libraries):
 
 
 @needs_xgrammar
-def test_masks_are_filled_while_another_form_is_compiled(libraries):
+def test_masks_are_filled_while_another_form_is_compiled(vocabulary, libraries):
     """As in a core, whose forms are compiled in a thread beside its steps. The library's own
     batches end the process then."""
     over = threading.Event()
@@ -277,12 +279,33 @@ def test_masks_are_filled_while_another_form_is_compiled(libraries):
         beside = pool.submit(compile_others)
         form = libraries.compile(source_of(Form(choice=["yes", "no"])))
         matchers = [(form.matcher(), row) for row in range(4)]
-        masks = np.zeros((2, 4, 96), dtype=np.int32)
+        masks = np.zeros((2, 4, mask_words(len(vocabulary.tokens))), dtype=np.int32)
         for turn in range(300):
             matchers[0][0].library.fill(matchers, masks[min(turn, 1)])
         over.set()
         beside.result()
     assert masks[0, 0].any() and (masks == masks[0, 0]).all()
+
+
+class Broken:
+    """A complete text whose next mask cannot be found."""
+
+    def is_terminated(self):
+        return False
+
+    def is_completed(self):
+        return True
+
+    def fill_next_token_bitmask(self, masks, row):
+        raise RuntimeError("[10:20:30] /a/b.cc:7: out of states")
+
+
+@needs_xgrammar
+def test_a_matcher_that_fails_says_so_and_does_not_end_its_text(libraries):
+    matcher = libraries.compile(source_of(Form(choice=["yes", "no"]))).matcher()
+    matcher._native = Broken()
+    assert not matcher.has_ended
+    assert matcher.failure == "out of states"
 
 
 HOSTILE = {

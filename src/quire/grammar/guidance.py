@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.grammar.bits import mask_words
-from quire.grammar.library import GrammarError
+from quire.grammar.library import GrammarError, in_short
 from quire.grammar.regular import narrowed, one_of
 from quire.grammar.source import GrammarSource
 from quire.grammar.structural_tag import TagError, tag_grammar
@@ -21,7 +21,6 @@ from quire.grammar.vocabulary import Vocabulary
 
 _MAX_LEXER_STATES = 50_000
 """Of some 2 KB each: what a request's matcher may keep."""
-_MAX_SHOWN = 300
 
 
 class Guidance:
@@ -60,12 +59,11 @@ class Guidance:
             raise _told(error) from None
         if matcher.is_error():
             raise GrammarError(_first_words(matcher.get_error()))
-        form = GuidanceForm(self, matcher)
         first = np.zeros((1, mask_words(len(self._vocabulary.tokens))), dtype=np.int32)
         self.fill([(tried := GuidanceMatcher(self, matcher), 0)], first)
         if tried.failure is not None or not first.any():
             raise GrammarError(tried.failure or "no text matches it")
-        return form
+        return GuidanceForm(self, matcher)
 
     def fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
         """See `GrammarLibrary.fill`. The interpreter's lock is not held."""
@@ -180,5 +178,4 @@ def _told(error: BaseException) -> BaseException:
 
 def _first_words(error: str) -> str:
     """The first lines of the library's text, without what it says of its own state."""
-    said = " ".join(error.split("<state>")[0].split())
-    return said if len(said) <= _MAX_SHOWN else said[:_MAX_SHOWN] + "..."
+    return in_short(error.split("<state>")[0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from quire.grammar.guidance import Guidance
-from quire.grammar.library import Form
+from quire.grammar.library import Form, GrammarLibrary
 from quire.grammar.source import GrammarSource
 from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.xgrammar import XGrammar
 
-_OF_BACKEND: dict[str, tuple[type[Guidance | XGrammar], ...]] = {
+_OF_BACKEND: dict[str, tuple[type[GrammarLibrary], ...]] = {
     "guidance": (Guidance,),
     "xgrammar": (XGrammar, Guidance),
 }
@@ -24,7 +24,7 @@ class GrammarLibraries:
         self._vocabulary = vocabulary
         self._kinds = _OF_BACKEND[backend]
         self._num_threads = num_threads
-        self._made: dict[type, Guidance | XGrammar] = {}
+        self._made: dict[type, GrammarLibrary] = {}
 
     def prepare(self) -> None:
         """Make all of them now."""
@@ -36,8 +36,11 @@ class GrammarLibraries:
         kind = next(kind for kind in self._kinds if kind.takes(source))
         return self._library(kind).compile(source)
 
-    def _library(self, kind: type[Guidance | XGrammar]) -> Guidance | XGrammar:
+    def _library(self, kind: type[GrammarLibrary]) -> GrammarLibrary:
         if kind not in self._made:
-            threads = (self._num_threads,) if kind is Guidance else ()
-            self._made[kind] = kind(self._vocabulary, *threads)
+            self._made[kind] = (
+                Guidance(self._vocabulary, self._num_threads)
+                if kind is Guidance
+                else XGrammar(self._vocabulary)
+            )
         return self._made[kind]

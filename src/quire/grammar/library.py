@@ -15,6 +15,15 @@ class GrammarError(EngineError):
     """A grammar cannot be compiled, or an output does not follow it; the text says why."""
 
 
+_MAX_SHOWN = 300
+
+
+def in_short(said: str) -> str:
+    """What a library said, on one line that is fit for a reply."""
+    line = " ".join(said.split())
+    return line if len(line) <= _MAX_SHOWN else line[:_MAX_SHOWN] + "..."
+
+
 class Matcher(Protocol):
     """How far one text has come in its grammar."""
 
@@ -45,6 +54,10 @@ class GrammarLibrary(Protocol):
     """Compiles sources for one vocabulary. Nothing here limits time: a form was tried before
     (trial.py).
     """
+
+    @staticmethod
+    def takes(source: GrammarSource) -> bool:
+        """Whether it enforces all of the form."""
 
     def compile(self, source: GrammarSource) -> Form:
         """Raises GrammarError for a source that is wrong, too large, or that nothing matches."""

@@ -15,11 +15,9 @@ import numpy as np
 
 from quire.grammar import xgrammar_subset
 from quire.grammar.bits import forbid, mask_words
-from quire.grammar.library import GrammarError
+from quire.grammar.library import GrammarError, in_short
 from quire.grammar.source import GrammarSource
 from quire.grammar.vocabulary import Vocabulary
-
-_MAX_SHOWN = 300
 
 
 class XGrammar:
@@ -50,8 +48,9 @@ class XGrammar:
             form = XGrammarForm(self, self._compiled(source))
         except Exception as error:  # RuntimeError, or a class of the library's own
             raise _told(error) from None
-        if not self.mask(form.matcher()).any():
-            raise GrammarError("no text matches it")
+        first = self.mask(tried := form.matcher())
+        if tried.failure is not None or not first.any():
+            raise GrammarError(tried.failure or "no text matches it")
         return form
 
     def fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
@@ -68,8 +67,9 @@ class XGrammar:
         return mask
 
     def may_go_on(self, matcher: XGrammarMatcher) -> bool:
-        """Whether anything may come but what ends the text."""
-        return bool((self.mask(matcher) & self._no_eos).any())
+        """Whether anything may come but what ends the text, for all that is known."""
+        mask = self.mask(matcher)
+        return matcher.failure is not None or bool((mask & self._no_eos).any())
 
     def start(self, compiled: Any) -> Any:
         """The library's own matcher at the beginning of a text."""
@@ -140,5 +140,4 @@ class XGrammarMatcher:
 
 def _told(error: Exception) -> GrammarError:
     """The library's words without the place in its source."""
-    said = " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())
-    return GrammarError(said if len(said) <= _MAX_SHOWN else said[:_MAX_SHOWN] + "...")
+    return GrammarError(in_short(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error))))

@@ -110,7 +110,8 @@ def _are_properties(value: object, said: _Schema) -> bool:
 
 
 def _are_known(value: object, said: _Schema) -> bool:
-    return isinstance(value, list) and set(value) <= said.get("properties", {}).keys()
+    names = said.get("properties", {})
+    return isinstance(value, list) and all(isinstance(n, str) and n in names for n in value)
 
 
 def _anything(value: object, _: _Schema) -> bool:
