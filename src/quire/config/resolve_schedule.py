@@ -94,7 +94,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
     """
     given_tokens, given_seqs = d.args.max_num_batched_tokens, d.args.max_num_seqs
     seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
-    tokens, why = _tokens(given_tokens, seqs, length, chunked, _default_tokens(d))
+    tokens, why = _tokens(given_tokens, seqs, length, chunked, *_default_tokens(d))
     if not chunked and tokens < length:
         raise InvalidParameter(
             "max_num_batched_tokens",
@@ -131,7 +131,7 @@ def _decide_queue(d: Decisions) -> None:
 
 
 def _tokens(
-    given: int | None, seqs: int, length: int, chunked: bool, default: int
+    given: int | None, seqs: int, length: int, chunked: bool, default: int, why_default: str
 ) -> tuple[int, str]:
     if given is not None:
         return given, "max_num_batched_tokens was given"
@@ -141,12 +141,13 @@ def _tokens(
         return seqs, "one token for each of max_num_seqs"
     if seqs * length < default:
         return seqs * length, "max_num_seqs * max_model_len: there are never more"
-    if default == _DEFAULT_TOKENS_SERVING:
-        return default, "the default for servers: what runs waits for the prompts of a step"
+    return default, why_default
+
+
+def _default_tokens(d: Decisions) -> tuple[int, str]:
+    is_gpu = d.machine.device == "cuda"
+    if isinstance(d.args, AsyncEngineArgs) and not is_gpu:
+        why = "the default for servers: what runs waits for the prompts of a step"
+        return _DEFAULT_TOKENS_SERVING, why
+    default = _DEFAULT_TOKENS_GPU if is_gpu else _DEFAULT_TOKENS
     return default, "the default for programs: long prompts in few steps"
-
-
-def _default_tokens(d: Decisions) -> int:
-    if d.machine.device == "cuda":
-        return _DEFAULT_TOKENS_GPU
-    return _DEFAULT_TOKENS_SERVING if isinstance(d.args, AsyncEngineArgs) else _DEFAULT_TOKENS

@@ -46,20 +46,9 @@ def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputs
     for name, hint in _UNBUILT.items():
         if value := wishes.pop(name, None):
             raise NotBuiltYet(f"structured_outputs_config[{name!r}]", value, hint)
-    backend = wishes.get("backend", "auto")
-    if backend in _UNBUILT_BACKENDS:
-        hint = _UNBUILT_BACKENDS[backend]
-        raise NotBuiltYet("structured_outputs_config['backend']", backend, hint)
-    if backend not in _BACKENDS:
-        allowed = f"the backends are {', '.join(_BACKENDS)}"
-        raise InvalidParameter("structured_outputs_config['backend']", backend, allowed)
-    if backend == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
-        allowed = "xgrammar is not installed"
-        hint = "Install quire[xgrammar]."
-        raise InvalidParameter("structured_outputs_config['backend']", backend, allowed, hint)
-    backend = "guidance" if backend == "auto" else backend
+    wishes["backend"] = _backend(wishes.get("backend", "auto"))
     try:
-        config = msgspec.convert({**wishes, "backend": backend}, StructuredOutputsConfig)
+        config = msgspec.convert(wishes, StructuredOutputsConfig)
     except msgspec.ValidationError as error:
         fields = ", ".join(StructuredOutputsConfig.__struct_fields__)
         raise InvalidParameter(
@@ -71,3 +60,14 @@ def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputs
     ):
         raise InvalidParameter("structured_outputs_config", given, "limits must be above 0")
     return config
+
+
+def _backend(asked: str) -> str:
+    name = "structured_outputs_config['backend']"
+    if asked in _UNBUILT_BACKENDS:
+        raise NotBuiltYet(name, asked, _UNBUILT_BACKENDS[asked])
+    if asked not in _BACKENDS:
+        raise InvalidParameter(name, asked, f"the backends are {', '.join(_BACKENDS)}")
+    if asked == "xgrammar" and importlib.util.find_spec("xgrammar") is None:
+        raise InvalidParameter(name, asked, "xgrammar is not installed", "Install quire[xgrammar].")
+    return "guidance" if asked == "auto" else asked
