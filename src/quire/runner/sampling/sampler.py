@@ -266,7 +266,7 @@ class Sampler:
         """
         must_run = self._custom.must_run(is_all_greedy=all(map(self._takes_largest, states)))
         edited = range(len(states)) if must_run else inputs.edited
-        kept = (i for i in sorted(edited) if states[i].logprobs is not None)
+        kept = (i for i in edited if states[i].logprobs is not None)
         raw = {i: logits[i].clone() for i in kept} if self._reports_raw else {}
         for edit in inputs.edits:
             edit(logits)
