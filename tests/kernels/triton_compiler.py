@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -32,6 +32,10 @@ from quire.ops import AttentionArgs, Facts, Ops, bind
 from quire.ops.cases import CASES, FP8_CASES, Case
 
 HOPPER = GPUTarget("cuda", 90, 32)
+OF_MODELS = ("linear", "draw", "rank")
+DTYPES = (torch.bfloat16, torch.float32)
+HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
+"""Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -54,8 +58,8 @@ class Launch:
     constants: dict[str, object]
     options: dict[str, object]
 
-    def compiled(self):
-        """Machine code, for pointers as torch gives them: multiples of 16 bytes."""
+    def machine_code(self):
+        """For pointers as torch gives them: multiples of 16 bytes."""
         pointers = [i for i, n in enumerate(self.kernel.arg_names) if self.types[n][0] == "*"]
         source = ASTSource(
             fn=self.kernel,
@@ -95,20 +99,14 @@ def type_of(kernel, parameter, value) -> str:
 def main() -> None:
     """Note what the ops launch, then compile."""
     launches = noting_launches()
-    run_cases(case for case in CASES + FP8_CASES + ROUNDED if not case.is_bench)
+    run_cases([case for case in CASES + FP8_CASES + ROUNDED if not case.is_bench])
     noted = dict(launches)
     launches.clear()
-    run_cases(case for case in CASES if case.is_bench and case.op in OF_MODELS)
+    run_cases([case for case in CASES if case.is_bench and case.op in OF_MODELS])
     for dtype, is_fixed, heads in product(DTYPES, (False, True), HEADS):
         attend(dtype, is_fixed, *heads)
-    taken = {f"{n} {launch.kernel.__name__}": taken_by(launch) for n, launch in numbered(launches)}
+    taken = {f"{n} {e.kernel.__name__}": taken_by(e) for n, e in enumerate(launches.values())}
     print(json.dumps({"kernels": compiled(noted), "models": taken}))
-
-
-OF_MODELS = ("linear", "draw", "rank")
-DTYPES = (torch.bfloat16, torch.float32)
-HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
-"""Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
 
 
 def attend(dtype: torch.dtype, is_fixed: bool, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -125,13 +123,8 @@ def attend(dtype: torch.dtype, is_fixed: bool, heads: int, kv_heads: int, head_d
     ops.attend(torch.zeros(301, heads, head_dim, dtype=dtype), kv, plan, AttentionArgs(0.1))
 
 
-def numbered(launches: dict[str, Launch]) -> list[tuple[int, Launch]]:
-    return list(enumerate(launches.values()))
-
-
-def run_cases(cases: Iterable[Case]) -> None:
+def run_cases(cases: Sequence[Case]) -> None:
     """Call the ops of these cases, as they are bound with and without bits that may vary."""
-    cases = list(cases)
     for is_fixed in (False, True):
         ops = ops_for(torch.bfloat16, is_fixed)
         for case in cases:
@@ -158,7 +151,7 @@ def compiled(launches: dict[str, Launch]) -> dict[str, dict]:
 def report_of(variants: list[Launch]) -> dict:
     chosen = max(variants, key=lambda v: sum(map(bool, v.constants.values())))
     try:
-        chosen.compiled()
+        chosen.machine_code()
     except Exception as error:
         return {"variants": len(variants), "failure": f"{chosen.constants}: {error}"}
     return {"variants": len(variants), "failure": None}
@@ -166,7 +159,7 @@ def report_of(variants: list[Launch]) -> dict:
 
 def taken_by(launch: Launch) -> dict[str, int]:
     """Bytes of the stack, where registers are spilled to, and of shared memory."""
-    code = launch.compiled()
+    code = launch.machine_code()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code.asm["cubin"])
         file.flush()

@@ -14,7 +14,6 @@ keys that it sees: not on the other rows, and not on how its prompt was cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,13 +21,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.kv import PagedKV
-from quire.kernels.triton.launch import dense, dot_type, kernel, power_of_2
+from quire.kernels.triton.launch import FLOAT32_WARPS, dense, dot_type, kernel, power_of_2
 from quire.kernels.triton.plan import Tiles, TritonPlan
 from quire.ops.attention import AttentionArgs
 from quire.ops.kv import LARGEST_NUMBER
 
 _LEAST_DOT = 16
 """tl.dot takes no smaller side."""
+
+_FLOAT32_LINES = 32
+"""Of a program at most, unless one token has more query heads; see FLOAT32_WARPS."""
 
 
 @kernel
@@ -280,8 +282,7 @@ def _launch(
     _, heads, head_dim = q.shape
     splits = tiles.num_splits
     shares = _room_for_shares(q, splits) if splits > 1 else (out, out)
-    tile = _Tile(q.dtype is torch.float32, head_dim)
-    queries, block_m = _lines(tiles, heads // kv.kv_heads, tile)
+    queries, block_m = _lines(tiles, heads // kv.kv_heads, q.dtype)
     pieces = tiles.num_queries // queries
     sinks = q if args.sinks is None else args.sinks
     facts = {"H": heads, "D": head_dim, "BLOCK_D": power_of_2(head_dim, _LEAST_DOT)}
@@ -294,9 +295,8 @@ def _launch(
         PIECES=pieces,
         QUERIES=queries,
         BLOCK_M=block_m,
-        BLOCK_N=tile.num_keys(block_m),
         DOT=dot_type(q.dtype),
-        **tile.options(block_m),
+        **_tiling(block_m, head_dim, q.dtype),
         **_layer_facts(kv, args),
         **facts,
     )
@@ -309,43 +309,29 @@ def _launch(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """How large a program may be that multiplies queries of one type and head dim.
-
-    tests/kernels/triton_compiler.py says what the compiler makes of it: registers that it cannot
-    keep are spilled to memory, a hundred times as slow, and of which each thread of the GPU gets
-    as much. Products in float32, which tensor cores do not have, keep whole operands in registers.
-    """
-
-    is_float32: bool
-    head_dim: int
-
-    @property
-    def most_lines(self) -> int:
-        return 32 if self.is_float32 else 128
-
-    def num_keys(self, lines: int) -> int:
-        """Keys of a block."""
-        if self.is_float32:
-            return 16
-        return 64 if lines > 16 or self.head_dim > 128 else 128
-
-    def options(self, lines: int) -> dict[str, int]:
-        """Warps, and loads under way."""
-        if self.is_float32:
-            return {"num_warps": 8, "num_stages": 1}
-        is_wide = lines > 64 or (lines > 16 and self.head_dim > 128)
-        return {"num_warps": 8 if is_wide else 4, "num_stages": 2 if lines <= 16 else 3}
-
-
-def _lines(tiles: Tiles, group: int, tile: _Tile) -> tuple[int, int]:
+def _lines(tiles: Tiles, group: int, dtype: torch.dtype) -> tuple[int, int]:
     """Queries of a program, and lines of its product. All query heads of the KV head stand beside
     each other in a program: so many fewer tokens.
     """
-    least, best = (min(lines, tile.most_lines) for lines in tiles.shape)
+    least, best = tiles.shape
+    if dtype is torch.float32:
+        least, best = min(least, _FLOAT32_LINES), min(best, _FLOAT32_LINES)
     queries = min(tiles.num_queries, max(1, power_of_2(best // group + 1) // 2))
     return queries, power_of_2(queries * group, least)
+
+
+def _tiling(lines: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """Keys of a block, warps, and loads under way: what the registers and the shared memory of an
+    SM hold. What does not fit is spilled to memory, or does not start.
+    """
+    if dtype is torch.float32:
+        return {"BLOCK_N": 16, "num_warps": FLOAT32_WARPS, "num_stages": 1}
+    is_wide = head_dim > 128
+    return {
+        "BLOCK_N": 64 if lines > 16 or is_wide else 128,
+        "num_warps": 8 if lines > (16 if is_wide else 64) else 4,
+        "num_stages": 2 if lines <= 16 else 3,
+    }
 
 
 def _room_for_shares(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,12 @@ ALIGNMENT = 16
 """Bytes. Triton compiles a second time for a pointer that is not a multiple of it."""
 
 
+FLOAT32_WARPS = 8
+"""Of a program that multiplies in float32: without tensor cores every thread keeps whole rows of
+the operands in registers, so they are for few rows and many threads.
+"""
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """A Triton kernel whose numbers are not specialised: parameters in small letters without
     `constexpr` that are annotated `int` or `float`.

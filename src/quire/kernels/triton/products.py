@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.launch import dense, dot_type, kernel, power_of_2
+from quire.kernels.triton.launch import FLOAT32_WARPS, dense, dot_type, kernel, power_of_2
 from quire.kernels.triton.rounding import fp8_rows, rounded_rows
 from quire.ops.fp8 import fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
@@ -218,6 +218,7 @@ class TritonLinear:
         if pairs is not None:
             grouped = (pairs.order, pairs.experts, pairs.starts, pairs.ends)
             programs = len(pairs.experts)
+        is_float32 = dtype is torch.float32 and not self.rounds_rows
         _product_kernel[(programs, -(-self.out_features // TILE))](
             x,
             row_scales,
@@ -239,9 +240,7 @@ class TritonLinear:
             DEPTH=_depth(self),
             DOT=dot_type(dtype),
             SUM=tl.int32 if self.stored == "int8" and self.rounds_rows else tl.float32,
-            num_warps=8
-            if dtype is torch.float32 and not self.rounds_rows
-            else 4,  # no tensor cores
+            num_warps=FLOAT32_WARPS if is_float32 else 4,
         )
         return out
 
