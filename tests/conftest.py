@@ -32,14 +32,14 @@ def run_triton_script():
     interprets kernels, and returns what its last line says, which is JSON.
     """
 
-    def run(script, *args, interpret, **environment):
+    def run(script, *args, interpret, timeout_s=120, **environment):
         inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         done = subprocess.run(
             [sys.executable, script, *args],
             env=inherited | ({"TRITON_INTERPRET": "1"} if interpret else {}) | environment,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=timeout_s,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]

@@ -40,6 +40,7 @@ def compiled(tmp_path_factory, run_triton_script):
     return run_triton_script(
         Path(__file__).with_name("triton_compiler.py"),
         interpret=False,
+        timeout_s=600,
         TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton")),
     )
 
