@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,8 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
+WATCH = Path(__file__).parent / "kernels" / "triton_memory.py"
+
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -29,13 +32,15 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def run_triton_script():
     """Runs a script in a process of its own, since Triton is told at its first import whether it
-    interprets kernels, and returns what its last line says, which is JSON.
+    interprets kernels, and returns what its last line says, which is JSON. What is interpreted is
+    watched (tests/kernels/triton_memory.py), unless the script does that itself.
     """
 
-    def run(script, *args, interpret, timeout_s=120, **environment):
+    def run(script, *args, interpret, timeout_s=120, is_watched=True, **environment):
+        watch = [WATCH] if interpret and is_watched else []
         inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         done = subprocess.run(
-            [sys.executable, script, *args],
+            [sys.executable, *watch, script, *args],
             env=inherited | ({"TRITON_INTERPRET": "1"} if interpret else {}) | environment,
             capture_output=True,
             text=True,

@@ -13,6 +13,7 @@ import traceback
 
 import torch
 from triton_cases import CHUNKED, ROUNDED
+from triton_memory import Watch
 
 from quire.ops import Facts, Ops, bind, select
 from quire.ops.cases import CASES, FP8_CASES, Case
@@ -61,7 +62,8 @@ def main() -> None:
     """Answer until the input ends."""
     for line in sys.stdin:
         try:
-            run(*line.split())
+            with Watch():
+                run(*line.split())
             failure = None
         except Exception:
             failure = traceback.format_exc()

@@ -201,7 +201,7 @@ def _attend_kernel(
     if STEPS > 0.0:
         sums /= STEPS
     if SPLITS > 1:
-        at = (token * H + head) * SPLITS + split
+        at = (tile.to(tl.int64) * H + head) * SPLITS + split
         tl.store(split_out + at[:, None] * D + d[None, :], sums, inside)
         tl.store(split_stats + at * 2, best, is_query)
         tl.store(split_stats + at * 2 + 1, total, is_query)
@@ -238,14 +238,14 @@ def _merge_kernel(
     BLOCK_S: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ) -> None:
-    """The shares of one row with one new token (program 0) and head (program 1) become one."""
+    """The shares of a tile, which is one token (program 0), and head (program 1) become one."""
     row = tl.load(tokens + tl.program_id(0))
     head = tl.program_id(1)
     begin = tl.load(query_start + row)
     if tl.load(query_start + row + 1) > begin:
         s = tl.arange(0, BLOCK_S)
         d = tl.arange(0, BLOCK_D)
-        at = (begin.to(tl.int64) * H + head) * SPLITS + s
+        at = (tl.program_id(0).to(tl.int64) * H + head) * SPLITS + s
         best = tl.load(split_stats + at * 2, s < SPLITS, other=float("-inf"))
         total = tl.load(split_stats + at * 2 + 1, s < SPLITS, other=0.0)
         top = tl.max(best, 0)
@@ -281,7 +281,7 @@ def _launch(
     """Run the programs of some tiles, and join what those found that share keys."""
     _, heads, head_dim = q.shape
     splits = tiles.num_splits
-    shares = _room_for_shares(q, splits) if splits > 1 else (out, out)
+    shares = _room_for_shares(q, tiles) if splits > 1 else (out, out)
     queries, block_m = _lines(tiles, heads // kv.kv_heads, q.dtype)
     pieces = tiles.num_queries // queries
     sinks = q if args.sinks is None else args.sinks
@@ -334,11 +334,15 @@ def _tiling(lines: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
     }
 
 
-def _room_for_shares(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Sums [T, H, splits, D], and the best score and the total weight [T, H, splits, 2]."""
-    num_tokens, heads, head_dim = q.shape
-    shapes = (num_tokens, heads, splits, head_dim), (num_tokens, heads, splits, 2)
-    sums, stats = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
+def _room_for_shares(q: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """For each tile, of one token: sums [tiles, H, splits, D], and the best score and the total
+    weight [tiles, H, splits, 2]. Not for each token of the step: a prompt beside one decode would
+    take gigabytes that no warm-up has seen.
+    """
+    assert tiles.num_queries == 1
+    _, heads, head_dim = q.shape
+    lead = (len(tiles.rows), heads, tiles.num_splits)
+    sums, stats = (q.new_empty(*lead, last, dtype=torch.float32) for last in (head_dim, 2))
     return sums, stats
 
 

@@ -39,8 +39,9 @@ def _bias_kernel(
     is_token = (id >= 0) & (id < V)
     at = tl.load(places + which * 4, inside, other=0) * stride + id
     value = tl.load(values + entry, inside, other=0.0)
-    raised = tl.load(logits + at, is_token, other=0.0) + value
-    tl.store(logits + at, tl.where(value == float("-inf"), value, raised), is_token)
+    # who forbids reads nothing, since another lane may be forbidding the same token
+    old = tl.load(logits + at, is_token & (value != float("-inf")), other=0.0)
+    tl.store(logits + at, tl.where(value == float("-inf"), value, old + value), is_token)
 
 
 @kernel

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.launch import dense, kernel
+from quire.kernels.triton.launch import KEEP_NAN, dense, kernel
 
 _BLOCK = 1024
 
@@ -27,7 +27,7 @@ def activation(x: tl.tensor, ACT: tl.constexpr) -> Any:
         y = x * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * inner)))
     else:
         tl.static_assert(ACT == "relu" or ACT == "relu2")
-        y = tl.maximum(x, 0.0)
+        y = tl.maximum(x, 0.0, KEEP_NAN)
         if ACT == "relu2":
             y *= y
     return y
@@ -55,8 +55,8 @@ def _activate_kernel(
         gate = tl.load(x + gate_at, inside, other=0.0).to(tl.float32)
         up = tl.load(x + gate_at + F, inside, other=0.0).to(tl.float32)
         if LIMIT > 0.0:
-            gate = tl.minimum(gate, LIMIT)
-            up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+            gate = tl.minimum(gate, LIMIT, KEEP_NAN)
+            up = tl.clamp(up, -LIMIT, LIMIT, KEEP_NAN)
             y = (up + 1.0) * (gate / (1.0 + tl.exp(-1.702 * gate)))
         else:
             # plain torch rounds the activation before it multiplies

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.kernels.triton.kv import PagedKV
-from quire.kernels.triton.launch import dense, kernel, power_of_2
+from quire.kernels.triton.launch import KEEP_NAN, dense, kernel, power_of_2
 from quire.kernels.triton.norms import statistics, weighed
 from quire.kernels.triton.rounding import rounded
 from quire.ops.norm import NormWeight
@@ -23,7 +23,7 @@ def _read(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
     """What stands there in float32, cut at +-CLIP and rounded to its type again."""
     x = tl.load(at, inside, other=0.0)
     if CLIP > 0.0:
-        x = tl.minimum(tl.maximum(x.to(tl.float32), -CLIP), CLIP).to(x.dtype)
+        x = tl.clamp(x.to(tl.float32), -CLIP, CLIP, KEEP_NAN).to(x.dtype)
     return x.to(tl.float32)
 
 

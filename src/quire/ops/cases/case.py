@@ -34,6 +34,12 @@ class Draw:
         """Normal values, contiguous."""
         return self.of(self.rng.standard_normal(shape) * scale + mean)
 
+    def with_nan(self, *shape: int) -> Tensor:
+        """Normal values but for one in the middle."""
+        values = self.rng.standard_normal(shape)
+        values.flat[values.size // 2] = np.nan
+        return self.of(values)
+
     def strided(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal values as a view whose rows are 3 elements apart and start off any alignment."""
         *lead, width = shape

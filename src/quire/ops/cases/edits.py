@@ -109,9 +109,11 @@ def _bias(name: str, rows: int, width: int, count: int, kind: str) -> Case:
         values[draw.rng.random(count) < 0.3] = -math.inf
         if kind == "no_tokens":
             entries[::2, 1] = draw.rng.choice([-1, width, NO_TOKEN], len(entries[::2]))
-        if kind == "twice":
+        if "twice" in kind:
             values[:] = -math.inf
-            entries = np.repeat(entries[: count // 2], 2, 0)
+            entries = entries[: count // 2]
+            is_far = kind == "far_twice"
+            entries = np.tile(entries, (2, 1)) if is_far else np.repeat(entries, 2, 0)
             values = values[: len(entries)]
         # backwards: place p is row rows - 1 - p
         places = _places([(0, 0)] * rows)[::-1].copy()
@@ -172,6 +174,7 @@ CASES = (
     _bias("3x67-not_finite", 3, 67, 60, "not_finite"),
     _bias("3x67-twice", 3, 67, 40, "twice"),
     _bias("2x400-many", 2, 400, 700, ""),
+    _bias("2x400-far_twice", 2, 400, 700, "far_twice"),
     _bias("2x9-none", 2, 9, 0, ""),
     _words("one_token", MIXED, 67, 0),
     _words("short", MIXED, 67, 2),

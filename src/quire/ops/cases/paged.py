@@ -227,6 +227,7 @@ def _rope_store(
     over: str = "head",
     after_rope: bool = False,
     clip: float | None = None,
+    has_nan: bool = False,
     padding: int = 0,
     is_strided: bool = False,
     stored: torch.dtype | None = None,
@@ -239,8 +240,9 @@ def _rope_store(
         slots = draw.rng.permutation(pool * s.block_size)[:num_tokens]
         slots[num_tokens - padding :] = -1
         width = (s.heads + 2 * s.kv_heads) * s.head_dim
+        normal = draw.with_nan if has_nan else draw.strided if is_strided else draw.normal
         arguments = {
-            "qkv": (draw.strided if is_strided else draw.normal)(num_tokens, width),
+            "qkv": normal(num_tokens, width),
             "kv": kv,
             "slots": draw.integers(slots),
             "positions": draw.integers(draw.rng.integers(0, max_positions, (1, num_tokens))),
@@ -280,6 +282,7 @@ def _rope_stores() -> list[Case]:
         _rope_store("padding", 7, padding=3),
         _rope_store("strided-mha", 5, Shape(3, 3, 6, 2), is_strided=True),
         _rope_store("clip", 5, clip=0.7),
+        _rope_store("clip-nan", 5, clip=0.7, has_nan=True),
         *(_rope_store(f"{k}-head", 5, norm=k) for k in ("rms", "rms1p", "layer")),
         _rope_store("rms-head-after_rope", 5, norm="rms", after_rope=True),
         _rope_store("rms-full-clip-strided", 5, norm="rms", over="full", clip=1.0, is_strided=True),

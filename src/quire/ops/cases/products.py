@@ -56,11 +56,19 @@ def _embed(rows: int, width: int, out: int, *, scale: float = 1.0, bias: bool = 
 
 
 def _mlp(
-    rows: int, width: int, ffn: int, act: str, gated: bool, *, bias: bool = False, bench: str = ""
+    rows: int,
+    width: int,
+    ffn: int,
+    act: str,
+    gated: bool,
+    *,
+    bias: bool = False,
+    has_nan: bool = False,
+    bench: str = "",
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         arguments = {
-            "x": draw.normal(rows, width),
+            "x": (draw.with_nan if has_nan else draw.normal)(rows, width),
             "up": _weight(ops, draw, ffn * (2 if gated else 1), width, bias=bias),
             "down": _weight(ops, draw, width, ffn, bias=bias),
             "act": act,
@@ -68,7 +76,8 @@ def _mlp(
         }
         return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
 
-    name = f"{act}{'-gated' * gated}{'-bias' * bias}-{rows}x{width}x{ffn}"
+    traits = "-gated" * gated + "-bias" * bias + "-nan" * has_nan
+    name = f"{act}{traits}-{rows}x{width}x{ffn}"
     return Case("mlp", bench or name, prepare, is_bench=bool(bench))
 
 
@@ -89,9 +98,17 @@ def _logits(
 
 
 def _moe(
-    name: str, rows: int, args: MoeArgs, *, bias: bool = False, select_bias: bool = False
+    name: str,
+    rows: int,
+    args: MoeArgs,
+    *,
+    bias: bool = False,
+    select_bias: bool = False,
+    has_nan: bool = False,
 ) -> Case:
-    """The router reads x's first E entries, far apart: rounding never changes the choice."""
+    """The router reads x's first E entries, far apart: rounding never changes the choice. has_nan:
+    one in the biases of one expert.
+    """
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         experts, width, ffn = args.experts, args.experts + 5, 7
@@ -106,7 +123,7 @@ def _moe(
                 "experts": ops.pack_experts(
                     draw.normal(experts, 2 * ffn, width, scale=width**-0.5),
                     draw.normal(experts, width, ffn, scale=ffn**-0.5),
-                    draw.normal(experts, 2 * ffn) if bias else None,
+                    (draw.with_nan if has_nan else draw.normal)(experts, 2 * ffn) if bias else None,
                     draw.normal(experts, width) if bias else None,
                 ),
                 "args": args,
@@ -129,6 +146,7 @@ def _moes() -> list[Case]:
         _moe("one_expert-renormalised", 4, MoeArgs(3, 1, "softmax", True)),
         _moe("sigmoid-groups-select_bias", 7, deepseek, select_bias=True),
         _moe("softmax_topk-clamp-bias", 7, gpt_oss, bias=True),
+        _moe("softmax_topk-clamp-nan", 7, gpt_oss, bias=True, has_nan=True),
     ]
 
 
@@ -140,6 +158,7 @@ CASES = (
     _linear(70, 130, 3),
     *(_mlp(3, 12, 10, act, gated) for act in ACTIVATIONS for gated in (True, False)),
     *(_mlp(rows, 17, 9, "silu", True, bias=True) for rows in (0, 1, 6)),
+    _mlp(3, 17, 9, "relu2", False, has_nan=True),
     *(_logits(rows, 37, 1.0, None) for rows in (0, 1, 4)),
     _logits(3, 37, 0.25, None),
     _logits(3, 37, 1.5, 0.8),
