@@ -26,7 +26,7 @@ FEW_SPILLED = 128
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program may have on Hopper."""
 
-WITH_FP8 = ("_attend_kernel", "_product_kernel", "_rope_store_kernel", "_rounded_rows_kernel")
+WITH_FP8 = ("_attend_kernel", "product_kernel", "_rope_store_kernel", "_rounded_rows_kernel")
 NAMES += [f"{name} fp8" for name in WITH_FP8]
 
 pytestmark = pytest.mark.skipif(
@@ -56,6 +56,34 @@ def test_programs_fit_an_sm_at_the_shapes_of_real_models(compiled):
     """A tile that is too large compiles, keeps its numbers in memory and runs at a fraction of the
     speed, or does not start at all."""
     taken = compiled["models"]
-    assert {name.split()[1] for name in taken} >= {"_attend_kernel", "_product_kernel"}
+    assert {name.split()[1] for name in taken} >= {"_attend_kernel", "product_kernel"}
     assert {name: t for name, t in taken.items() if t["stack"] > FEW_SPILLED} == {}
     assert {name: t for name, t in taken.items() if t["shared"] > SHARED_MEMORY} == {}
+
+
+BYTES_IN_FLIGHT = 3.0e6
+"""What must be on its way for a Hopper GPU's memory to be busy: 4.8 TB/s times 0.65 us."""
+OPERATIONS_PER_WEIGHT = {4: 4.5, 8: 5.0, 16: 4.0}
+"""By the weight's bits. An SM issues 128 a clock, and its share of the bandwidth is 41, 21 and 10
+weights a clock: with three times as many operations, arithmetic and not memory is the limit."""
+
+
+def test_products_read_weights_as_memory_likes_it(compiled):
+    """Loads that a program waits for, or of a few bytes, or too few on their way, and a product at
+    small batches takes several times as long as reading its weight."""
+    for name, found in compiled["products"].items():
+        assert found["stack"] <= FEW_SPILLED and found["shared"] <= SHARED_MEMORY, name
+        assert found["waited_loads"] == 0, name
+        assert found["copied_by_16"] >= found["weight_bytes"], name
+        assert found["tensor_cores"], name
+
+
+def test_products_of_few_rows_keep_memory_busy(compiled):
+    for name, found in compiled["products"].items():
+        tile, bits = found["tile"], 4 if "int4" in name else 16 if "float" in name else 8
+        if name.endswith(("x 1", "fixed")):
+            ahead = (tile["STAGES"] - 1) * found["weight_bytes"] * found["programs"]
+            assert ahead >= BYTES_IN_FLIGHT, name
+            assert found["operations_per_weight"] <= OPERATIONS_PER_WEIGHT[bits], name
+        if name.endswith("x 1"):
+            assert tile["ROWS"] == 16 and found["programs"] >= 120, name

@@ -47,7 +47,7 @@ CHOSEN = {
 CHOSEN_FAST = {
     "attend/decode-all", "attend/one_row-sinks", "attend/int8-decode-softcap",
     "attend/fp8-decode-sinks", "attend/fp8-decode-small", "attend/fp8-ragged-window",
-    "moe/sigmoid-groups-select_bias",
+    "moe/sigmoid-groups-select_bias", "moe/int4_g32-softmax-40",
 }  # fmt: skip
 """Of the slow ops: each feature in one case."""
 

@@ -20,7 +20,10 @@ FORMATS = {
     "int8-kept_rows": WeightFormat("int8", rounds_rows=False),
     "int4_g32": WeightFormat("int4", 32),
     "int4_g64-kept_rows": WeightFormat("int4", 64, rounds_rows=False),
+    "int4_g128": WeightFormat("int4", 128),
 }
+BORDERS = ((1, 128, 33), (15, 130, 20), (16, 64, 70), (17, 257, 8), (64, 129, 17), (65, 96, 40))
+"""Rows, inputs and outputs around where another tile is chosen and a group or a tile ends."""
 
 
 def _linear(name: str, rows: int, width: int, out: int) -> Case:
@@ -32,7 +35,7 @@ def _linear(name: str, rows: int, width: int, out: int) -> Case:
     return Case("linear", f"{name}-{rows}x{width}x{out}", prepare)
 
 
-def _moe(name: str) -> Case:
+def _moe(name: str, rows: int = 5) -> Case:
     args = MoeArgs(3, 2, "softmax", renorm=True)
 
     def prepare(ops, draw) -> Prepared:
@@ -40,15 +43,20 @@ def _moe(name: str) -> Case:
             draw.normal(3, 40, 24, scale=0.2), draw.normal(3, 24, 20), stored_as=FORMATS[name]
         )
         router = ops.pack_linear(draw.normal(3, 24), None)
-        x = draw.normal(5, 24)
+        x = draw.normal(rows, 24)
         return Prepared({"x": x, "router": router, "experts": experts, "args": args})
 
-    return Case("moe", f"{name}-softmax", prepare)
+    return Case("moe", f"{name}-softmax" + f"-{rows}" * (rows != 5), prepare)
 
 
-ROUNDED = tuple(
-    case for name in FORMATS for case in (_linear(name, 3, 70, 40), _linear(name, 66, 33, 5))
-) + (_linear("fp8", 5, 32, 48), _moe("fp8"), _moe("int8"), _moe("int4_g32"))
+ROUNDED = (
+    *(_linear(name, *shape) for name in FORMATS for shape in ((3, 70, 40), (66, 33, 5))),
+    *(_linear(name, *shape) for name in FORMATS for shape in BORDERS),
+    *(_linear(name, 257, 70, 9) for name in ("int8", "int4_g32", "int4_g64-kept_rows")),
+    _linear("fp8", 5, 32, 48),
+    *(_moe(name) for name in ("fp8", "int8", "int4_g32")),
+    _moe("int4_g32", 40),
+)
 
 
 def _token_by_token(window: int | None) -> Case:

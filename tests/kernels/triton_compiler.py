@@ -4,15 +4,13 @@ The ops are called with bfloat16 tensors of the host. Each launch is noted inste
 was noted is compiled down to machine code for Hopper. The last line printed is JSON: under
 "kernels", for each kernel how many variants were noted, and why the largest of them does not
 compile, or null; under "models", for each kernel at the shapes of real models, what one program
-takes: bytes of registers that were spilled to memory, and of shared memory.
+takes: bytes of registers that were spilled to memory, and of shared memory; under "products", the
+same of products with weights, and what the machine code of their loops does.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ from itertools import product
 import numpy as np
 import torch
 import triton
+from machine_code import loop_of, taken_by
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -28,7 +27,7 @@ from triton_cases import ROUNDED
 
 from quire.kernels.triton import implementations
 from quire.kernels.triton.launch import ALIGNMENT
-from quire.ops import AttentionArgs, Facts, Ops, bind
+from quire.ops import AttentionArgs, Facts, Ops, WeightFormat, bind
 from quire.ops.cases import CASES, FP8_CASES, Case
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -47,6 +46,22 @@ POINTERS = {
     torch.int8: "*i8",
     torch.uint8: "*u8",
 }
+
+OUTPUTS, INPUTS = 4096, 14_336
+"""Of the product in whose machine code is looked: the down projection of an 8B model."""
+KEPT = (WeightFormat("int8", rounds_rows=False), WeightFormat("int4", 32, rounds_rows=False))
+KEPT += (WeightFormat("int4", 128, rounds_rows=False),)
+FORMS = (*KEPT, WeightFormat("int8"), WeightFormat("int4", 32))
+PRODUCTS = {
+    "float fixed": (None, 1, True),
+    "fp8 fixed": (WeightFormat("fp8"), 1, True),
+    **{
+        f"{form.name} {form.group}{'' if form.rounds_rows else ' kept'} x {rows}": (form, rows)
+        for forms, classes in ((FORMS, (1, 64)), (KEPT, (300,)))
+        for form, rows in product(forms, classes)
+    },
+}
+"""Name -> format, rows, whether bits may not depend on the rows."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +120,12 @@ def main() -> None:
     run_cases([case for case in CASES if case.is_bench and case.op in OF_MODELS])
     for dtype, is_fixed, heads in product(DTYPES, (False, True), HEADS):
         attend(dtype, is_fixed, *heads)
-    taken = {f"{n} {e.kernel.__name__}": taken_by(e) for n, e in enumerate(launches.values())}
-    print(json.dumps({"kernels": compiled(noted), "models": taken}))
+    taken = {
+        f"{n} {e.kernel.__name__}": taken_by(e.machine_code())
+        for n, e in enumerate(launches.values())
+    }
+    products = {name: report_of_product(launches, *given) for name, given in PRODUCTS.items()}
+    print(json.dumps({"kernels": compiled(noted), "models": taken, "products": products}))
 
 
 def attend(dtype: torch.dtype, is_fixed: bool, heads: int, kv_heads: int, head_dim: int) -> None:
@@ -137,6 +156,31 @@ def ops_for(dtype: torch.dtype, is_fixed: bool) -> Ops:
     return bind(host, served, ["triton"])
 
 
+def report_of_product(
+    launches: dict[str, Launch], form: WeightFormat | None, rows: int, is_fixed: bool = False
+) -> dict:
+    """What a product with one weight of an 8B model takes and does; tensors have no memory."""
+    launches.clear()
+    ops = ops_for(torch.bfloat16, is_fixed)
+    weight = torch.empty(OUTPUTS, INPUTS, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(rows, INPUTS, dtype=torch.bfloat16, device="meta")
+    ops.linear(x, ops.pack_linear(weight, None, form))
+    [launch] = [e for e in launches.values() if e.kernel.__name__ == "product_kernel"]
+    code, constants = launch.machine_code(), launch.constants
+    bits = {"int4": 4, "float": 16}.get(constants["STORED"], 8)
+    loop = loop_of(code)
+    per_thread = constants["OUTPUTS"] * constants["DEPTH"] / 32 / launch.options["num_warps"]
+    return taken_by(code) | {
+        "tile": {name: constants[name] for name in ("ROWS", "OUTPUTS", "DEPTH", "STAGES")},
+        "programs": OUTPUTS // constants["OUTPUTS"],
+        "weight_bytes": constants["OUTPUTS"] * constants["DEPTH"] * bits // 8,
+        "copied_by_16": 32 * launch.options["num_warps"] * 16 * loop.copies_of_16,
+        "waited_loads": loop.waited_loads,
+        "operations_per_weight": loop.num_instructions / per_thread,
+        "tensor_cores": loop.tensor_cores,
+    }
+
+
 def compiled(launches: dict[str, Launch]) -> dict[str, dict]:
     """Compile one variant of each kernel, the one with the most constants that are not 0, and one
     that has 8-bit floats, where there is any.
@@ -155,22 +199,6 @@ def report_of(variants: list[Launch]) -> dict:
     except Exception as error:
         return {"variants": len(variants), "failure": f"{chosen.constants}: {error}"}
     return {"variants": len(variants), "failure": None}
-
-
-def taken_by(launch: Launch) -> dict[str, int]:
-    """Bytes of the stack, where registers are spilled to, and of shared memory."""
-    code = launch.machine_code()
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code.asm["cubin"])
-        file.flush()
-        told = subprocess.run(
-            [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    [(stack, shared)] = re.findall(r"STACK:(\d+) SHARED:(\d+)", told.stdout)
-    return {"stack": int(stack), "shared": int(shared) + code.metadata.shared}
 
 
 if __name__ == "__main__":

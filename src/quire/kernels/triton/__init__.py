@@ -59,8 +59,10 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
     ) -> experts.TritonExperts:
-        up = products.pack(gate_up, gate_up_bias, stored_as, is_fixed=True)
-        return experts.TritonExperts(up, products.pack(down, down_bias, stored_as, is_fixed=True))
+        up = products.pack(gate_up, gate_up_bias, stored_as, is_fixed=is_fixed)
+        return experts.TritonExperts(
+            up, products.pack(down, down_bias, stored_as, is_fixed=is_fixed)
+        )
 
     def mlp(
         x: Tensor, up: products.TritonLinear, down: products.TritonLinear, act: str, gated: bool

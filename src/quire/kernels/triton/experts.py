@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
-from quire.kernels.triton.products import TILE, Pairs, TritonLinear
+from quire.kernels.triton.product_tiles import row_class
+from quire.kernels.triton.products import Pairs, TritonLinear
 from quire.ops.moe import MoeArgs, route
 
 _BLOCK = 1024
@@ -69,7 +70,8 @@ def moe(
     chosen, weights = route(router.multiply(x), args, select_bias)
     if not len(x):
         return torch.empty_like(x)
-    pairs = grouped(chosen.flatten(), args.experts)
+    rows = row_class(-(-chosen.numel() // args.experts), is_fixed=experts.up.is_fixed)
+    pairs = grouped(chosen.flatten(), args.experts, rows)
     h = experts.up.multiply_pairs(x, pairs, args.top_k)
     h = activate(h, args.act, gated=True, limit=args.clamp or 0.0)
     y = experts.down.multiply_pairs(h, pairs, 1)
@@ -80,8 +82,8 @@ def moe(
     return out
 
 
-def grouped(chosen: Tensor, num_experts: int) -> Pairs:
-    """Pairs [P] with their experts -> programs of at most `TILE` pairs of one expert each. Their
+def grouped(chosen: Tensor, num_experts: int, rows: int) -> Pairs:
+    """Pairs [P] with their experts -> programs of at most `rows` pairs of one expert each. Their
     number is the most that any choice could need, so that the host need not know the choice.
     """
     num_pairs = len(chosen)
@@ -89,13 +91,13 @@ def grouped(chosen: Tensor, num_experts: int) -> Pairs:
     counts = torch.zeros(num_experts, dtype=torch.int64, device=chosen.device)
     counts.scatter_add_(0, chosen, torch.ones_like(chosen))
     last = counts.cumsum(0)
-    tiles = (counts + TILE - 1) // TILE
+    tiles = (counts + rows - 1) // rows
     last_tile = tiles.cumsum(0)
-    most = min(num_pairs, num_pairs // TILE + num_experts)
+    most = min(num_pairs, num_pairs // rows + num_experts)
     ids = torch.arange(most, device=chosen.device)
     expert = torch.searchsorted(last_tile, ids, right=True)
     is_used = expert < num_experts
     expert = expert.clamp(max=num_experts - 1)
-    starts = (last - counts)[expert] + (ids - (last_tile - tiles)[expert]) * TILE
-    ends = torch.where(is_used, torch.minimum(starts + TILE, last[expert]), 0)
-    return Pairs(order, expert.to(torch.int32), starts.to(torch.int32), ends.to(torch.int32))
+    starts = (last - counts)[expert] + (ids - (last_tile - tiles)[expert]) * rows
+    ends = torch.where(is_used, torch.minimum(starts + rows, last[expert]), 0)
+    return Pairs(order, expert.to(torch.int32), starts.to(torch.int32), ends.to(torch.int32), rows)

@@ -2,8 +2,6 @@
 not depend on the batch, weights in the model's dtype too. All others are torch's (cuBLAS).
 """
 
-# ruff: noqa: N803  (constants of kernels are in capitals)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,141 +12,32 @@ import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.launch import FLOAT32_WARPS, dense, dot_type, kernel, power_of_2
+from quire.kernels.triton import nibbles
+from quire.kernels.triton.launch import dense, dot_type
+from quire.kernels.triton.product_kernel import product_kernel
+from quire.kernels.triton.product_tiles import Shape, Tile, float32_tile, row_class, tile_of
 from quire.kernels.triton.rounding import fp8_rows, rounded_rows
 from quire.ops.fp8 import fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import nbytes
 
-TILE = 64
-"""Rows and outputs of a program. Fixed, so that a row's bits do not depend on their number."""
-
-_DEPTH = 64
-"""Inputs that a program multiplies at once."""
-
-_LEAST_DEPTH = 32
-"""Of a product of whole numbers."""
+_BUSY_EXPERTS = 4
+"""Whose weights are read at once, at least: few models choose fewer for a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """Rows of a product with experts, grouped: `order` [P] are row numbers, expert after expert.
 
-    Program i multiplies rows `starts[i]` .. of `order`, up to `ends[i]`, with expert `experts[i]`;
-    a program without work has an empty range.
+    Program i multiplies at most `rows` rows, `starts[i]` .. of `order` up to `ends[i]`, with expert
+    `experts[i]`; a program without work has an empty range.
     """
 
     order: Tensor
     experts: Tensor
     starts: Tensor
     ends: Tensor
-
-
-@kernel
-def _weight_tile(w_row: tl.tensor, c: tl.tensor, inside: tl.tensor, STORED: tl.constexpr) -> Any:
-    """Inputs c [DEPTH] of the outputs whose rows begin at w_row [1, TILE] -> [DEPTH, TILE]."""
-    if STORED == "int4":
-        packed = tl.load(w_row + c[:, None] // 2, inside, other=0).to(tl.int32)
-        return (((packed >> (c[:, None] % 2 * 4)) & 15) - 8).to(tl.int8)
-    else:  # a second path for the compiler, not for Python
-        return tl.load(w_row + c[:, None], inside, other=0.0 if STORED == "fp8" else 0)
-
-
-@kernel
-def _tile_product(x: tl.tensor, w: tl.tensor, ROUNDED: tl.constexpr, DOT: tl.constexpr) -> Any:
-    """x [TILE, DEPTH] times w [DEPTH, TILE]: of whole numbers exact, else in float32."""
-    if ROUNDED:
-        return tl.dot(x, w, out_dtype=tl.int32)
-    else:  # a second path for the compiler, not for Python
-        return tl.dot(x.to(DOT), w.to(DOT), input_precision="ieee")
-
-
-@kernel
-def _rows_of_program(
-    order: tl.tensor,
-    experts: tl.tensor,
-    starts: tl.tensor,
-    ends: tl.tensor,
-    T: int,
-    GROUPED: tl.constexpr,
-    SHARED: tl.constexpr,
-    TILE: tl.constexpr,
-) -> Any:
-    """The expert of tile program_id(0), the rows of the output, of the input, and which exist."""
-    tile = tl.program_id(0)
-    lane = tl.arange(0, TILE)
-    if GROUPED:
-        at = tl.load(starts + tile) + lane
-        is_row = at < tl.load(ends + tile)
-        target = tl.load(order + at, is_row, other=0).to(tl.int64)
-        return tl.load(experts + tile).to(tl.int64), target, target // SHARED, is_row
-    else:  # a second path for the compiler, not for Python
-        target = tile.to(tl.int64) * TILE + lane
-        return tl.zeros((), tl.int64), target, target, target < T
-
-
-@kernel
-def _product_kernel(
-    x: tl.tensor,
-    row_scales: tl.tensor,
-    w: tl.tensor,
-    scales: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    order: tl.tensor,
-    experts: tl.tensor,
-    starts: tl.tensor,
-    ends: tl.tensor,
-    T: int,
-    N: tl.constexpr,
-    C: tl.constexpr,
-    STORED: tl.constexpr,
-    ROUNDED: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    GROUPED: tl.constexpr,
-    SHARED: tl.constexpr,
-    TILE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    DOT: tl.constexpr,
-    SUM: tl.constexpr,
-) -> None:
-    """Rows of tile program_id(0) times outputs of tile program_id(1) of w [(E,) N, C].
-
-    STORED: "float", "int8" or "fp8" (scales [(E,) N]), or "int4" (two in a byte, scales
-    [(E,) N, G]). ROUNDED: x is numbers of the same kind with row_scales. GROUPED: rows are pairs,
-    `SHARED` of which read the same row of x. SUM: the type of the sums over tiles.
-    """
-    expert, target, source, is_row = _rows_of_program(
-        order, experts, starts, ends, T, GROUPED, SHARED, TILE
-    )
-    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    is_output = n < N
-    num_groups: tl.constexpr = (C + GROUP - 1) // GROUP
-    width: tl.constexpr = num_groups * GROUP // 2 if STORED == "int4" else C
-    w_row = w + (expert * N + n)[None, :] * width
-    x_row = x + source[:, None] * C
-    sums = tl.zeros((TILE, TILE), SUM)
-    for start in range(0, C, DEPTH):
-        c = start + tl.arange(0, DEPTH)
-        is_input = c < C
-        is_there = is_row[:, None] & is_input[None, :]
-        x_tile = tl.load(x_row + c[None, :], is_there, other=0.0 if STORED == "fp8" else 0)
-        w_tile = _weight_tile(w_row, c, is_input[:, None] & is_output[None, :], STORED)
-        part = _tile_product(x_tile, w_tile, ROUNDED and STORED != "fp8", DOT)
-        if STORED == "int4":
-            scale_at = (expert * N + n) * num_groups + start // GROUP
-            part = part.to(tl.float32) * tl.load(scales + scale_at, is_output, other=0.0)[None, :]
-        sums += part
-    y = sums.to(tl.float32)
-    if STORED == "int8" or STORED == "fp8":
-        y *= tl.load(scales + expert * N + n, is_output, other=0.0)[None, :]
-    if ROUNDED:
-        y *= tl.load(row_scales + source, is_row, other=0.0)[:, None]
-    if HAS_BIAS:
-        y += tl.load(bias + expert * N + n, is_output, other=0.0).to(tl.float32)[None, :]
-    to = out + target[:, None] * N + n[None, :]
-    tl.store(to, y.to(out.dtype.element_ty), is_row[:, None] & is_output[None, :])
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +45,10 @@ class TritonLinear:
     """A weight [(E,) out, in] in the model's dtype or in small integers, and its bias [(E,) out].
 
     stored "int8": `weight` int8 [(E,) out, in], `scales` fp32 [(E,) out]; "fp8" likewise. "int4":
-    two values in a byte, the even input in the low half, each 8 too large: uint8 [(E,) out, G *
-    group / 2], scales fp32 [(E,) out, G]. rounds_rows: see `WeightFormat`; the others widen whole
-    numbers to x's type, which holds them exactly.
+    two values in a byte, uint8 [(E,) out, P * group], scales int32 [(E,) P, out], P pairs of
+    groups (`quire.kernels.triton.nibbles`). rounds_rows: see `WeightFormat`; the others widen whole
+    numbers to x's type, which holds them exactly. is_fixed: a row's bits do not depend on the
+    number of rows.
     """
 
     stored: str
@@ -210,16 +100,17 @@ class TritonLinear:
         out = x.new_empty(num_rows, self.out_features)
         if not num_rows:
             return out
-        dtype, row_scales = x.dtype, x
+        dot, row_scales = self._operands(x.dtype), x
         if self.rounds_rows:
             x, row_scales = fp8_rows(x) if self.stored == "fp8" else rounded_rows(x)
+        rows = row_class(num_rows, is_fixed=self.is_fixed) if pairs is None else pairs.rows
+        tile = self._tile(rows, x.dtype, dot)
         grouped = (x, x, x, x)
-        programs = -(-num_rows // TILE)
+        programs = -(-num_rows // tile.rows)
         if pairs is not None:
             grouped = (pairs.order, pairs.experts, pairs.starts, pairs.ends)
             programs = len(pairs.experts)
-        is_float32 = dtype is torch.float32 and not self.rounds_rows
-        _product_kernel[(programs, -(-self.out_features // TILE))](
+        product_kernel[(programs, -(-self.out_features // tile.outputs))](
             x,
             row_scales,
             self.weight,
@@ -232,24 +123,34 @@ class TritonLinear:
             C=self.in_features,
             STORED=self.stored,
             ROUNDED=self.rounds_rows,
-            GROUP=self.group or self.in_features,
+            GROUP=self.group,
             HAS_BIAS=self.bias is not None,
             GROUPED=pairs is not None,
             SHARED=shared,
-            TILE=TILE,
-            DEPTH=_depth(self),
-            DOT=dot_type(dtype),
-            SUM=tl.int32 if self.stored == "int8" and self.rounds_rows else tl.float32,
-            num_warps=FLOAT32_WARPS if is_float32 else 4,
+            ROWS=tile.rows,
+            OUTPUTS=tile.outputs,
+            DEPTH=tile.depth,
+            STAGES=tile.stages,
+            DOT=dot,
+            SUM=tl.int32 if dot is tl.int8 else tl.float32,
+            PTX=nibbles.ptx_for(dot) if self.stored == "int4" else None,
+            num_warps=tile.warps,
         )
         return out
 
+    def _operands(self, dtype: torch.dtype) -> Any:
+        """The type of the operands of a product with rows of this type: what holds the stored
+        numbers exactly.
+        """
+        if self.rounds_rows:
+            return tl.float16 if self.stored == "fp8" else tl.int8
+        return dot_type(dtype)
 
-def _depth(w: TritonLinear) -> int:
-    """Inputs of one step of the product: a whole group of int4, so that it has one scale."""
-    if w.stored == "int4":
-        return w.group
-    return min(_DEPTH, power_of_2(w.in_features, _LEAST_DEPTH))
+    def _tile(self, rows: int, x_dtype: torch.dtype, dot: Any) -> Tile:
+        bits = 4 if self.stored == "int4" else 8 * self.weight.itemsize
+        busy = 1 if self.weight.dim() == 2 else _BUSY_EXPERTS
+        shape = Shape(self.out_features, bits, x_dtype.itemsize, 2 * self.group or 1, busy)
+        return float32_tile(shape) if dot is tl.float32 else tile_of(rows, shape)
 
 
 def pack(
@@ -261,16 +162,39 @@ def pack(
     if stored_as.name == "fp8":
         return _pack_fp8(weight, bias, is_fixed=is_fixed)
     flat = quantize_weight(weight.reshape(-1, weight.shape[-1]), None, stored_as)
-    lead = weight.shape[:-1]
-    is_int8 = stored_as.name == "int8"
+    if stored_as.name == "int4":
+        return _pack_int4(weight, bias, flat, stored_as, is_fixed=is_fixed)
     return TritonLinear(
-        stored_as.name,
-        (flat.q if is_int8 else _two_in_a_byte(flat)).view(*lead, -1),
+        "int8",
+        flat.q.view(weight.shape),
         bias,
         weight.shape[-1],
-        flat.scales.view(lead if is_int8 else (*lead, -1)),
+        flat.scales.view(weight.shape[:-1]),
+        rounds_rows=stored_as.rounds_rows,
+        is_fixed=is_fixed,
+    )
+
+
+def _pack_int4(
+    weight: Tensor,
+    bias: Tensor | None,
+    flat: QuantizedLinear,
+    stored_as: WeightFormat,
+    *,
+    is_fixed: bool,
+) -> TritonLinear:
+    *lead, outputs, width = weight.shape
+    bytes, scales = nibbles.packed(flat)
+    scales = scales.unflatten(1, (-1, outputs)).transpose(0, 1).contiguous()  # an expert's apart
+    return TritonLinear(
+        "int4",
+        bytes.view(*lead, outputs, -1),
+        bias,
+        width,
+        scales.view(*lead, -1, outputs),
         stored_as.group,
         stored_as.rounds_rows,
+        is_fixed,
     )
 
 
@@ -279,9 +203,3 @@ def _pack_fp8(weight: Tensor, bias: Tensor | None, *, is_fixed: bool) -> TritonL
     numbers, scales = flat.numbers.view(weight.shape), flat.scales.view(weight.shape[:-1])
     width = weight.shape[-1]
     return TritonLinear("fp8", numbers, bias, width, scales, rounds_rows=True, is_fixed=is_fixed)
-
-
-def _two_in_a_byte(flat: QuantizedLinear) -> Tensor:
-    """q [out, G, group] of -8..7 -> uint8 [out, G * group / 2]."""
-    values = (flat.q.flatten(1).to(torch.int16) + 8).to(torch.uint8)
-    return values[:, 0::2] | (values[:, 1::2] << 4)
