@@ -27,7 +27,9 @@ NEEDED = ("msgspec", "zmq", "tokenizers", "safetensors", "psutil", "tqdm", "jinj
 """What the engine imports beside torch and numpy, under its import name."""
 
 WHEEL_NAMES = {"zmq": "pyzmq"}
-PARTS = ("kernels", "conformance", "large", "eight", "small", "host", "parity", "peer")
+PARTS = (
+    "kernels", "conformance", "large", "eight", "small", "host", "parity", "peer", "products",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,6 +121,10 @@ def part(name: str, limits: object, until: float) -> Callable[[], Iterator[objec
         from gpu import kernels
 
         return lambda: kernels.table(limits)
+    if name == "products":
+        from gpu import products
+
+        return lambda: products.table(limits, until)
     if name in ("conformance", "parity"):
         from gpu import correctness
 

@@ -258,6 +258,39 @@ def test_a_kernel_s_line_has_its_share_and_its_rates(tool, monkeypatch):
     assert "1000.0 us" in line.note
 
 
+def test_products_are_measured_at_each_class_of_rows_and_with_other_tiles(tool, monkeypatch):
+    pytest.importorskip("triton")
+    kernels, products = tool("gpu.kernels"), tool("gpu.products")
+    plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+    monkeypatch.setattr(products, "select", lambda **_: plain)
+    monkeypatch.setattr(kernels, "median_seconds", lambda call: call() is None or 1e-3)
+    monkeypatch.setattr(products, "PROJECTIONS", {"one": (96, 64), "two": (64, 32)})
+    ceilings = tool("gpu.ceilings").Ceilings(1e12, 1e15)
+    lines = list(products.table(ceilings, time.monotonic() - 1, "cpu"))
+    assert len(lines) == 5 * 2 * 4
+    assert lines[0].what == "kernel one linear int432 1 x 96 x 64"
+    assert lines[-1].what == "kernel two linear fp8 256 x 64 x 32 fixed"
+
+
+def test_another_tile_that_is_faster_misses_the_bound_and_one_that_fails_is_named(tool):
+    products = tool("gpu.products")
+    product_tiles = pytest.importorskip("quire.kernels.triton.product_tiles")
+    shape = product_tiles.Shape(outputs=4096, bits=4, x_bytes=2, unit=128)
+    chosen = products.kernels.tile_of
+
+    def measure():
+        tile = products.kernels.tile_of(16, shape)
+        if tile.warps > chosen(16, shape).warps:
+            raise RuntimeError("out of resources")
+        return products.Measured("product", 1e-6 * tile.outputs, 0, 0)
+
+    line = products.compared(measure)
+    assert products.kernels.tile_of is chosen
+    assert line.value == pytest.approx(100) and line.verdict == "MISSED"
+    assert line.note.startswith("32.0 us; half the outputs 16.0 us")
+    assert "twice the warps does not run" in line.note
+
+
 def shape_of(tool):
     config = tool("gpu.engines").config_of("tiny")
     return tool("gpu.ceilings").DecoderShape.of(config)

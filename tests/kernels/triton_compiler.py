@@ -49,16 +49,20 @@ POINTERS = {
 
 OUTPUTS, INPUTS = 4096, 14_336
 """Of the product in whose machine code is looked: the down projection of an 8B model."""
-KEPT = (WeightFormat("int8", rounds_rows=False), WeightFormat("int4", 32, rounds_rows=False))
-KEPT += (WeightFormat("int4", 128, rounds_rows=False),)
-FORMS = (*KEPT, WeightFormat("int8"), WeightFormat("int4", 32))
+INT8, INT8_KEPT = WeightFormat("int8"), WeightFormat("int8", rounds_rows=False)
+INT4, INT4_KEPT = WeightFormat("int4", 32), WeightFormat("int4", 32, rounds_rows=False)
+WIDE_KEPT = WeightFormat("int4", 128, rounds_rows=False)
 PRODUCTS = {
     "float fixed": (None, 1, True),
     "fp8 fixed": (WeightFormat("fp8"), 1, True),
     **{
         f"{form.name} {form.group}{'' if form.rounds_rows else ' kept'} x {rows}": (form, rows)
-        for forms, classes in ((FORMS, (1, 64)), (KEPT, (300,)))
-        for form, rows in product(forms, classes)
+        for rows, forms in {
+            1: (INT8, INT8_KEPT, INT4, INT4_KEPT, WIDE_KEPT),
+            64: (INT8, INT4, WIDE_KEPT),
+            300: (INT8_KEPT, INT4_KEPT),
+        }.items()
+        for form in forms
     },
 }
 """Name -> format, rows, whether bits may not depend on the rows."""

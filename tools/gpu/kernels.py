@@ -59,7 +59,7 @@ def table(ceilings: Ceilings) -> Iterator[Line]:
     yield attention(ops, "prefill 8 x 2048", 8, 2048, 2048).line(ceilings, 60)
     yield from side_by_side(ceilings)
     for stored_as in FORMATS:
-        for rows in (1, 64, 2048):
+        for rows in (1, 16, 64, 256, 2048):
             yield product(ops, rows, stored_as).line(ceilings, None)
     for case in CASES:
         if case.is_bench and case.op != "attend":
@@ -120,14 +120,22 @@ def attention(
     return Measured(f"attend {name}", seconds, record.num_bytes(*given), record.flops(*given))
 
 
-def product(ops: Ops, rows: int, stored_as: WeightFormat | None, device: str = "cuda") -> Measured:
-    """The down projection of an 8B model."""
+def product(
+    ops: Ops,
+    rows: int,
+    stored_as: WeightFormat | None,
+    device: str = "cuda",
+    width: int | None = None,
+    outputs: int = _WIDTH,
+) -> Measured:
+    """One weight; that of the down projection of an 8B model if no width is given."""
+    width = _FFN if width is None else width
     draw = Draw(0, torch.bfloat16, device)
-    weight = torch.randn(_WIDTH, _FFN, dtype=torch.bfloat16, device=device) * _FFN**-0.5
+    weight = torch.randn(outputs, width, dtype=torch.bfloat16, device=device) * width**-0.5
     w = ops.pack_linear(weight, None, stored_as)
-    x = draw.normal(rows, _FFN)
+    x = draw.normal(rows, width)
     seconds = median_seconds(lambda: ops.linear(x, w))
     record = CATALOG["linear"]
-    form = "bf16" if stored_as is None else stored_as.name
-    name = f"linear {form} {rows} x {_FFN} x {_WIDTH}"
+    form = "bf16" if stored_as is None else f"{stored_as.name}{stored_as.group or ''}"
+    name = f"linear {form} {rows} x {width} x {outputs}"
     return Measured(name, seconds, record.num_bytes(x, w), record.flops(x, w))

@@ -1,9 +1,8 @@
-"""The largest steps that can come, and some smaller ones, run before any request is there.
+"""The largest steps that can come, run before any request is there.
 
 They take the memory that steps take at most, and compile every kernel that steps use, so that
-neither happens while somebody waits. A kernel may have another form for fewer rows (tiles of
-products, shares of keys), which the smaller steps compile. Steps go through the runner like any
-other; all their tokens share one block of KV memory, whose contents nobody reads.
+neither happens while somebody waits. They go through the runner like any other step; all their
+tokens share one block of KV memory, whose contents nobody reads.
 """
 
 from __future__ import annotations
@@ -23,11 +22,6 @@ logger = logging.getLogger(__name__)
 
 SCRATCH_BLOCK = 1
 """The block that warm-up writes; a pool has it beside the null block at least."""
-
-SIZES = tuple(1 << i for i in range(9))
-"""Rows or tokens of the smaller steps. What a kernel chooses by a number of rows it must choose for
-all numbers above one of these up to the next alike, and for all above the last.
-"""
 
 
 class _OneWord:
@@ -63,7 +57,7 @@ _KINDS = (
 
 def warm_up(runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int) -> None:
     """Run prompts of `num_tokens` in all and `num_rows` decodes: greedy, with everything, and with
-    the memory that penalties of all rows take; then fewer of them, greedy.
+    the memory that penalties of all rows take.
     """
     plans = _Plans(runner, max_len)
     decodes = [min(2, max_len)] * num_rows
@@ -71,11 +65,6 @@ def warm_up(runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int
         plans.run(list(_prompts(num_tokens, num_rows, max_len)), kinds, decodes=False)
         plans.run(decodes, kinds, decodes=max_len > 1)
     plans.run(decodes, _KINDS[-1:], decodes=max_len > 1)
-    for size in SIZES:
-        if size < num_rows:
-            plans.run(decodes[:size], _KINDS[:1], decodes=max_len > 1)
-        elif size < num_tokens:
-            plans.run(list(_prompts(size, num_rows, max_len)), _KINDS[:1], decodes=False)
 
 
 class _Plans:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
-from quire.kernels.triton.product_tiles import row_class
 from quire.kernels.triton.products import Pairs, TritonLinear
 from quire.ops.moe import MoeArgs, route
 
@@ -70,7 +69,7 @@ def moe(
     chosen, weights = route(router.multiply(x), args, select_bias)
     if not len(x):
         return torch.empty_like(x)
-    rows = row_class(-(-chosen.numel() // args.experts), is_fixed=experts.up.is_fixed)
+    rows = experts.up.tile_rows(-(-chosen.numel() // args.experts), x.dtype)
     pairs = grouped(chosen.flatten(), args.experts, rows)
     h = experts.up.multiply_pairs(x, pairs, args.top_k)
     h = activate(h, args.act, gated=True, limit=args.clamp or 0.0)

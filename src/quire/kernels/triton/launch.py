@@ -54,6 +54,14 @@ def dense(x: Tensor) -> Tensor:
     return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
 
 
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have at most on this GPU; where there is none, on Hopper."""
+    if device.type != "cuda":
+        return 227 << 10
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
 def power_of_2(n: int, least: int = 1) -> int:
     """The smallest power of two that is at least n, and at least `least`."""
     return max(least, 1 << max(n - 1, 0).bit_length())

@@ -14,8 +14,8 @@ by Little's law 4.8 TB/s (H200) times a latency of 700 to 1,000 ns are 3.4 to 4.
 With more rows the traffic of x from the second-level cache, N / outputs times x, soon is what takes
 the time, and arithmetic after that: tiles grow in both directions.
 
-There are three classes only, since each is a compilation at start, with borders where warm-up tries
-both sides (`quire.runner.warm_up.SIZES`).
+There are three classes only, since each is a compilation at start: warm-up runs steps of each
+(`quire.runner.warm_up`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _BYTES_IN_FLIGHT = 4 << 20
 _RUN = 128
 """Bytes of an output's weights that a program reads at once: a line of the cache."""
 
-_SHARED_MEMORY = 200 << 10
-"""Of an SM, for tiles on their way; results need some of the 227 KB as well."""
+_FOR_RESULTS = 27 << 10
+"""Bytes of shared memory that tiles on their way leave: of 227 KB on Hopper, 99 on Ada."""
 
 _MOST_STAGES = 14
 
@@ -44,7 +44,8 @@ _MOST_STAGES = 14
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A weight to multiply with: outputs, bits of a stored number, bytes of a number of x, for four
-    bits the inputs of a pair of groups, experts that are read at once.
+    bits the inputs of a pair of groups, experts that are read at once, and the bytes of shared
+    memory that a program may have.
     """
 
     outputs: int
@@ -52,6 +53,7 @@ class Shape:
     x_bytes: int
     unit: int = 1
     experts: int = 1
+    shared_memory: int = 227 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,16 @@ class Tile:
     warps: int
 
 
-def row_class(rows: int, *, is_fixed: bool) -> int:
-    """The rows of a tile where there are so many in a product. is_fixed: a row's bits must not
+def row_class(rows: int, unit: int, *, is_fixed: bool) -> int:
+    """The rows of a tile where there are so many in a product. unit: that of the weight's `Shape`;
+    with 256 inputs at once a tile of many rows would not fit. is_fixed: a row's bits must not
     depend on their number.
     """
     if is_fixed:
         return MORE
-    return FEW if rows <= MOST_FEW else MORE if rows <= MOST_MORE else MANY
+    if rows <= MOST_FEW:
+        return FEW
+    return MORE if rows <= MOST_MORE or unit > 128 else MANY
 
 
 def tile_of(rows: int, shape: Shape) -> Tile:
@@ -87,7 +92,7 @@ def float32_tile(shape: Shape) -> Tile:
     """The one tile where operands are float32: without tensor cores every thread keeps whole rows
     of them in registers, so they are short, and many threads share them.
     """
-    return Tile(64, 64, max(shape.unit, 64), 2, FLOAT32_WARPS)
+    return Tile(MORE, 64, max(shape.unit, 64), 2, FLOAT32_WARPS)
 
 
 def _outputs(rows: int, shape: Shape) -> int:
@@ -119,7 +124,7 @@ def _stages(rows: int, outputs: int, depth: int, shape: Shape) -> int:
     programs = -(-shape.outputs * shape.experts // outputs)
     weights = outputs * depth * shape.bits // 8
     wanted = 1 + -(-_BYTES_IN_FLIGHT // (weights * min(programs, 2 * _SMS)))
-    room = _SHARED_MEMORY // (2 if programs > _SMS and rows != MANY else 1)
+    room = (shape.shared_memory - _FOR_RESULTS) // (2 if programs > _SMS and rows != MANY else 1)
     fitting = room // (weights + rows * depth * shape.x_bytes)
     return max(2, min(wanted, fitting, _MOST_STAGES))
 

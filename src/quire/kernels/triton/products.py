@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton import nibbles
-from quire.kernels.triton.launch import dense, dot_type
+from quire.kernels.triton.launch import dense, dot_type, shared_memory
 from quire.kernels.triton.product_kernel import product_kernel
 from quire.kernels.triton.product_tiles import Shape, Tile, float32_tile, row_class, tile_of
 from quire.kernels.triton.rounding import fp8_rows, rounded_rows
@@ -76,6 +76,13 @@ class TritonLinear:
         y = self._scaled(rows) if self._is_for_torch(x.dtype) else self._product(rows, None, 1)
         return y.view(*x.shape[:-1], self.out_features)
 
+    def tile_rows(self, num_rows: int, dtype: torch.dtype) -> int:
+        """Rows that a program multiplies where there are so many of x, of this dtype; for each
+        expert if there are experts.
+        """
+        is_fixed = self.is_fixed or self._operands(dtype) is tl.float32
+        return row_class(num_rows, 2 * self.group, is_fixed=is_fixed)
+
     def multiply_pairs(self, x: Tensor, pairs: Pairs, shared: int) -> Tensor:
         """Row p // shared of x [*, in] times the weight of p's expert, for each pair p."""
         return self._product(x, pairs, shared)
@@ -103,8 +110,8 @@ class TritonLinear:
         dot, row_scales = self._operands(x.dtype), x
         if self.rounds_rows:
             x, row_scales = fp8_rows(x) if self.stored == "fp8" else rounded_rows(x)
-        rows = row_class(num_rows, is_fixed=self.is_fixed) if pairs is None else pairs.rows
-        tile = self._tile(rows, x.dtype, dot)
+        rows = self.tile_rows(num_rows, out.dtype) if pairs is None else pairs.rows
+        tile = self._tile(rows, x, dot)
         grouped = (x, x, x, x)
         programs = -(-num_rows // tile.rows)
         if pairs is not None:
@@ -146,10 +153,15 @@ class TritonLinear:
             return tl.float16 if self.stored == "fp8" else tl.int8
         return dot_type(dtype)
 
-    def _tile(self, rows: int, x_dtype: torch.dtype, dot: Any) -> Tile:
-        bits = 4 if self.stored == "int4" else 8 * self.weight.itemsize
-        busy = 1 if self.weight.dim() == 2 else _BUSY_EXPERTS
-        shape = Shape(self.out_features, bits, x_dtype.itemsize, 2 * self.group or 1, busy)
+    def _tile(self, rows: int, x: Tensor, dot: Any) -> Tile:
+        shape = Shape(
+            outputs=self.out_features,
+            bits=4 if self.stored == "int4" else 8 * self.weight.itemsize,
+            x_bytes=x.itemsize,
+            unit=2 * self.group or 1,
+            experts=1 if self.weight.dim() == 2 else _BUSY_EXPERTS,
+            shared_memory=shared_memory(x.device),
+        )
         return float32_tile(shape) if dot is tl.float32 else tile_of(rows, shape)
 
 
