@@ -208,9 +208,12 @@ def products_with_the_last_expert():
     order = torch.arange(4, dtype=torch.int32)
     tiles = (torch.tensor([0, 2], dtype=torch.int32), torch.tensor([2, 4], dtype=torch.int32))
     x = noise(4, inputs, dtype=HALF)
+    two_scales = noise(2, inputs // 64, outputs, 2).bfloat16().view(torch.int32)[..., 0]
     for stored, dtype, group, scales in (
-        ("float", HALF, 0, None), ("int8", INT8, 0, ()), ("int4", torch.uint8, 32, (inputs // 32,)),
-    ):  # fmt: skip
+        ("float", HALF, 0, None),
+        ("int8", INT8, 0, noise(2, outputs)),
+        ("int4", torch.uint8, 32, two_scales),
+    ):
         width = inputs // 2 if stored == "int4" else inputs
         many = experts * (2 if stored == "int4" else 1)
         small = (noise(2, outputs, width) * 40).to(dtype)
@@ -220,12 +223,12 @@ def products_with_the_last_expert():
         large[0], large[last] = small
         scale = None
         if scales is not None:
-            scale = noise(2, outputs, *scales), sparse(many, outputs, *scales)
-            scale[1][0], scale[1][last] = scale[0]
+            scale = scales, sparse(many, *scales.shape[1:], dtype=scales.dtype)
+            scale[1][0], scale[1][last] = scales
         found = []
         for w, s, of in ((small, 0, [0, 1]), (large, 1, [0, last])):
             linear = TritonLinear(stored, w, None, inputs, scale and scale[s], group, False, True)
-            pairs = Pairs(order, torch.tensor(of, dtype=torch.int32), *tiles)
+            pairs = Pairs(order, torch.tensor(of, dtype=torch.int32), *tiles, rows=64)
             with Watch(corners):
                 found.append(linear.multiply_pairs(x, pairs, 1))
         assert torch.equal(*(y[:, [*range(64), *range(-64, 0)]] for y in found))
