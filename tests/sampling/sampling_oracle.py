@@ -11,6 +11,7 @@ import torch
 
 from quire.ops import select
 from quire.params import SamplingParams
+from quire.runner.device import CpuDevice
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling import Sampler
 
@@ -50,7 +51,7 @@ class Bench:
             ops=select(device="cpu", dtype=torch.float32, providers=[provider]),
             num_rows=num_rows,
             vocab_size=vocab_size,
-            device=torch.device("cpu"),
+            device=CpuDevice(),
             history=self.history,
             max_logprobs=-1,
             logprobs_mode=mode,

@@ -199,16 +199,15 @@ def _kv_cache(plan: EnginePlan, spec: Decoder, groups: Sequence[KVGroup], ops: O
 
 def _sampler(plan: EnginePlan, spec: Decoder, target: Target, rows: Rows) -> Sampler:
     classes = find_logits_processors(plan.logits_processors)
-    device = target.device.torch
     return Sampler(
         ops=target.ops,
         num_rows=plan.max_num_seqs,
         vocab_size=spec.vocab,
-        device=device,
+        device=target.device,
         history=rows,
         max_logprobs=plan.max_logprobs,
         logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
-        logits_processors=make_logits_processors(classes, plan=plan, device=device),
+        logits_processors=make_logits_processors(classes, plan=plan, device=target.device.torch),
     )
 
 

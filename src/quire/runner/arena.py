@@ -92,7 +92,7 @@ class Arena:
         start = self._used
         end = start + array.nbytes
         if end > len(self._device):
-            return self._apart(array)
+            return self.apart(array)
         self._buffers[self._turn].bytes[start:end] = _bytes(array)
         self._used = _aligned(end)
         return self._view(start, array)
@@ -115,7 +115,8 @@ class Arena:
         buffer.copied = self._driver.mark()
         self._sent = self._used
 
-    def _apart(self, array: Array) -> Tensor:
+    def apart(self, array: Array) -> Tensor:
+        """The array in memory of its own on the device, sent at once."""
         buffer = self._buffers[self._turn]
         source = self._driver.pinned(array.nbytes)
         source.numpy()[:] = _bytes(array)

@@ -54,6 +54,12 @@ class Device(Protocol):
         """Send what was staged and written since the last time."""
         ...
 
+    def send(self, array: Array) -> Tensor:
+        """The array on the device for as long as somebody holds it, behind what is queued; the host
+        does not wait.
+        """
+        ...
+
     def table(self, host: Array) -> Tensor:
         """A tensor that starts with the values of `host` [N, W] and is kept up to date by `write`;
         where host memory is the device's own, the same memory.
@@ -110,6 +116,9 @@ class CpuDevice:
 
     def flush(self) -> None:
         """Nothing has to move."""
+
+    def send(self, array: Array) -> Tensor:
+        return torch.from_numpy(array)
 
     def table(self, host: Array) -> Tensor:
         return torch.from_numpy(host)

@@ -45,6 +45,9 @@ class StreamDevice:
         for table, places, values in staged:
             table.view(-1).index_copy_(0, places, values)
 
+    def send(self, array: Array) -> Tensor:
+        return self._arena.apart(array)
+
     def table(self, host: Array) -> Tensor:
         return torch.from_numpy(host).to(self.torch, copy=True)
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Stage
+from quire.runner.sampling.part import Edit, Place, Send, Stage
 from quire.runner.sampling.resident import Resident
 
 
@@ -20,10 +19,10 @@ class AllowedIds:
     the mask of a grammar that never changes.
     """
 
-    def __init__(self, ops: Ops, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, ops: Ops, vocab_size: int, send: Send) -> None:
         self._ops = ops
         self._num_words = -(-vocab_size // 32)
-        self._device = device
+        self._send = send
         self._bits: Resident[np.ndarray] = Resident(self._together)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
@@ -46,4 +45,4 @@ class AllowedIds:
         return partial(self._ops.mask_logits, rows=rows, mask=bits)
 
     def _together(self, bits: list[np.ndarray]) -> tuple[Tensor, ...]:
-        return (torch.from_numpy(np.stack(bits)).to(self._device),)
+        return (self._send(np.stack(bits)),)

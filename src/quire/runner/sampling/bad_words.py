@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.ops import Ops
 from quire.ops.edits import WILD
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Stage, TokenHistory, staged
+from quire.runner.sampling.part import Edit, Place, Send, Stage, TokenHistory, staged
 from quire.runner.sampling.resident import Resident, with_place
 
 
@@ -30,10 +29,10 @@ class BadWords:
     (`quire.ops.edits.forbid_words`).
     """
 
-    def __init__(self, ops: Ops, history: TokenHistory, device: torch.device) -> None:
+    def __init__(self, ops: Ops, history: TokenHistory, send: Send) -> None:
         self._ops = ops
         self._history = history
-        self._device = device
+        self._send = send
         self._rows: Resident[_Words] = Resident(self._together)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
@@ -65,4 +64,4 @@ class BadWords:
             for place, row in enumerate(rows)
             for missing in [width - row.words.shape[1]]
         ]
-        return (torch.from_numpy(np.concatenate(words)).to(self._device),)
+        return (self._send(np.concatenate(words)),)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Stage, staged
+from quire.runner.sampling.part import Edit, Place, Send, Stage, staged
 from quire.runner.sampling.resident import Resident, with_place
 
 
@@ -28,9 +27,9 @@ class _Own:
 class Biases:
     """Ids and what is added to their logits, per row; -inf forbids."""
 
-    def __init__(self, ops: Ops, device: torch.device) -> None:
+    def __init__(self, ops: Ops, send: Send) -> None:
         self._ops = ops
-        self._device = device
+        self._send = send
         self._rows: Resident[_Own] = Resident(self._together)
 
     def add(self, row: int, values: Mapping[int, float]) -> None:
@@ -51,15 +50,14 @@ class Biases:
     def _together(self, rows: list[_Own]) -> tuple[Tensor, ...]:
         entries = [with_place(place, own.ids[:, None]) for place, own in enumerate(rows)]
         values = [own.values for own in rows]
-        joined = (torch.from_numpy(np.concatenate(arrays)) for arrays in (entries, values))
-        return tuple(tensor.to(self._device) for tensor in joined)
+        return tuple(self._send(np.concatenate(arrays)) for arrays in (entries, values))
 
 
 class LogitBias:
     """Adds each id's bias to its logit; a forbidden id stays forbidden."""
 
-    def __init__(self, ops: Ops, device: torch.device) -> None:
-        self._biases = Biases(ops, device)
+    def __init__(self, ops: Ops, send: Send) -> None:
+        self._biases = Biases(ops, send)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
         if not params.logit_bias:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
 from quire.runner.sampling.columns import LogprobColumns, empty_columns
+from quire.runner.sampling.part import Send
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -24,11 +26,11 @@ class LogprobRequest:
     ids: Tensor | None = None
 
     @staticmethod
-    def of(params: SamplingParams, vocab_size: int, device: torch.device) -> LogprobRequest | None:
+    def of(params: SamplingParams, vocab_size: int, send: Send) -> LogprobRequest | None:
         """What `params` ask for; None if nothing."""
         if params.logprob_token_ids is not None:
-            ids = torch.tensor(params.logprob_token_ids, dtype=torch.int64, device=device)
-            return LogprobRequest(0, ids)
+            ids = np.array(params.logprob_token_ids, dtype=np.int64)
+            return LogprobRequest(0, send(ids))
         if params.logprobs is None:
             return None
         return LogprobRequest(vocab_size if params.logprobs == -1 else params.logprobs)

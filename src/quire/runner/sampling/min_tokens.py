@@ -6,31 +6,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
 from quire.runner.sampling.logit_bias import Biases
-from quire.runner.sampling.part import Edit, Place, Stage
+from quire.runner.sampling.part import Edit, Place, Send, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class _Floor:
     first_free_position: int
-    stop_ids: Sequence[int]
-    has_grammar: bool
+    stop_ids: Tensor | None
+    """[n] int64 on the device, for a row with a grammar."""
 
 
 class MinTokens:
     """Sets EOS and the stop ids to -inf while the output is shorter than `min_tokens`.
 
-    If a grammar leaves nothing else, they are allowed after all: a finished text cannot go on. Such
-    a row is looked at alone, and its logits are waited for, as its grammar has waited for its ids.
+    If a grammar leaves nothing else, they are allowed after all: a finished text cannot go on. A
+    row with a grammar is edited alone.
     """
 
-    def __init__(self, ops: Ops, device: torch.device) -> None:
-        self._biases = Biases(ops, device)
+    def __init__(self, ops: Ops, send: Send) -> None:
+        self._send = send
+        self._biases = Biases(ops, send)
         self._floors: dict[int, _Floor] = {}
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
@@ -38,7 +39,9 @@ class MinTokens:
             return False
         stop_ids = sorted(params.all_stop_token_ids)
         first_free = num_prompt_tokens + params.min_tokens
-        self._floors[row] = _Floor(first_free, stop_ids, params.structured_outputs is not None)
+        has_grammar = params.structured_outputs is not None
+        kept = self._send(np.array(stop_ids, dtype=np.int64)) if has_grammar else None
+        self._floors[row] = _Floor(first_free, kept)
         self._biases.add(row, dict.fromkeys(stop_ids, -math.inf))
         return True
 
@@ -50,22 +53,22 @@ class MinTokens:
         return position < self._floors[row].first_free_position
 
     def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
-        bound = [place for place in places if self._floors[place.row].has_grammar]
-        others = [place for place in places if not self._floors[place.row].has_grammar]
+        stop_ids = [(place, self._floors[place.row].stop_ids) for place in places]
+        others = [place for place, ids in stop_ids if ids is None]
         forbid = self._biases.edit(others, stage) if others else None
-        floors = [(place.index, self._floors[place.row]) for place in bound]
 
         def edit(logits: Tensor) -> None:
             if forbid is not None:
                 forbid(logits)
-            for index, floor in floors:
-                _forbid_unless_all(logits[index], floor.stop_ids)
+            for place, ids in stop_ids:
+                if ids is not None:
+                    _forbid_unless_all(logits[place.index], ids)
 
         return edit
 
 
-def _forbid_unless_all(logits: Tensor, stop_ids: Sequence[int]) -> None:
-    before = logits[stop_ids]
-    logits[stop_ids] = -math.inf
-    if logits.amax().item() == -math.inf:
-        logits[stop_ids] = before
+def _forbid_unless_all(logits: Tensor, stop_ids: Tensor) -> None:
+    before = logits.index_select(0, stop_ids)
+    logits.index_fill_(0, stop_ids, -math.inf)
+    has_others = logits.amax() != -math.inf
+    logits.index_copy_(0, stop_ids, before.masked_fill_(has_others, -math.inf))

@@ -16,6 +16,9 @@ Stage = Callable[[np.ndarray], Tensor]
 run.
 """
 
+Send = Callable[[np.ndarray], Tensor]
+"""Brings an array to the device, to stay there."""
+
 Edit = Callable[[Tensor], None]
 """Edits logits [R, V] fp32 in place, in the step that it was made for; may be called again."""
 

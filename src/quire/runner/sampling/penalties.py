@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Stage, TokenHistory, staged
+from quire.runner.sampling.part import Edit, Place, Send, Stage, TokenHistory, staged
 from quire.runner.sampling.resident import Resident
 
 
@@ -34,10 +33,10 @@ class TokenPenalties:
     Repetition looks at prompt and output, the others at the output alone.
     """
 
-    def __init__(self, ops: Ops, history: TokenHistory, device: torch.device) -> None:
+    def __init__(self, ops: Ops, history: TokenHistory, send: Send) -> None:
         self._ops = ops
         self._history = history
-        self._device = device
+        self._send = send
         self._rows: Resident[_Penalties] = Resident(self._together)
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
@@ -72,4 +71,4 @@ class TokenPenalties:
 
     def _together(self, rows: list[_Penalties]) -> tuple[Tensor, ...]:
         numbers = np.array([asked.numbers for asked in rows], dtype=np.float32)
-        return (torch.from_numpy(numbers).to(self._device),)
+        return (self._send(numbers),)

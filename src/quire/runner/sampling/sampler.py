@@ -19,6 +19,7 @@ from torch import Tensor
 from quire.ops import Ops
 from quire.ops.noise import noise_keys, token_hashes
 from quire.params import SamplingParams
+from quire.runner.device import Device
 from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
@@ -29,22 +30,20 @@ from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
 from quire.runner.sampling.logprobs import Described, LogprobRequest, LogprobsMode, describe, runs
 from quire.runner.sampling.min_tokens import MinTokens
-from quire.runner.sampling.part import Edit, LogitsPart, Place, Stage, TokenHistory
+from quire.runner.sampling.part import Edit, LogitsPart, Place, Send, Stage, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
 
 logger = logging.getLogger(__name__)
 
 
-def logits_parts(
-    ops: Ops, history: TokenHistory, vocab_size: int, device: torch.device
-) -> list[LogitsPart]:
+def logits_parts(ops: Ops, history: TokenHistory, vocab_size: int, send: Send) -> list[LogitsPart]:
     """The features that edit logits before temperature, in the order in which they do."""
     return [
-        AllowedIds(ops, vocab_size, device),
-        LogitBias(ops, device),
-        MinTokens(ops, device),
-        TokenPenalties(ops, history, device),
-        BadWords(ops, history, device),
+        AllowedIds(ops, vocab_size, send),
+        LogitBias(ops, send),
+        MinTokens(ops, send),
+        TokenPenalties(ops, history, send),
+        BadWords(ops, history, send),
     ]
 
 
@@ -91,7 +90,7 @@ class Sampler:
         ops: Ops,
         num_rows: int,
         vocab_size: int,
-        device: torch.device,
+        device: Device,
         history: TokenHistory,
         max_logprobs: int,
         logprobs_mode: LogprobsMode,
@@ -99,12 +98,12 @@ class Sampler:
     ) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
-        self._device = device
+        self._send = device.send
         self._max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
         self._mode = logprobs_mode
         self._reports_raw = logprobs_mode.startswith("raw")
-        self._hashes = token_hashes(vocab_size, device)
-        self._parts = logits_parts(ops, history, vocab_size, device)
+        self._hashes = token_hashes(vocab_size, device.torch)
+        self._parts = logits_parts(ops, history, vocab_size, device.send)
         self._custom = CustomProcessors(logits_processors)
         self._states: dict[int, _RowState] = {}
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
@@ -129,7 +128,7 @@ class Sampler:
         If this raises, the row is still free.
         """
         assert row not in self._states, f"row {row} is taken"
-        logprobs = LogprobRequest.of(params, self._vocab_size, self._device)
+        logprobs = LogprobRequest.of(params, self._vocab_size, self._send)
         assert logprobs is None or logprobs.num_top <= self._max_logprobs
         parts = self._add_parts(row, params, len(prompt_token_ids))
         state = _RowState(params.temperature == 0.0, logprobs, parts)
@@ -179,7 +178,7 @@ class Sampler:
         if self._takes_largest_alone:
             return SamplerOutput(*self._ops.greedy(logits))
         if inputs is None:
-            inputs = self.inputs(rows, positions, self._upload)
+            inputs = self.inputs(rows, positions, self._send)
             assert inputs is not None, "some row is not greedy"
         return self._sample_rows(logits, rows, inputs)
 
@@ -243,9 +242,6 @@ class Sampler:
         """Whether a step is over with the largest logit of each row."""
         return self._num_special == 0 and not self._custom.must_run(is_all_greedy=True)
 
-    def _upload(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
-
     def _sample_rows(self, logits: Tensor, rows: np.ndarray, inputs: DrawInputs) -> SamplerOutput:
         states = [self._states[row] for row in rows.tolist()]
         asking = [i for i, state in enumerate(states) if state.logprobs is not None]
@@ -253,7 +249,7 @@ class Sampler:
         settings = inputs.settings
         token_ids, peaks = self._ops.draw(logits, settings, inputs.keys, self._hashes)
         if errors:
-            token_ids[list(errors)] = 0
+            token_ids.index_fill_(0, self._sent(list(errors)), 0)
             asking = [i for i in asking if i not in errors]
         logprobs = self._logprobs(states, asking, logits, raw, settings, token_ids)
         return SamplerOutput(token_ids, peaks, logprobs, errors)
@@ -287,17 +283,24 @@ class Sampler:
         if not asking:
             return None
         wanted = [(i, request) for i in asking if (request := states[i].logprobs) is not None]
+        at = self._sent(asking)
         if raw:
             logits = torch.stack([raw.get(i, logits[i]) for i in asking])
             wanted = [(m, request) for m, (_, request) in enumerate(wanted)]
         pieces = list(runs(logits, wanted))
         if not self._reports_raw:
+            settings = settings.index_select(0, at)
             pieces = [
-                replace(p, logits=self._ops.truncate(p.logits, _rows_of(p, settings[asking])))
+                replace(p, logits=self._ops.truncate(p.logits, _rows_of(p, settings)))
                 for p in pieces
             ]
         normalize = self._mode.endswith("logprobs")
-        return describe(self._ops, pieces, asking, token_ids[asking], normalize=normalize)
+        own = token_ids.index_select(0, at)
+        return describe(self._ops, pieces, asking, own, normalize=normalize)
+
+    def _sent(self, indices: list[int]) -> Tensor:
+        """Indices of rows, on the device."""
+        return self._send(np.array(indices, dtype=np.int64))
 
     def _takes_largest(self, state: _RowState) -> bool:
         """Whether edits that keep the largest logit cannot be noticed in this row."""
