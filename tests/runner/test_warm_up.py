@@ -34,10 +34,12 @@ def test_the_largest_steps_run_and_leave_nothing(folder, late_seed, max_len):
         logits = staticmethod(forward.logits)
 
     runner._forward = Watching()
-    warm_up(runner, num_tokens=12, num_rows=5, max_len=max_len)
-    assert len(seen) == 5
+    warm_up(runner, num_tokens=12, num_rows=5, max_len=max_len, max_logprobs=20)
     if max_len == 48:
         assert seen[0] == (12, False) and seen[1] == (5, True)
+        assert {(size, True) for size in (1, 2, 4)} <= set(seen), "decodes of fewer rows"
+        assert {(size + 2, False) for size in (1, 2, 4)} <= set(seen), "beside a prompt"
+    assert max(num_tokens for num_tokens, _ in seen) <= 12
     assert (runner.rows.handles == -1).all()
     found = Life(3).run(core, disturbed=False)
     assert found.tokens == right.tokens and found.ends == right.ends
@@ -71,7 +73,7 @@ def test_a_logits_processor_that_knows_no_such_requests_does_not_stop_the_start(
     core, _ = open_core(folder, late_seed=1)
     runner, refuses = core.executor.worker.model_runner, Refuses()
     runner.sampler._custom = type(runner.sampler._custom)([refuses])
-    warm_up(runner, num_tokens=12, num_rows=5, max_len=48)
+    warm_up(runner, num_tokens=12, num_rows=5, max_len=48, max_logprobs=20)
     refuses.is_warm = True
     assert Life(5).run(core, disturbed=False).tokens == right.tokens
     core.shutdown()

@@ -38,6 +38,7 @@ from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler, find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
+from quire.runner.warm_up import warm_up
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 
@@ -149,6 +150,14 @@ def build_worker(
         device=device,
         forward=forward,
     )
+    if not target.is_host:
+        warm_up(
+            runner,
+            num_tokens=plan.max_num_batched_tokens,
+            num_rows=plan.max_num_seqs,
+            max_len=plan.max_model_len,
+            max_logprobs=plan.max_logprobs,
+        )
     if plan.memory_share is not None:
         assert target.free_bytes is not None, "a share of memory that nobody can measure"
         size_kv_cache(

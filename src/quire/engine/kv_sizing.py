@@ -12,7 +12,7 @@ from quire.errors import LoadError
 from quire.models.kv_groups import KVGroup
 from quire.runner.graphs import Forward
 from quire.runner.runner import ModelRunner
-from quire.runner.warm_up import SCRATCH_BLOCK, warm_up
+from quire.runner.warm_up import SCRATCH_BLOCK
 
 logger = logging.getLogger(__name__)
 
@@ -29,19 +29,14 @@ def size_kv_cache(
     free_at_start: int,
     free_bytes: Callable[[], int],
 ) -> None:
-    """Give the KV cache of a runner, which has PROBE_BLOCKS blocks, what the device has room for.
+    """Give the KV cache of a runner, which has PROBE_BLOCKS blocks and is warm, what the device has
+    room for.
 
     `forward` has recorded over them, so its memory counts, and it records anew. Raises LoadError
     when one request of full length would not fit.
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
-    warm_up(
-        runner,
-        num_tokens=plan.max_num_batched_tokens,
-        num_rows=plan.max_num_seqs,
-        max_len=plan.max_model_len,
-    )
     assert plan.memory_share is not None, "the number of blocks is given"
     memory = MeasuredMemory(free_at_start, free_bytes(), plan.memory_share)
     num_blocks = blocks_for(plan, groups, memory, block_bytes)

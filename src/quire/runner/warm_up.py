@@ -1,4 +1,5 @@
-"""The largest steps that can come, run before any request is there.
+"""The largest steps that can come, and those that have kernels of their own, run before any request
+is there.
 
 They take the memory that steps take at most, and compile every kernel that steps use, so that
 neither happens while somebody waits. They go through the runner like any other step; all their
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quire.params import SamplingParams
+from quire.runner.decode_graphs import decode_sizes
 from quire.runner.faults import ProcessorFailure
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import ModelRunner
@@ -47,24 +49,37 @@ def _edited() -> SamplingParams:
     return params
 
 
-_KINDS = (
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, logprobs=0),
-    _edited(),
-)
-"""What rows ask for in turn; the first step of each shape is greedy alone."""
+_GREEDY = SamplingParams(temperature=0.0)
+_MOST_COLUMNS = 128
+"""Of log-probabilities of every row of a step: who allows more has that for a few rows only."""
 
 
-def warm_up(runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int) -> None:
-    """Run prompts of `num_tokens` in all and `num_rows` decodes: greedy, with everything, and with
-    the memory that penalties of all rows take.
+def _drawn(num_columns: int) -> SamplingParams:
+    """Everything that draws, and describes tokens and prompts with so many columns."""
+    columns = {"logprobs": num_columns, "prompt_logprobs": num_columns}
+    return SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, **columns)
+
+
+def warm_up(
+    runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int, max_logprobs: int
+) -> None:
+    """Run prompts of `num_tokens` in all and decodes of up to `num_rows` rows: greedy, with
+    everything, with the memory that penalties and log-probabilities of all rows take, and prompts
+    beside decodes.
     """
     plans = _Plans(runner, max_len)
+    drawn, edited = _drawn(min(max_logprobs, _MOST_COLUMNS)), _edited()
+    prompts = list(_prompts(num_tokens, num_rows, max_len))
     decodes = [min(2, max_len)] * num_rows
-    for kinds in (_KINDS[:1], _KINDS):
-        plans.run(list(_prompts(num_tokens, num_rows, max_len)), kinds, decodes=False)
-        plans.run(decodes, kinds, decodes=max_len > 1)
-    plans.run(decodes, _KINDS[-1:], decodes=max_len > 1)
+    for kinds in ((_GREEDY,), (_GREEDY, drawn, edited)):
+        plans.run(prompts, kinds, decodes=0)
+        plans.run(decodes, kinds, decodes=num_rows)
+    for kind in (drawn, edited):
+        plans.run(decodes, (kind,), decodes=num_rows)
+    for size in decode_sizes(num_rows)[:-1]:
+        plans.run(decodes[:size], (_GREEDY,), decodes=size)
+        if size + max(decodes) <= num_tokens:
+            plans.run(decodes[: size + 1], (_GREEDY,), decodes=size)
 
 
 class _Plans:
@@ -75,15 +90,18 @@ class _Plans:
         self._width = -(-max_len // runner.rows.block_size)
         self._step_id = -2
 
-    def run(self, lengths: list[int], kinds: tuple[SamplingParams, ...], *, decodes: bool) -> None:
-        """One step of new rows with so many tokens, all of them computed or the last alone."""
+    def run(self, lengths: list[int], kinds: tuple[SamplingParams, ...], *, decodes: int) -> None:
+        """One step of new rows with so many tokens: of the first `decodes` the last alone is
+        computed, of the others all.
+        """
         rows = range(len(lengths))
+        decodes = decodes if min(lengths) > 1 else 0
         added = [
-            self._new_row(row, length, length - 1 if decodes else 0, kinds[row % len(kinds)])
-            for row, length in zip(rows, lengths, strict=True)
+            self._new_row(row, n, n - 1 if row < decodes else 0, kinds[row % len(kinds)])
+            for row, n in zip(rows, lengths, strict=True)
         ]
-        chunks = [Chunk(row, length, True) for row, length in zip(rows, lengths, strict=True)]
-        decode_rows, chunks = (list(rows), []) if decodes else ([], chunks)
+        decode_rows = list(rows[:decodes])
+        chunks = [Chunk(row, lengths[row], True) for row in rows[decodes:]]
         mask = self._mask() if len(kinds) > 1 else None
         self._launch(StepPlan(self._next(), [], added, [], decode_rows, chunks), mask)
         self._launch(StepPlan(self._next(), list(rows), [], [], [], []))
