@@ -1,6 +1,6 @@
 """Measure this engine on an NVIDIA GPU, in one command and within ten minutes.
 
-    python tools/gpu_report.py [--wheels FOLDER] [--output gpu_report.json] [--minutes 10]
+    python tools/gpu_report.py [--wheels FOLDER] [--output gpu_report.json] [--minutes 8]
 
 Runs from a plain checkout without network: what of msgspec, pyzmq, tokenizers and the like is not
 installed is taken from the wheels in FOLDER (`pip download --only-binary :all: -d FOLDER msgspec
@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", type=Path, help="folder of wheels for what is not installed")
     parser.add_argument("--output", type=Path, default=Path("gpu_report.json"))
-    parser.add_argument("--minutes", type=float, default=10.0, help="parts that start later do not")
+    parser.add_argument("--minutes", type=float, default=8.0, help="parts that start later do not")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     return parser.parse_args(arguments)
 

@@ -81,7 +81,14 @@ def test_an_operation_is_bound_by_the_larger_of_its_two_limits(tool):
     ],
 )
 def test_time_in_which_the_device_is_busy_is_counted_once(tool, intervals, share):
-    assert tool("gpu.clock").busy_share(intervals) == share
+    assert tool("gpu.clock").busy_share(intervals) == pytest.approx(share)
+
+
+def test_short_gaps_count_as_busy_where_that_is_asked(tool):
+    intervals = [(0.0, 1.0), (2.0, 6.0), (10.0, 20.0)]
+    share = tool("gpu.clock").busy_share
+    assert share(intervals, 2.0) == pytest.approx(1 - 4 / 20)
+    assert share(intervals, 5.0) == 1.0
 
 
 def test_the_table_and_the_json_say_the_same(tool, tmp_path, capsys):

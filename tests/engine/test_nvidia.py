@@ -50,8 +50,9 @@ class Cuda:
 
 
 class Nvml:
-    def __init__(self):
+    def __init__(self, knows=SHOWN):
         self.is_open = False
+        self.knows = knows
 
     def nvmlInit_v2(self):  # noqa: N802
         self.is_open = True
@@ -63,7 +64,7 @@ class Nvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802
         target(handle).value = 77
-        return 0 if uuid == SHOWN else 6
+        return 0 if uuid == self.knows else 6
 
     def nvmlDeviceGetMemoryInfo(self, handle, memory):  # noqa: N802
         assert handle.value == 77
@@ -92,11 +93,16 @@ def test_the_first_gpu_in_numbers():
     assert gpu.free_memory_bytes == 149 << 30 and not nvml.is_open
 
 
+@pytest.mark.parametrize("nvml", [None, Nvml(knows=b"MIG")])
+def test_without_nvml_all_memory_counts_as_free(nvml):
+    gpu, missing = find_gpu(loader(Cuda(), nvml))
+    assert missing == "" and gpu.free_memory_bytes == gpu.total_memory_bytes == 150 << 30
+
+
 @pytest.mark.parametrize(
     ("cuda", "nvml", "why"),
     [
         (None, None, "no NVIDIA driver is installed"),
-        (Cuda(), None, "libnvidia-ml.so.1 is not there"),
         (Cuda(cuInit=100), Nvml(), "cuInit with error 100"),
         (Cuda(count=0), Nvml(), "CUDA_VISIBLE_DEVICES"),
         (Cuda(attribute=1), Nvml(), "cuDeviceGetAttribute with error 1"),

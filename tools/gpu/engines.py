@@ -24,6 +24,10 @@ from quire.testing.model_shapes import SHAPES, make_config
 from quire.testing.tiny_tokenizer import write_tokenizer
 
 _SINGLE_TOKENS = 128
+_PEER_SECONDS = 120
+_LEAST_GAP_US = 5
+"""Shorter gaps are between the kernels of one graph: nobody's host is late there."""
+
 _SETTINGS: dict[str, Any] = {
     "load_format": "dummy",
     "dtype": "bfloat16",
@@ -122,8 +126,12 @@ def small(ceilings: Ceilings) -> Iterator[Line]:
         floor = decode_seconds(shape, ceilings, 1, 192)
         yield Line("0.6B batch 1, ITL", itl * 1e3, "ms", note=f"roofline {floor * 1e3:.2f} ms")
         yield from _together(llm, "0.6b", shape, ceilings, 256, 256)
-        idle = 100 * (1 - busy_share(_device_intervals(llm, prompts_of("0.6b", 256, 128))))
-        yield Line("0.6B 256 together: device idle", idle, "%", 3, is_least=False)
+        intervals = _device_intervals(llm, prompts_of("0.6b", 256, 128))
+        idle = 100 * (1 - busy_share(intervals, _LEAST_GAP_US))
+        note = (
+            f"gaps of {_LEAST_GAP_US} us and more; {100 * (1 - busy_share(intervals)):.1f} in all"
+        )
+        yield Line("0.6B 256 together: device idle", idle, "%", 3, is_least=False, note=note)
 
 
 def eight_bits(ceilings: Ceilings) -> Iterator[Line]:
@@ -164,8 +172,11 @@ def _device_intervals(llm: LLM, prompts: list[dict[str, list[int]]]) -> list[tup
 
 
 def peer(until: float) -> Iterator[Line]:
-    """The 8B shape in transformers' continuous batching, 256 together, as far as time allows."""
-    label = "transformers, 8B 256 together, 128 in / 64 out: output"
+    """The 8B shape in transformers' continuous batching, 256 together: the same work, or an eighth
+    of it where the time is short.
+    """
+    num_tokens = 512 if until - time.monotonic() > _PEER_SECONDS else 64
+    label = f"transformers, 8B 256 together, 128 in / {num_tokens} out: output"
     if importlib.util.find_spec("transformers") is None:
         yield Line(label, None, note="transformers is not installed")
         return
@@ -181,8 +192,12 @@ def peer(until: float) -> Iterator[Line]:
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation="paged|sdpa"
         ).eval()
-    settings = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1)
     prompts = [p["prompt_token_ids"] for p in prompts_of("8b", 256, 128)]
+
+    def settings(num_tokens: int) -> Any:
+        return GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
+
+    model.generate_batch(inputs=prompts[:8], generation_config=settings(4))  # warm
     start = time.perf_counter()
-    model.generate_batch(inputs=prompts, generation_config=settings)
-    yield Line(label, 256 * 64 / (time.perf_counter() - start), "tokens/s")
+    model.generate_batch(inputs=prompts, generation_config=settings(num_tokens))
+    yield Line(label, 256 * num_tokens / (time.perf_counter() - start), "tokens/s")

@@ -3,13 +3,15 @@
 Without torch: the front end never imports it, and a process that has made a context on a GPU holds
 some hundred MiB there. libcuda says which device is the first one for this process (it knows
 CUDA_VISIBLE_DEVICES), and NVML says how much of its memory is free, which libcuda tells only with a
-context.
+context. Where NVML does not know the device (a part of a GPU, a container without the library) all
+of it counts as free: the engine measures again when it has a context.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,8 @@ _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _NAME_BYTES = 100
 
 Load = Callable[[str], Any]
+
+logger = logging.getLogger(__name__)
 
 
 class _Missing(Exception):
@@ -46,9 +50,13 @@ def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
     try:
         cuda = _library(load, "libcuda.so.1")
         name, capability, multiprocessors, total, uuid = _first_device(cuda)
-        free = _free_bytes(_library(load, "libnvidia-ml.so.1"), uuid)
     except _Missing as missing:
         return None, str(missing)
+    try:
+        free = _free_bytes(_library(load, "libnvidia-ml.so.1"), uuid)
+    except _Missing as missing:
+        logger.info("The GPU's free memory is not known yet: %s.", missing)
+        free = total
     return GpuFacts(name, capability, multiprocessors, total, free), ""
 
 
