@@ -56,8 +56,14 @@ _MOST_COLUMNS = 128
 
 def _drawn(num_columns: int) -> SamplingParams:
     """Everything that draws, and describes tokens and prompts with so many columns."""
-    columns = {"logprobs": num_columns, "prompt_logprobs": num_columns}
-    return SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, **columns)
+    return SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.01,
+        logprobs=num_columns,
+        prompt_logprobs=num_columns,
+    )
 
 
 def warm_up(

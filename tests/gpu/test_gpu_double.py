@@ -1,0 +1,75 @@
+"""Engines on a GPU that is made of host memory: what a first run on a real one would stumble over.
+
+No tensor of the host meets one of the GPU, nobody waits for the device but to learn tokens, and
+nothing is compiled after the start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from quire.testing import make_checkpoint
+
+HERE = Path(__file__).parent
+SHAPE = {
+    "num_hidden_layers": 1, "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory, run_triton_script):
+    folders = {}
+
+    def live(name, family):
+        if family not in folders:
+            path = tmp_path_factory.mktemp(family)
+            folders[family] = make_checkpoint(path, SHAPE, family, dtype="float32")
+        return run_triton_script(
+            HERE / "gpu_lives.py", name, folders[family], interpret=True, timeout_s=300
+        )
+
+    return live
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("features", "gemma2"), ("eager", "mistral"), ("int4", "qwen3_moe")]
+)
+def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name, family):
+    found = life(name, family)
+    assert found["found"] == found["right"]
+    assert found["waits"] == {}
+    assert found["compiled"] == []
+    assert (found["replays"] > 0) == (name != "eager")
+
+
+def test_memory_is_measured_and_sleep_returns_it(life):
+    found = life("memory", "gemma2")
+    stages, kv_bytes = found["stages"], found["kv"]
+    assert stages["awake"] <= found["total"] / 2
+    first, *others = found["rounds"]
+    assert others == [first, first]
+    for level in (1, 2):
+        assert stages["awake"] - stages[f"asleep {level}"] > kv_bytes, "the weights are gone too"
+        assert stages[f"awake after {level}"] == pytest.approx(stages["awake"], abs=1 << 10)
+
+
+def test_what_a_gpu_refuses_is_refused(run_triton_script):
+    found = run_triton_script(HERE / "gpu_refusals.py", interpret=True)
+    assert found.pop("waits") == [
+        "a move to cpu", "a move to cuda", "an index of booleans",
+        "an index of numbers of the host", "copy_", "item", "torch.tensor",
+    ]  # fmt: skip
+    assert found == {
+        "a mixture": "RuntimeError", "the host's memory in a kernel": "ValueError",
+        "numpy of a GPU": "AssertionError", "waiting while captured": "RuntimeError",
+        "a copy while captured": "RuntimeError", "read too early": True, "read in time": True,
+        "replayed with old numbers": 7.0, "another number": 1, "another alignment": 1,
+    }  # fmt: skip
