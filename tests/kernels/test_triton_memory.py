@@ -82,6 +82,12 @@ def test_lets_pass(planted, name):
     assert planted["said"][name] is None
 
 
+def test_programs_run_in_another_order_each_time(planted):
+    one, other = planted["orders"]
+    assert sorted(one) == sorted(other) == list(range(20))
+    assert len({tuple(one), tuple(other), tuple(range(20))}) == 3
+
+
 def test_says_who_did_what_where(planted):
     assert planted["said"]["blocks overlap"].count("writes at triton_planted.py:") >= 2
     assert "bytes 2000 .. 2511 of argument 0, which has 2400" in planted["said"]["behind the end"]

@@ -2,7 +2,8 @@
 
 The interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits as whole numbers,
 so there is no bfloat16 here: that is for a GPU to show (tools/gpu_report.py). It is slow, too: a
-program takes a millisecond. `--all-kernel-cases` runs what is left out by default.
+program takes a millisecond. `--all-kernel-cases` runs what is left out by default. Every launch is
+watched (triton_memory), which takes a seventh more.
 """
 
 from __future__ import annotations
