@@ -204,34 +204,35 @@ def products_of_many_outputs():
 
 
 def products_with_the_last_expert():
-    experts, outputs, inputs = 900, 4096, 1024
-    order = torch.arange(4, dtype=torch.int32)
+    outputs, inputs, group = 4096, 1024, 32
     tiles = (torch.tensor([0, 2], dtype=torch.int32), torch.tensor([2, 4], dtype=torch.int32))
-    x = noise(4, inputs, dtype=HALF)
-    two_scales = noise(2, inputs // 64, outputs, 2).bfloat16().view(torch.int32)[..., 0]
-    for stored, dtype, group, scales in (
-        ("float", HALF, 0, None),
-        ("int8", INT8, 0, noise(2, outputs)),
-        ("int4", torch.uint8, 32, two_scales),
+    x, order = noise(4, inputs, dtype=HALF), torch.arange(4, dtype=torch.int32)
+    two_in_one = noise(2, inputs // group // 2, outputs, 2).bfloat16().view(torch.int32)[..., 0]
+    for stored, dtype, experts, scales in (
+        ("float", HALF, 900, None),
+        ("int8", INT8, 900, noise(2, outputs)),
+        ("int4", torch.uint8, 1800, two_in_one),
     ):
         width = inputs // 2 if stored == "int4" else inputs
-        many = experts * (2 if stored == "int4" else 1)
-        small = (noise(2, outputs, width) * 40).to(dtype)
-        large = sparse(many, outputs, width, dtype=dtype)
-        assert 2**31 <= large.numel() < 2**32
-        last = many - 1
-        large[0], large[last] = small
-        scale = None
-        if scales is not None:
-            scale = scales, sparse(many, *scales.shape[1:], dtype=scales.dtype)
-            scale[1][0], scale[1][last] = scales
+        weights = experts_at_both_ends((noise(2, outputs, width) * 40).to(dtype), experts)
+        scales = (None, None) if scales is None else experts_at_both_ends(scales, experts)
+        assert 2**31 <= weights[0].numel() < 2**32
         found = []
-        for w, s, of in ((small, 0, [0, 1]), (large, 1, [0, last])):
-            linear = TritonLinear(stored, w, None, inputs, scale and scale[s], group, False, True)
-            pairs = Pairs(order, torch.tensor(of, dtype=torch.int32), *tiles, rows=64)
+        for w, s in zip(weights, scales, strict=True):
+            linear = TritonLinear(stored, w, None, inputs, s, group * (stored == "int4"))
+            rows = linear.tile_rows(2, HALF)
+            chosen = torch.tensor([0, len(w) - 1], dtype=torch.int32)
             with Watch(corners):
-                found.append(linear.multiply_pairs(x, pairs, 1))
-        assert torch.equal(*(y[:, [*range(64), *range(-64, 0)]] for y in found))
+                y = linear.multiply_pairs(x, Pairs(order, chosen, *tiles, rows), 1)
+            found.append(y[:, [*range(16), *range(-16, 0)]])
+        assert torch.equal(*found)
+
+
+def experts_at_both_ends(small, count):
+    """What many experts have and what two have, the first of the many and the last."""
+    large = sparse(count, *small.shape[1:], dtype=small.dtype)
+    large[0], large[-1] = small
+    return large, small
 
 
 def rows_and_elements():
