@@ -39,6 +39,7 @@ def test_the_largest_steps_run_and_leave_nothing(folder, late_seed, max_len):
         assert seen[0] == (12, False) and seen[1] == (5, True)
         assert {(size, True) for size in (1, 2, 4)} <= set(seen), "decodes of fewer rows"
         assert {(size + 2, False) for size in (1, 2, 4)} <= set(seen), "beside a prompt"
+        assert (8, False) in seen, "prompts of fewer tokens than a step has"
     assert max(num_tokens for num_tokens, _ in seen) <= 12
     assert (runner.rows.handles == -1).all()
     found = Life(3).run(core, disturbed=False)

@@ -86,6 +86,9 @@ def warm_up(
         plans.run(decodes[:size], (_GREEDY,), decodes=size)
         if size + max(decodes) <= num_tokens:
             plans.run(decodes[: size + 1], (_GREEDY,), decodes=size)
+    for power in range(num_rows.bit_length(), num_tokens.bit_length()):  # tiles go by tokens, too
+        if 1 << power < num_tokens:
+            plans.run(list(_prompts(1 << power, num_rows, max_len)), (_GREEDY,), decodes=0)
 
 
 class _Plans:
