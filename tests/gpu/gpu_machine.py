@@ -7,6 +7,8 @@ processes that tests start.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from gpu_double import COPY, TO, Gpu, Recording, device_asked, host_of, is_gpu
 from torch import Tensor
@@ -48,6 +50,9 @@ def _cuda(gpu):
         "is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda _: None,
         "current_device": lambda: 0, "get_device_name": lambda *_: "double",
         "get_device_capability": lambda *_: (9, 0), "empty_cache": lambda: None,
+        "get_device_properties": lambda *_: SimpleNamespace(
+            shared_memory_per_block_optin=227 << 10, multi_processor_count=4
+        ),
         "synchronize": lambda *_: gpu.deliver(),
         "mem_get_info": lambda *_: (gpu.total_bytes - gpu.used_bytes(), gpu.total_bytes),
         "Event": _Event, "CUDAGraph": _Graph, "graph": _Capture,
@@ -91,9 +96,14 @@ def _launch(self, *args, **kwargs):
             raise ValueError("a pointer to the host's memory cannot be accessed by Triton")
     gpu.variants.add(_variant(self, args, kwargs))
     args, kwargs = tree_map(host_of, args), tree_map(host_of, kwargs)
-    _LAUNCH(self, *args, **kwargs)
+
+    def launch(*args, **kwargs):  # an executor is for one launch
+        _LAUNCH(GridExecutor(*given), *args, **kwargs)
+
+    given = (self.fn, self.arg_names, self.grid, self.pre_run_hooks)
+    launch(*args, **kwargs)
     if gpu.recording is not None:
-        gpu.recording.add(lambda *a, **k: _LAUNCH(self, *a, **k), args, kwargs, None)
+        gpu.recording.add(launch, args, kwargs, None)
 
 
 def _variant(launch, args, kwargs):
