@@ -55,8 +55,8 @@ def dense(x: Tensor) -> Tensor:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have at most on this GPU; where there is none, on Hopper."""
-    if device.type != "cuda":
+    """Bytes that a program may have at most on this GPU; where none runs it, on Hopper."""
+    if device.type != "cuda" or is_interpreted():
         return 227 << 10
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
