@@ -5,7 +5,8 @@ was noted is compiled down to machine code for Hopper. The last line printed is 
 "kernels", for each kernel how many variants were noted, and why the largest of them does not
 compile, or null; under "models", for each kernel at the shapes of real models, what one program
 takes: bytes of registers that were spilled to memory, and of shared memory; under "products", the
-same of products with weights, and what the machine code of their loops does.
+same of products with weights, and what the machine code of their loops does; under "attention",
+how attention waits for keys and values, and how many of its programs an SM holds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import product
 import numpy as np
 import torch
 import triton
-from machine_code import loop_of, taken_by
+from machine_code import loop_of, programs_of, taken_by
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -35,6 +36,7 @@ OF_MODELS = ("linear", "draw", "rank")
 DTYPES = (torch.bfloat16, torch.float32)
 HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
 """Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
+STORED = (torch.bfloat16, torch.float8_e4m3fn, torch.int8)
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -117,6 +119,7 @@ def type_of(kernel, parameter, value) -> str:
 
 def main() -> None:
     """Note what the ops launch, then compile."""
+    torch._scaled_mm = lambda a, b, **given: a.new_empty(len(a), b.shape[1], dtype=torch.bfloat16)
     launches = noting_launches()
     run_cases([case for case in CASES + FP8_CASES + ROUNDED if not case.is_bench])
     noted = dict(launches)
@@ -129,21 +132,57 @@ def main() -> None:
         for n, e in enumerate(launches.values())
     }
     products = {name: report_of_product(launches, *given) for name, given in PRODUCTS.items()}
-    print(json.dumps({"kernels": compiled(noted), "models": taken, "products": products}))
+    attention = {
+        f"{stored} {head_dim}": report_of_attention(launches, stored, heads, kv_heads, head_dim)
+        for stored, (heads, kv_heads, head_dim) in product(STORED, HEADS)
+    }
+    told = {"models": taken, "products": products, "attention": attention}
+    print(json.dumps({"kernels": compiled(noted), **told}))
 
 
-def attend(dtype: torch.dtype, is_fixed: bool, heads: int, kv_heads: int, head_dim: int) -> None:
-    """A step with a prompt of 300 tokens and a row with one new token."""
+def report_of_attention(
+    launches: dict[str, Launch], stored: torch.dtype, *heads: int
+) -> dict[str, dict]:
+    """Of decodes and prompts, with K/V in memory of type `stored`, what there is of each kernel."""
+    launches.clear()
+    for num_rows in (1, 2, 40, 300):
+        attend(torch.bfloat16, False, *heads, stored=stored, num_rows=num_rows)
+    names = [
+        launch.kernel.__name__ + " shared" * launch.constants.get("SHARES", False)
+        for launch in launches.values()
+    ]
+    assert len(set(names)) == len(names), f"a step's numbers decide what is compiled: {names}"
+    codes = {name: e.machine_code() for name, e in zip(names, launches.values(), strict=True)}
+    return {
+        name: {"left_under_way": loop_of(code).left_under_way, "programs": programs_of(code)}
+        for name, code in codes.items()
+    }
+
+
+def attend(
+    dtype: torch.dtype,
+    is_fixed: bool,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    stored: torch.dtype | None = None,
+    num_rows: int = 1,
+) -> None:
+    """A step with a prompt of 300 tokens and rows with one new token."""
     ops = ops_for(dtype, is_fixed)
-    kv = ops.allocate_kv(64, 16, kv_heads, head_dim, dtype, device=torch.device("cpu"))
+    kv = ops.allocate_kv(64, 16, kv_heads, head_dim, stored or dtype, device=torch.device("cpu"))
     plan = ops.plan_attention(
-        query_start=np.array([0, 300, 301], dtype=np.int32),
-        seq_lens=np.array([300, 600], dtype=np.int32),
-        block_table=torch.zeros(2, 40, dtype=torch.int32),
+        query_start=np.array([0, *range(300, 301 + num_rows)], dtype=np.int32),
+        seq_lens=np.array([300, *[600] * num_rows], dtype=np.int32),
+        block_table=torch.zeros(1 + num_rows, 40, dtype=torch.int32),
         block_size=16,
         window=None,
+        kv_heads=kv_heads,
     )
-    ops.attend(torch.zeros(301, heads, head_dim, dtype=dtype), kv, plan, AttentionArgs(0.1))
+    ops.attend(
+        torch.zeros(300 + num_rows, heads, head_dim, dtype=dtype), kv, plan, AttentionArgs(0.1)
+    )
 
 
 def run_cases(cases: Sequence[Case]) -> None:

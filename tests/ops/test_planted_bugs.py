@@ -32,7 +32,7 @@ def with_args(**wrong):
 def with_plan(change):
     """Plans made from changed facts; the table's entries beyond a length are made readable."""
 
-    def plan_attention(*, query_start, seq_lens, block_table, block_size, window):
+    def plan_attention(*, query_start, seq_lens, block_table, block_size, window, kv_heads=None):
         readable = block_table.where((block_table >= 0) & (block_table < 2**30), 0)
         facts = change(query_start, seq_lens, readable, block_size, window)
         return dataclasses.replace(plan_rows(*facts), window=window)

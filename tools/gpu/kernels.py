@@ -17,7 +17,7 @@ from quire.ops.cases import CASES
 from quire.ops.cases.case import Draw
 from quire.ops.fp8 import FP8
 
-_BLOCK_SIZE = 16
+_BLOCK_SIZE = 32
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 _WIDTH, _FFN = 4096, 14_336
 FORMATS = (
@@ -112,6 +112,7 @@ def attention(
         block_table=torch.from_numpy(order.reshape(rows, per_row)).to(device),
         block_size=_BLOCK_SIZE,
         window=None,
+        kv_heads=_KV_HEADS,
     )
     q = torch.randn(rows * new, _HEADS, _HEAD_DIM, dtype=torch.bfloat16, device=device)
     given = (q, kv, plan, AttentionArgs(scale=_HEAD_DIM**-0.5))

@@ -110,8 +110,9 @@ class AttentionOps:
         block_table: Tensor,
         block_size: int,
         window: int | None,
+        kv_heads: int | None = None,
     ) -> CpuPlan:
-        """A plan with copies of the arrays."""
+        """A plan with copies of the arrays. kv_heads: threads take work as they come."""
         plan = CpuPlan(window, block_size)
         table = block_table.numpy().astype(np.int32, order="C")
         plan.refill(

@@ -92,12 +92,14 @@ def plan_attention(
     block_table: Tensor,
     block_size: int,
     window: int | None,
+    kv_heads: int | None = None,
 ) -> PlainPlan:
     """Prepare a step: query_start [R+1] and seq_lens [R] (new tokens included) int32 on the host.
 
     block_table [R, B] int32, entry b of a row holds its tokens b*S .. (b+1)*S-1. Entries behind the
     window and beyond the length are never used and may hold anything. The table is read now: later
-    changes to it do not reach the plan.
+    changes to it do not reach the plan. kv_heads: the fewest of a layer that the plan is for, where
+    a provider divides work by it; None: unknown. Any plan serves layers with any number of them.
     """
     return plan_rows(query_start, seq_lens, block_table, block_size, window)
 

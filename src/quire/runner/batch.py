@@ -97,7 +97,7 @@ class BatchBuilder:
             embeds=None,
             positions=positions[None],
             groups=[
-                GroupBatch(places, _empty_plan(ops, rows.block_size, window, device))
+                GroupBatch(places, _empty_plan(ops, rows.block_size, window, kv, device))
                 for places, window in zip(slots, windows, strict=True)
             ],
             kv=kv,
@@ -262,7 +262,9 @@ class BatchBuilder:
                 into[-num_padding:] = PAD_SLOT
 
 
-def _empty_plan(ops: Ops, block_size: int, window: int | None, device: Device) -> AttentionPlan:
+def _empty_plan(
+    ops: Ops, block_size: int, window: int | None, kv: Sequence[LayerKV], device: Device
+) -> AttentionPlan:
     """A plan for no rows, which each step refills."""
     plan: AttentionPlan = ops.plan_attention(
         query_start=np.zeros(1, dtype=np.int32),
@@ -270,5 +272,6 @@ def _empty_plan(ops: Ops, block_size: int, window: int | None, device: Device) -
         block_table=torch.zeros((0, 1), dtype=torch.int32, device=device.torch),
         block_size=block_size,
         window=window,
+        kv_heads=min((layer.kv_heads for layer in kv), default=None),
     )
     return plan

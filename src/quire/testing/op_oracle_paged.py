@@ -190,6 +190,7 @@ def plan_attention(
     block_table: Tensor,
     block_size: int,
     window: int | None,
+    kv_heads: int | None = None,
 ) -> OraclePlan:
     """List the keys that each new token sees."""
     table = to_array(block_table).astype(np.int64)

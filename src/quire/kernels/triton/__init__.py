@@ -38,9 +38,10 @@ FAST_SHAPE = (16, 128)
 shape and no keys are shared: a token computed alone is then the token computed within a prompt.
 """
 
-_MOST_SPLITS = 16
-_PROGRAMS = 4 * 132
-"""About what fills a large GPU: no more splits than this asks for."""
+_PROGRAMS = 2 * 132
+"""What keeps a large GPU's memory busy."""
+_KV_HEADS = 8
+"""Of a model that does not say."""
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -124,6 +125,7 @@ def _plan_attention(
     block_table: Tensor,
     block_size: int,
     window: int | None,
+    kv_heads: int | None = None,
     is_fixed: bool,
     staging: Any,
 ) -> TritonPlan:
@@ -139,16 +141,8 @@ def _plan_attention(
         block_size,
         window,
         means=Means(
-            split=(lambda _: 1) if is_fixed else num_splits,
+            spare=0 if is_fixed else max(1, _PROGRAMS // (kv_heads or _KV_HEADS)),
             upload=upload if staging is None else staging.stage,
             shape=FIXED_SHAPE if is_fixed else FAST_SHAPE,
         ),
     )
-
-
-def num_splits(num_rows: int) -> int:
-    """Programs that share the keys of each of so many rows: a power of two, so that few variants
-    of the kernel exist.
-    """
-    wanted = max(1, min(_MOST_SPLITS, _PROGRAMS // (8 * num_rows)))
-    return 1 << (wanted.bit_length() - 1)

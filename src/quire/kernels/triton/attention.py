@@ -32,33 +32,59 @@ _LEAST_DOT = 16
 _FLOAT32_LINES = 32
 """Of a program at most, unless one token has more query heads; see FLOAT32_WARPS."""
 
+_MERGED = 16
+"""Shares that are merged at once."""
+
 
 @kernel
-def _key_blocks(
+def _log2_e() -> Any:
+    """Scores times this are powers of two."""
+    return 1.4426950408889634
+
+
+@kernel
+def _seen_keys(
     first: tl.tensor,
     num_new: tl.tensor,
     seq_len: tl.tensor,
-    split: tl.tensor,
     QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
 ) -> Any:
-    """The keys low..end that a tile's queries can see, and the blocks of them, at absolute
-    positions, that share `split` takes.
-    """
-    last_query = tl.minimum(first + QUERIES, num_new) - 1
-    end = tl.where(first < num_new, seq_len - num_new + last_query + 1, 0)
+    """The keys low..end-1 that the queries of a tile can see."""
+    last = tl.minimum(first + QUERIES, num_new) - 1
+    end = tl.where(first < num_new, seq_len - num_new + last + 1, 0)
     low = end * 0
     if WINDOW > 0:
         low = tl.maximum(seq_len - num_new + first - WINDOW + 1, 0)
-    start_block = low // BLOCK_N
-    end_block = (end + BLOCK_N - 1) // BLOCK_N
-    if SPLITS > 1:
-        share = (end_block - start_block + SPLITS - 1) // SPLITS
-        start_block += split * share
-        end_block = tl.minimum(start_block + share, end_block)
-    return low, end, start_block, end_block
+    return low, end
+
+
+@kernel
+def _pages(
+    table: tl.tensor,
+    block: tl.tensor,
+    n: tl.tensor,
+    low: tl.tensor,
+    end: tl.tensor,
+    S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> Any:
+    """The pages of a block's keys [N]; 0 for keys that no query of the tile sees, of which the
+    table may say anything.
+    """
+    key = block * BLOCK_N + n
+    entry = key // S
+    if BLOCK_N % S == 0:
+        entry = block * (BLOCK_N // S) + n // S
+    return tl.load(table + entry, (key >= low) & (key < end), other=0)
+
+
+@kernel
+def _within(key: tl.tensor, n: tl.tensor, S: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
+    """Where in their pages keys lie."""
+    if BLOCK_N % S == 0:
+        return n % S
+    return key % S
 
 
 @kernel
@@ -70,38 +96,105 @@ def _capped(scores: tl.tensor, SOFTCAP: tl.constexpr) -> Any:
 
 
 @kernel
-def _masked_scores(
+def _scores(
     products: tl.tensor,
     key: tl.tensor,
     position: tl.tensor,
-    is_key: tl.tensor,
     slope: tl.tensor,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+) -> Any:
+    """Products q.k [M, N] as scores; see _unit."""
+    scores = products
+    if SOFTCAP > 0.0:
+        scores = _capped(scores * SCALE, SOFTCAP)
+    elif HAS_ALIBI:
+        scores *= SCALE
+    if HAS_ALIBI:
+        scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+    return scores
+
+
+@kernel
+def _unit(SCALE: tl.constexpr, SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr) -> Any:
+    """What _scores are to be multiplied by to be powers of two. Where nothing is done to products
+    but this, they are the scores, and weighing them is one operation.
+    """
+    if SOFTCAP > 0.0 or HAS_ALIBI:
+        return _log2_e()
+    return SCALE * _log2_e()
+
+
+@kernel
+def _walk(
+    best: tl.tensor,
+    total: tl.tensor,
+    sums: tl.tensor,
+    start_block: tl.tensor,
+    end_block: tl.tensor,
+    low: tl.tensor,
+    end: tl.tensor,
+    q_tile: tl.tensor,
+    position: tl.tensor,
+    slope: tl.tensor,
+    table: tl.tensor,
+    kv_head: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    STEPS: tl.constexpr,
+    DOT: tl.constexpr,
+    MASKS: tl.constexpr,
 ) -> Any:
-    """Products q.k [M, N] as scores in units of log2; -inf where a query does not see a key."""
-    log2_e: tl.constexpr = 1.4426950408889634
-    scores = products * SCALE
-    if SOFTCAP > 0.0:
-        scores = _capped(scores, SOFTCAP)
-    if HAS_ALIBI:
-        scores += slope[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
-    sees = is_key[None, :] & (key[None, :] <= position[:, None])
-    if WINDOW > 0:
-        sees = sees & (key[None, :] > position[:, None] - WINDOW)
-    return tl.where(sees, scores * log2_e, float("-inf"))
-
-
-@kernel
-def _weights(scores: tl.tensor, best: tl.tensor) -> Any:
-    """Weights [M, N] of scores beside the best of them and of those before, by what the sums so far
-    shrink, and the new best.
+    """Best scores, total weights and sums of values, with the blocks of keys start_block up to
+    end_block. MASKS: not every query sees every key of theirs.
     """
-    new_best = tl.maximum(best, tl.max(scores, 1))
-    shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-    return tl.exp2(scores - shift[:, None]), tl.exp2(best - shift), new_best
+    unit: tl.constexpr = _unit(SCALE, SOFTCAP, HAS_ALIBI)
+    n, d = tl.arange(0, BLOCK_N), tl.arange(0, q_tile.shape[1])
+    pages = _pages(table, start_block, n, low, end, S, BLOCK_N)
+    for block in range(start_block, end_block):
+        key = block * BLOCK_N + n
+        lane = (pages.to(tl.int64) * S + _within(key, n, S, BLOCK_N)) * K + kv_head
+        # ahead of their use, so that nothing waits for them between two blocks
+        pages = _pages(table, block + 1, n, low, end, S, BLOCK_N)
+        is_key = (key >= low) & (key < end)
+        at = lane[:, None] * D + d[None, :]
+        inside = (d < D)[None, :]
+        if MASKS:
+            inside = inside & is_key[:, None]
+        k_tile = tl.load(keys + at, inside, other=0.0)
+        products = tl.dot(q_tile, tl.trans(k_tile.to(DOT)), input_precision="ieee")
+        if STEPS > 0.0:
+            products *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
+        scores = _scores(products, key, position, slope, SCALE, SOFTCAP, HAS_ALIBI)
+        if MASKS:
+            sees = is_key[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW > 0:
+                sees = sees & (key[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(sees, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best) * unit
+        weights = tl.exp2(scores * unit - shift[:, None])
+        shrink = tl.exp2(best * unit - shift)
+        best = new_best
+        total = total * shrink + tl.sum(weights, 1)
+        v_tile = tl.load(values + at, inside, other=0.0)
+        if STEPS > 0.0:  # times the largest magnitude: scales are too small for float16
+            weights *= (tl.load(value_scales + lane, is_key, other=0.0) * STEPS)[None, :]
+        sums = tl.dot(
+            weights.to(DOT), v_tile.to(DOT), sums * shrink[:, None], input_precision="ieee"
+        )
+    return best, total, sums
 
 
 @kernel
@@ -112,8 +205,8 @@ def _attend_kernel(
     key_scales: tl.tensor,
     value_scales: tl.tensor,
     out: tl.tensor,
-    split_out: tl.tensor,
-    split_stats: tl.tensor,
+    share_out: tl.tensor,
+    share_stats: tl.tensor,
     query_start: tl.tensor,
     seq_lens: tl.tensor,
     block_table: tl.tensor,
@@ -138,24 +231,35 @@ def _attend_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     STEPS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SHARES: tl.constexpr,
+    PLAIN_BLOCKS: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:
-    """Piece program_id(0) of the tiles, KV head program_id(1), share program_id(2) of the keys.
+    """Piece program_id(0) of the tiles, KV head program_id(1).
 
-    STEPS: the largest number of the memory's type, where it has scales; else 0.
+    SHARES: programs share the keys of a row, which has one new token; those of row r are
+    tile_starts[r] up to tile_starts[r + 1]. PLAIN_BLOCKS: blocks that all queries see whole are
+    not masked. STEPS: the largest number of the memory's type, where it has scales; else 0.
     """
     tile = tl.program_id(0) // PIECES
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
     group: tl.constexpr = H // K
     row = tl.load(tile_rows + tile)
-    first = tl.load(tile_starts + tile) + tl.program_id(0) % PIECES * QUERIES
+    first = tl.program_id(0) % PIECES * QUERIES
+    share, num_shares = 0, 1
+    if SHARES:
+        first_share = tl.load(tile_starts + row)
+        num_shares = tl.load(tile_starts + row + 1) - first_share
+        share = tile - first_share
+    else:
+        first += tl.load(tile_starts + tile)
     begin = tl.load(query_start + row)
     num_new = tl.load(query_start + row + 1) - begin
     seq_len = tl.load(seq_lens + row)
+    if SHARES:
+        num_new = tl.where(share < num_shares, num_new, 0)  # a spare program without work
 
-    m, n, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     query = first + m // group
     head = kv_head * group + m % group
     is_query = (m < QUERIES * group) & (query < num_new)
@@ -172,42 +276,38 @@ def _attend_kernel(
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    low, end, start_block, end_block = _key_blocks(
-        first, num_new, seq_len, split, QUERIES, WINDOW, BLOCK_N, SPLITS
+    low, end = _seen_keys(first, num_new, seq_len, QUERIES, WINDOW)
+    start_block = low // BLOCK_N
+    end_block = (end + BLOCK_N - 1) // BLOCK_N
+    if SHARES:
+        length = (end_block - start_block + num_shares - 1) // num_shares
+        start_block += share * length
+        end_block = tl.minimum(start_block + length, end_block)
+    if PLAIN_BLOCKS:
+        plain_end = tl.minimum(seq_len - num_new + first + 1, end) // BLOCK_N
+        best, total, sums = _walk(
+            *(best, total, sums, start_block, plain_end, low, end, q_tile, position, slope),
+            *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, BLOCK_N),
+            *(SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, False),
+        )
+        start_block = plain_end
+    best, total, sums = _walk(
+        *(best, total, sums, start_block, end_block, low, end, q_tile, position, slope),
+        *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, BLOCK_N),
+        *(SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, True),
     )
-    for block in range(start_block, end_block):
-        key = block * BLOCK_N + n
-        is_key = (key >= low) & (key < end)
-        page = tl.load(table + key // S, is_key, other=0)
-        lane = (page.to(tl.int64) * S + key % S) * K + kv_head
-        k_at = keys + lane[None, :] * D + d[:, None]
-        k_tile = tl.load(k_at, is_key[None, :] & (d < D)[:, None], other=0.0)
-        products = tl.dot(q_tile, k_tile.to(DOT), input_precision="ieee")
-        if STEPS > 0.0:
-            products *= tl.load(key_scales + lane, is_key, other=0.0)[None, :]
-        scores = _masked_scores(
-            products, key, position, is_key, slope, SCALE, SOFTCAP, WINDOW, HAS_ALIBI
-        )
-        weights, shrink, best = _weights(scores, best)
-        total = total * shrink + tl.sum(weights, 1)
-        v_at = values + lane[:, None] * D + d[None, :]
-        v_tile = tl.load(v_at, is_key[:, None] & (d < D)[None, :], other=0.0)
-        if STEPS > 0.0:  # times the largest magnitude: scales are too small for float16
-            weights *= (tl.load(value_scales + lane, is_key, other=0.0) * STEPS)[None, :]
-        sums = tl.dot(
-            weights.to(DOT), v_tile.to(DOT), sums * shrink[:, None], input_precision="ieee"
-        )
+    best *= _unit(SCALE, SOFTCAP, HAS_ALIBI)
 
     if STEPS > 0.0:
         sums /= STEPS
-    if SPLITS > 1:
-        at = (tile.to(tl.int64) * H + head) * SPLITS + split
-        tl.store(split_out + at[:, None] * D + d[None, :], sums, inside)
-        tl.store(split_stats + at * 2, best, is_query)
-        tl.store(split_stats + at * 2 + 1, total, is_query)
+    if num_shares > 1:
+        at = tile.to(tl.int64) * H + head
+        tl.store(share_out + at[:, None] * D + d[None, :], sums, inside)
+        tl.store(share_stats + at * 2, best, is_query)
+        tl.store(share_stats + at * 2 + 1, total, is_query)
     else:
         if HAS_SINKS:
-            sink = _sink(sinks, head, is_query)
+            sink = tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * _log2_e()
             top = tl.maximum(best, sink)
             shrink = tl.exp2(best - top)
             sums *= shrink[:, None]
@@ -217,50 +317,45 @@ def _attend_kernel(
 
 
 @kernel
-def _sink(sinks: tl.tensor, head: tl.tensor, is_query: tl.tensor) -> Any:
-    """The score that a head always has beside its keys', in units of log2."""
-    log2_e: tl.constexpr = 1.4426950408889634
-    return tl.load(sinks + head, is_query, other=0.0).to(tl.float32) * log2_e
-
-
-@kernel
 def _merge_kernel(
-    split_out: tl.tensor,
-    split_stats: tl.tensor,
+    share_out: tl.tensor,
+    share_stats: tl.tensor,
     out: tl.tensor,
-    tokens: tl.tensor,
+    starts: tl.tensor,
     query_start: tl.tensor,
     sinks: tl.tensor,
     H: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ) -> None:
-    """The shares of a tile, which is one token (program 0), and head (program 1) become one."""
-    row = tl.load(tokens + tl.program_id(0))
-    head = tl.program_id(1)
-    begin = tl.load(query_start + row)
-    if tl.load(query_start + row + 1) > begin:
-        s = tl.arange(0, BLOCK_S)
-        d = tl.arange(0, BLOCK_D)
-        at = (tl.program_id(0).to(tl.int64) * H + head) * SPLITS + s
-        best = tl.load(split_stats + at * 2, s < SPLITS, other=float("-inf"))
-        total = tl.load(split_stats + at * 2 + 1, s < SPLITS, other=0.0)
-        top = tl.max(best, 0)
+    """The shares of a row (program 0) and head (program 1) become one, where there are several."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    first, stop = tl.load(starts + row), tl.load(starts + row + 1)
+    if stop > first + 1:
+        s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+        top = tl.full((1,), float("-inf"), tl.float32)
+        total = tl.zeros((1,), tl.float32)
+        sums = tl.zeros((BLOCK_D,), tl.float32)
         if HAS_SINKS:
-            sink = _sink(sinks, head, head < H)
-            top = tl.maximum(top, sink)
-        shrink = tl.exp2(best - top)
-        total = tl.sum(total * shrink, 0)
-        if HAS_SINKS:
-            total += tl.exp2(sink - top)
-        inside = (s < SPLITS)[:, None] & (d < D)[None, :]
-        sums = tl.load(split_out + at[:, None] * D + d[None, :], inside, other=0.0)
-        y = tl.sum(sums * shrink[:, None], 0) / total
-        to = (begin.to(tl.int64) * H + head) * D + d
-        tl.store(out + to, y.to(out.dtype.element_ty), d < D)
+            top = tl.zeros((1,), tl.float32) + tl.load(sinks + head).to(tl.float32) * _log2_e()
+            total += 1.0
+        for share in range(first, stop, BLOCK_S):
+            is_share = share + s < stop
+            at = (share + s).to(tl.int64) * H + head
+            best = tl.load(share_stats + at * 2, is_share, other=float("-inf"))
+            weights = tl.load(share_stats + at * 2 + 1, is_share, other=0.0)
+            inside = is_share[:, None] & (d < D)[None, :]
+            parts = tl.load(share_out + at[:, None] * D + d[None, :], inside, other=0.0)
+            new_top = tl.maximum(top, tl.max(best, 0))
+            grow = tl.exp2(best - new_top)
+            shrink = tl.exp2(top - new_top)
+            top = new_top
+            total = total * shrink + tl.sum(weights * grow, 0)
+            sums = sums * shrink + tl.sum(parts * grow[:, None], 0)
+        to = (tl.load(query_start + row).to(tl.int64) * H + head) * D + d
+        tl.store(out + to, (sums / total).to(out.dtype.element_ty), d < D)
 
 
 def attend(q: Tensor, kv: PagedKV, plan: TritonPlan, args: AttentionArgs) -> Tensor:
@@ -280,14 +375,13 @@ def _launch(
 ) -> None:
     """Run the programs of some tiles, and join what those found that share keys."""
     _, heads, head_dim = q.shape
-    splits = tiles.num_splits
-    shares = _room_for_shares(q, tiles) if splits > 1 else (out, out)
+    shares = _room_for_shares(q, len(tiles.rows)) if tiles.shares_keys else (out, out)
     queries, block_m = _lines(tiles, heads // kv.kv_heads, q.dtype)
     pieces = tiles.num_queries // queries
     sinks = q if args.sinks is None else args.sinks
     facts = {"H": heads, "D": head_dim, "BLOCK_D": power_of_2(head_dim, _LEAST_DOT)}
-    facts |= {"SPLITS": splits, "HAS_SINKS": args.sinks is not None}
-    _attend_kernel[(len(tiles.rows) * pieces, kv.kv_heads, splits)](
+    facts |= {"HAS_SINKS": args.sinks is not None}
+    _attend_kernel[(len(tiles.rows) * pieces, kv.kv_heads)](
         *(q, kv.keys, kv.values, *(kv.scales if kv.scales is not None else (q, q))),
         *(out, *shares, plan.query_start, plan.seq_lens),
         *(plan.block_table, plan.block_table.stride(0), plan.table_rows),
@@ -296,15 +390,17 @@ def _launch(
         QUERIES=queries,
         BLOCK_M=block_m,
         DOT=dot_type(q.dtype),
-        **_tiling(block_m, head_dim, q.dtype),
+        SHARES=tiles.shares_keys,
+        PLAIN_BLOCKS=tiles.varies and queries > 1 and args.window is None,
+        **_tiling(block_m, head_dim, q.dtype, kv.memory.element_size()),
         **_layer_facts(kv, args),
         **facts,
     )
-    if splits > 1:
-        _merge_kernel[(len(tiles.rows), heads)](
-            *(*shares, out, tiles.rows, plan.query_start, sinks),
-            BLOCK_S=power_of_2(splits),
-            num_warps=1,
+    if tiles.shares_keys:
+        _merge_kernel[(len(plan.table_rows), heads)](
+            *(*shares, out, tiles.starts, plan.query_start, sinks),
+            BLOCK_S=_MERGED,
+            num_warps=2,
             **facts,
         )
 
@@ -320,29 +416,33 @@ def _lines(tiles: Tiles, group: int, dtype: torch.dtype) -> tuple[int, int]:
     return queries, power_of_2(queries * group, least)
 
 
-def _tiling(lines: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:
-    """Keys of a block, warps, and loads under way: what the registers and the shared memory of an
+def _tiling(lines: int, head_dim: int, dtype: torch.dtype, stored_bytes: int) -> dict[str, int]:
+    """Keys of a block, warps, and blocks under way: what the registers and the shared memory of an
     SM hold. What does not fit is spilled to memory, or does not start.
+
+    Few lines wait for memory: three programs an SM, each with blocks on their way. Many lines keep
+    the tensor cores busy, with two groups of four warps. Numbers of 8 bits take twice the registers
+    while they are widened.
     """
     if dtype is torch.float32:
         return {"BLOCK_N": 16, "num_warps": FLOAT32_WARPS, "num_stages": 1}
     is_wide = head_dim > 128
+    if lines <= 16:
+        is_narrow = head_dim <= 64 or stored_bytes == 1
+        half = is_wide or stored_bytes == 1
+        return {"BLOCK_N": 32 if half else 64, "num_warps": 4, "num_stages": 4 if is_narrow else 3}
     return {
-        "BLOCK_N": 64 if lines > 16 or is_wide else 128,
+        "BLOCK_N": 32 if is_wide else 64,
         "num_warps": 8 if lines > (16 if is_wide else 64) else 4,
-        "num_stages": 2 if lines <= 16 else 3,
+        "num_stages": 3,
     }
 
 
-def _room_for_shares(q: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """For each tile, of one token: sums [tiles, H, splits, D], and the best score and the total
-    weight [tiles, H, splits, 2]. Not for each token of the step: a prompt beside one decode would
-    take gigabytes that no warm-up has seen.
-    """
-    assert tiles.num_queries == 1
+def _room_for_shares(q: Tensor, programs: int) -> tuple[Tensor, Tensor]:
+    """Sums [programs, H, D], and the best score and the total weight [programs, H, 2]."""
     _, heads, head_dim = q.shape
-    lead = (len(tiles.rows), heads, tiles.num_splits)
-    sums, stats = (q.new_empty(*lead, last, dtype=torch.float32) for last in (head_dim, 2))
+    shapes = (programs, heads, head_dim), (programs, heads, 2)
+    sums, stats = (q.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return sums, stats
 
 

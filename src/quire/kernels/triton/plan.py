@@ -15,30 +15,47 @@ PREFILL_TOKENS = 64
 """Queries of one row that a program serves at once, if a KV head has one query head."""
 
 
+LEAST_SHARE = 128
+"""Keys below which dividing a row's between programs costs more than it saves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Programs of one launch: `rows` and `starts` [n] int32, the row of the step and the first of
-    its new tokens. Each serves up to `num_queries` tokens; `num_splits` programs share its keys.
-    `shape`: how many lines a program's product has at least and at best, a line being a token's
-    query of one head.
+    """Programs of one launch, each for up to `num_queries` tokens: `rows` [n] int32, the row of the
+    step of each.
+
+    `starts` int32: [n], the first of the row's new tokens; where programs share the keys of a row
+    (`shares_keys`), [R+1]: those of row r are starts[r] up to starts[r + 1], and from starts[R] on
+    programs have nothing to do. `shape`: how many lines a program's product has at least and at
+    best, a line being a token's query of one head. `varies`: whether a token's bits may depend on
+    what else is in its tile.
     """
 
     rows: Tensor
     starts: Tensor
     num_queries: int
-    num_splits: int
+    shares_keys: bool
     shape: tuple[int, int]
+    varies: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a plan is made with. `split`: rows with one new token -> programs that share the keys of
-    each; `upload`: a host array -> its values on the device; `shape`: that of `Tiles`.
+    """What a plan is made with. `spare`: programs, for each KV head, beside one for every row with
+    one new token, which share the keys of the longest with these; 0: a token's bits must not depend
+    on the other rows. `upload`: a host array -> its values on the device; `shape`: as of `Tiles`.
     """
 
-    split: Callable[[int], int]
+    spare: int
     upload: Callable[[np.ndarray], Tensor]
     shape: tuple[int, int]
+
+    def tiles(
+        self, rows: np.ndarray, starts: np.ndarray, num_queries: int, *, shares_keys: bool = False
+    ) -> Tiles:
+        """Tiles of these, on the device."""
+        arrays = (self.upload(array.astype(np.int32)) for array in (rows, starts))
+        return Tiles(*arrays, num_queries, shares_keys, self.shape, varies=self.spare > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +111,7 @@ def plan_rows(
     """See `quire.ops.attention.plan_attention`; table_rows [R] int32: the step's rows among those
     of the table, None where they are the same.
     """
-    split, upload = means.split, means.upload
+    upload = means.upload
     num_new = np.diff(query_start)
     if table_rows is None:
         table_rows = np.arange(block_table.shape[0], dtype=np.int32)
@@ -103,20 +120,15 @@ def plan_rows(
     launches = []
     decode = (num_new == 1).nonzero()[0]
     if len(decode):
-        starts = np.zeros(len(decode), dtype=np.int32)
-        launches.append(
-            Tiles(
-                upload(decode.astype(np.int32)), upload(starts), 1, split(len(decode)), means.shape
-            )
-        )
+        seen = seq_lens if window is None else np.minimum(seq_lens, window)
+        launches.append(_decodes(decode, seen, means))
     longer = (num_new > 1).nonzero()[0]
     if len(longer):
         counts = -(-num_new[longer] // PREFILL_TOKENS)
-        rows = np.repeat(longer, counts).astype(np.int32)
         ends = np.cumsum(counts)
         starts = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        starts = (starts * PREFILL_TOKENS).astype(np.int32)
-        launches.append(Tiles(upload(rows), upload(starts), PREFILL_TOKENS, 1, means.shape))
+        rows = np.repeat(longer, counts)
+        launches.append(means.tiles(rows, starts * PREFILL_TOKENS, PREFILL_TOKENS))
     return TritonPlan(
         window,
         block_size,
@@ -128,3 +140,22 @@ def plan_rows(
         (query_start.copy(), seq_lens.copy()),
         means,
     )
+
+
+def _decodes(decode: np.ndarray, seen: np.ndarray, means: Means) -> Tiles:
+    """Programs for the rows `decode` of a step, whose rows see so many keys.
+
+    As many as there are rows, and the spare ones, whatever the lengths, so that a captured graph
+    serves any. Where no program has more keys than the sum of all over the spare ones, they are
+    enough: rounding up costs each row one more at most, and that is its own.
+    """
+    if not means.spare:
+        return means.tiles(decode, np.zeros(len(decode)), 1)
+    keys = seen[decode]
+    counts = -(-keys // max(LEAST_SHARE, -(-int(keys.sum()) // means.spare)))
+    rows = np.full(len(decode) + means.spare, decode[0])
+    shared = np.repeat(decode, counts)
+    rows[: len(shared)] = shared
+    starts = np.zeros(len(seen) + 1, dtype=np.int32)
+    starts[decode + 1] = counts
+    return means.tiles(rows, starts.cumsum(), 1, shares_keys=True)
