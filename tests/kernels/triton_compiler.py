@@ -119,7 +119,9 @@ def type_of(kernel, parameter, value) -> str:
 
 def main() -> None:
     """Note what the ops launch, then compile."""
-    torch._scaled_mm = lambda a, b, **given: a.new_empty(len(a), b.shape[1], dtype=torch.bfloat16)
+    torch._scaled_mm = lambda a, b, *_, **given: a.new_empty(
+        len(a), b.shape[1], dtype=torch.bfloat16
+    )
     launches = noting_launches()
     run_cases([case for case in CASES + FP8_CASES + ROUNDED if not case.is_bench])
     noted = dict(launches)

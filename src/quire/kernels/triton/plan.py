@@ -54,8 +54,14 @@ class Means:
         self, rows: np.ndarray, starts: np.ndarray, num_queries: int, *, shares_keys: bool = False
     ) -> Tiles:
         """Tiles of these, on the device."""
-        arrays = (self.upload(array.astype(np.int32)) for array in (rows, starts))
-        return Tiles(*arrays, num_queries, shares_keys, self.shape, varies=self.spare > 0)
+        return Tiles(
+            self.upload(rows.astype(np.int32)),
+            self.upload(starts.astype(np.int32)),
+            num_queries,
+            shares_keys,
+            self.shape,
+            varies=self.spare > 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
