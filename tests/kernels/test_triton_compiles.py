@@ -92,10 +92,9 @@ def test_products_of_few_rows_keep_memory_busy(compiled):
 def test_attention_loads_ahead(compiled):
     """That a step's numbers would have variants compiled fails the fixture. Where the loop waits
     for all copies before it multiplies, loading and computing take turns."""
-    assert len(compiled["attention"]) == 9
+    assert len(compiled["attention"]) == 4
     for name, kernels in compiled["attention"].items():
         decodes, prompts = kernels["_attend_kernel shared"], kernels["_attend_kernel"]
         assert decodes["left_under_way"] >= 2 and prompts["left_under_way"] >= 2, name
-        at_least = 2 if name.endswith("256") and "bfloat16" not in name else 3
-        assert decodes["programs"] >= at_least, name
+        assert decodes["programs"] >= 3, name
         assert prompts["programs"] >= 1, name

@@ -36,7 +36,7 @@ OF_MODELS = ("linear", "draw", "rank")
 DTYPES = (torch.bfloat16, torch.float32)
 HEADS = ((32, 8, 128), (8, 4, 256), (14, 2, 64))
 """Query heads, KV heads and head dim of Llama, Gemma 2 and Qwen 2."""
-STORED = (torch.bfloat16, torch.float8_e4m3fn, torch.int8)
+STORED = (*((torch.bfloat16, heads) for heads in HEADS), (torch.float8_e4m3fn, HEADS[0]))
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -136,7 +136,7 @@ def main() -> None:
     products = {name: report_of_product(launches, *given) for name, given in PRODUCTS.items()}
     attention = {
         f"{stored} {head_dim}": report_of_attention(launches, stored, heads, kv_heads, head_dim)
-        for stored, (heads, kv_heads, head_dim) in product(STORED, HEADS)
+        for stored, (heads, kv_heads, head_dim) in STORED
     }
     told = {"models": taken, "products": products, "attention": attention}
     print(json.dumps({"kernels": compiled(noted), **told}))
