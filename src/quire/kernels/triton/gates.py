@@ -10,9 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.launch import KEEP_NAN, dense, kernel
-
-_BLOCK = 1024
+from quire.kernels.triton.launch import KEEP_NAN, columns_of, dense, kernel
 
 
 @kernel
@@ -37,23 +35,25 @@ def activation(x: tl.tensor, ACT: tl.constexpr) -> Any:
 def _activate_kernel(
     x: tl.tensor,
     out: tl.tensor,
-    count: int,
     F: tl.constexpr,
     ACT: tl.constexpr,
     GATED: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """out [T, F] from x [T, 2F] (gate, then up) or [T, F]."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    """Columns program_id(1) of row program_id(0) of out [T, F], from x [T, 2F] (gate, then up) or
+    [T, F].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < F
     dtype = out.dtype.element_ty
     if not GATED:
-        y = activation(tl.load(x + at, inside, other=0.0).to(tl.float32), ACT)
+        y = activation(tl.load(x + row * F + column, inside, other=0.0).to(tl.float32), ACT)
     else:
-        gate_at = (at // F) * (2 * F) + at % F
-        gate = tl.load(x + gate_at, inside, other=0.0).to(tl.float32)
-        up = tl.load(x + gate_at + F, inside, other=0.0).to(tl.float32)
+        source = x + row * (2 * F) + column
+        gate = tl.load(source, inside, other=0.0).to(tl.float32)
+        up = tl.load(source + F, inside, other=0.0).to(tl.float32)
         if LIMIT > 0.0:
             gate = tl.minimum(gate, LIMIT, KEEP_NAN)
             up = tl.clamp(up, -LIMIT, LIMIT, KEEP_NAN)
@@ -61,7 +61,7 @@ def _activate_kernel(
         else:
             # plain torch rounds the activation before it multiplies
             y = activation(gate, ACT).to(dtype).to(tl.float32) * up
-    tl.store(out + at, y.to(dtype), inside)
+    tl.store(out + row * F + column, y.to(dtype), inside)
 
 
 @kernel
@@ -69,16 +69,19 @@ def _scale_gate_kernel(
     y: tl.tensor,
     gate: tl.tensor,
     out: tl.tensor,
-    count: int,
     F: tl.constexpr,
     G: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """out = y [T, F] * sigmoid(gate [T, G]), G is F or 1."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    gate_at = at if G == F else at // F
-    g = tl.load(gate + gate_at, inside, other=0.0).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < F
+    at = row * F + column
+    if G == F:
+        g = tl.load(gate + at, inside, other=0.0).to(tl.float32)
+    else:  # a second path for the compiler, not for Python
+        g = tl.load(gate + row).to(tl.float32)
     open_share = (1.0 / (1.0 + tl.exp(-g))).to(y.dtype.element_ty).to(tl.float32)
     values = tl.load(y + at, inside, other=0.0).to(tl.float32) * open_share
     tl.store(out + at, values.to(out.dtype.element_ty), inside)
@@ -92,8 +95,9 @@ def activate(x: Tensor, act: str, *, gated: bool, limit: float = 0.0) -> Tensor:
     width = x.shape[-1] // (2 if gated else 1)
     out = x.new_empty(*x.shape[:-1], width)
     if out.numel():
-        _activate_kernel[(-(-out.numel() // _BLOCK),)](
-            x, out, out.numel(), F=width, ACT=act, GATED=gated, LIMIT=limit, BLOCK=_BLOCK
+        blocks, block = columns_of(width)
+        _activate_kernel[(out.numel() // width, blocks)](
+            x, out, F=width, ACT=act, GATED=gated, LIMIT=limit, BLOCK=block
         )
     return out
 
@@ -103,7 +107,8 @@ def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     y, gate = dense(y), dense(gate)
     out = torch.empty_like(y)
     if y.numel():
-        _scale_gate_kernel[(-(-y.numel() // _BLOCK),)](
-            y, gate, out, y.numel(), F=y.shape[1], G=gate.shape[1], BLOCK=_BLOCK
+        blocks, block = columns_of(y.shape[1])
+        _scale_gate_kernel[(len(y), blocks)](
+            y, gate, out, F=y.shape[1], G=gate.shape[1], BLOCK=block
         )
     return out

@@ -25,6 +25,8 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 whose numbers are lost goes on as one that looks well. The instruction costs a GPU the same.
 """
 
+_COLUMNS = 1024
+
 FLOAT32_WARPS = 8
 """Of a program that multiplies in float32: without tensor cores every thread keeps whole rows of
 the operands in registers, so they are for few rows and many threads.
@@ -65,6 +67,15 @@ def shared_memory(device: torch.device) -> int:
 def power_of_2(n: int, least: int = 1) -> int:
     """The smallest power of two that is at least n, and at least `least`."""
     return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+def columns_of(width: int) -> tuple[int, int]:
+    """How many programs share a row that is computed element by element, and how many columns each
+    has. A program has one row, so that its mask depends on constants alone and memory is moved 16
+    bytes at a time; rows are on axis 0 of the grid, the one that is longer than 65,535.
+    """
+    block = min(_COLUMNS, power_of_2(width))
+    return -(-width // block), block
 
 
 def dot_type(dtype: torch.dtype) -> Any:

@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.launch import dense, kernel, power_of_2
+from quire.kernels.triton.launch import columns_of, dense, kernel, power_of_2
 from quire.ops.norm import NormWeight
 
 MAX_WIDTH = 32_768
@@ -125,13 +125,14 @@ def _add_kernel(
     x: tl.tensor,
     delta: tl.tensor,
     out: tl.tensor,
-    count: int,
+    C: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """out = x + SCALE * delta, all of `count` elements."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    """out = x + SCALE * delta: columns program_id(1) of row program_id(0)."""
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < C
+    at = tl.program_id(0).to(tl.int64) * C + column
     values = tl.load(x + at, inside, other=0.0)
     change = tl.load(delta + at, inside, other=0.0)
     tl.store(out + at, plus(values, change, SCALE, x.dtype.element_ty), inside)
@@ -150,10 +151,9 @@ def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
     x, delta = dense(x), dense(delta)
     out = torch.empty_like(x)
     if x.numel():
-        block = 1024
-        _add_kernel[(-(-x.numel() // block),)](
-            x, delta, out, x.numel(), SCALE=scale, BLOCK=block, num_warps=4
-        )
+        width = x.shape[-1]
+        blocks, block = columns_of(width)
+        _add_kernel[(x.numel() // width, blocks)](x, delta, out, C=width, SCALE=scale, BLOCK=block)
     return out
 
 
