@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from triton_cases import CHUNKED, ROUNDED
+from triton_cases import CHUNKED, ROUNDED, WIDE
 
 from quire.ops.cases import CASES, FP8_CASES
 
@@ -41,6 +41,7 @@ CHOSEN = {
     "attend/fp8-mixed-mqa",
     "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/softmax_topk-clamp-nan",
     "moe/int4_g32-softmax",
+    "draw/wide-normal", "truncate/wide-equal",
     "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
     "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
     "rank/3x130-top3-coarse", "rank/3x130-top130-coarse", "rank/3x200-top60-far",
@@ -65,7 +66,7 @@ def pytest_generate_tests(metafunc):
         return
     is_all = metafunc.config.getoption("all_kernel_cases", default=False)
     hostile = [case for case in CASES + FP8_CASES if not case.is_bench]
-    hostile += ROUNDED + CHUNKED
+    hostile += ROUNDED + CHUNKED + WIDE
     chosen = [
         (kind, f"{case.op}/{case.name}")
         for kind in KINDS

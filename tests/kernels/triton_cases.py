@@ -5,12 +5,15 @@ What rounded weights mean is plain torch's definition.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from quire.ops import AttentionArgs, WeightFormat
 from quire.ops.cases import Case, Prepared
 from quire.ops.cases.case import by_row
+from quire.ops.cases.logits import SETTINGS, _draw
 from quire.ops.cases.paged import Rows, Shape, _fill, _tables
 from quire.ops.moe import MoeArgs
 
@@ -89,5 +92,14 @@ def _token_by_token(window: int | None) -> Case:
 
     return Case("attend", f"token_by_token-window{window}", prepare)
 
+
+def _wide(op: str, kind: str) -> Case:
+    """Rows of several chunks, longer than what is looked at first and than what there is room for:
+    where all are equal, cuts are searched in the whole row.
+    """
+    return replace(_draw(len(SETTINGS), 9001, kind, op=op), name=f"wide-{kind}")
+
+
+WIDE = tuple(_wide(op, kind) for op in ("draw", "truncate") for kind in ("equal", "normal"))
 
 CHUNKED = (_token_by_token(None), _token_by_token(20))

@@ -12,7 +12,7 @@ import sys
 import traceback
 
 import torch
-from triton_cases import CHUNKED, ROUNDED
+from triton_cases import CHUNKED, ROUNDED, WIDE
 from triton_memory import Watch
 
 from quire.ops import Facts, Ops, bind, select
@@ -27,7 +27,7 @@ EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}
 def run(dtype_name: str, mode: str, case_name: str) -> None:
     """Raise AssertionError if the kernels break a rule on the case."""
     dtype = getattr(torch, dtype_name)
-    cases = CASES + FP8_CASES + ROUNDED + CHUNKED
+    cases = CASES + FP8_CASES + ROUNDED + CHUNKED + WIDE
     case = next(case for case in cases if f"{case.op}/{case.name}" == case_name)
     ops = select(device="cpu", dtype=dtype, providers=["triton"], deterministic=mode == "fixed")
     serving = {choice.op: choice.provider for choice in ops.report()}

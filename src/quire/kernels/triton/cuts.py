@@ -1,8 +1,9 @@
-"""Where min-p, top-k and top-p cut a row of logits, found without sorting it.
+"""Where min-p, top-k and top-p cut a row of logits, found without sorting it, whatever is in it.
 
 Floats become whole numbers of the same order, and a cut is found digit by digit: up to eight passes
 over the row, each of which sums what lies at or above sixteen edges. One program has one row and
-adds in a fixed order, without atomics, so that a row's cut depends on nothing but the row.
+adds in a fixed order, so that a row's cut depends on nothing but the row. That takes about a
+millisecond, so it is for the rows that `window` leaves over.
 """
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
@@ -24,7 +25,7 @@ def ordered(x: tl.tensor) -> Any:
 
 
 @kernel
-def _number(key: tl.tensor) -> Any:
+def number(key: tl.tensor) -> Any:
     """The float32 that `ordered` gives this key."""
     bits = key.to(tl.int32, bitcast=True)
     return (bits ^ ((~bits >> 31) | -2147483648)).to(tl.float32, bitcast=True)
@@ -37,7 +38,7 @@ def is_kept(key: tl.tensor, at: tl.tensor, low: tl.tensor, last: tl.tensor) -> A
 
 
 @kernel
-def _block(
+def block_of(
     row: tl.tensor,
     start: tl.tensor,
     temperature: tl.tensor,
@@ -67,7 +68,7 @@ def sums_from(
     """
     sums = tl.zeros((BLOCK, 16), tl.float32)  # one per lane: threads meet once, at the end
     for start in range(0, V, BLOCK):
-        at, x, key = _block(row, start, temperature, V, BLOCK)
+        at, x, key = block_of(row, start, temperature, V, BLOCK)
         unit = tl.exp(x - peak) if WEIGHED else tl.full((BLOCK,), 1.0, tl.float32)
         unit = tl.where((at < V) & (key >= low), unit, 0.0)
         sums += tl.where(key[:, None] >= edges[None, :], unit[:, None], 0.0)
@@ -85,8 +86,12 @@ def sum_from(
     WEIGHED: tl.constexpr,
 ) -> Any:
     """`sums_from` of `low` itself."""
-    edges = tl.zeros((16,), tl.uint32)
-    return tl.max(sums_from(row, temperature, peak, low, edges, V, BLOCK, WEIGHED), 0)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, V, BLOCK):
+        at, x, key = block_of(row, start, temperature, V, BLOCK)
+        unit = tl.exp(x - peak) if WEIGHED else tl.full((BLOCK,), 1.0, tl.float32)
+        sums += tl.where((at < V) & (key >= low), unit, 0.0)
+    return tl.sum(sums, 0)
 
 
 @kernel
@@ -130,7 +135,7 @@ def nth_on(
     seen = tl.zeros((), tl.int32)
     last = tl.zeros((), tl.int32) + V
     for start in range(0, V, BLOCK):
-        at, _, key = _block(row, start, temperature, V, BLOCK)
+        at, _, key = block_of(row, start, temperature, V, BLOCK)
         is_on = ((key == low) & (at < V)).to(tl.int32)
         is_nth = (is_on > 0) & (seen + tl.cumsum(is_on, 0) == n)
         last = tl.minimum(last, tl.min(tl.where(is_nth, at, V), 0))
@@ -154,48 +159,40 @@ def _nucleus(
     edge = largest_reaching(row, temperature, peak, low, target, V, BLOCK, True)
     edge = tl.maximum(edge, low)
     above = sum_from(row, temperature, peak, edge + 1, V, BLOCK, True).to(tl.float64)
-    weight = tl.exp(_number(edge) - peak).to(tl.float64)
+    weight = tl.exp(number(edge) - peak).to(tl.float64)
     n = tl.maximum(tl.ceil((target - above) / weight), 1.0)
     n = tl.minimum(n, 1.0 * V).to(tl.int32)
     return edge, nth_on(row, temperature, edge, n, V, BLOCK)
 
 
 @kernel
-def cut_kernel(
-    logits: tl.tensor,
-    settings: tl.tensor,
-    largest: tl.tensor,
-    peaks: tl.tensor,
-    lows: tl.tensor,
-    lasts: tl.tensor,
+def floor_of(peak: tl.tensor, min_p: tl.tensor) -> Any:
+    """The key below which min-p drops entries."""
+    return tl.where(
+        min_p > 0.0, ordered((peak.to(tl.float64) + tl.log(min_p)).to(tl.float32)), 0
+    ).to(tl.uint32)
+
+
+@kernel
+def searched(
+    row: tl.tensor,
+    temperature: tl.tensor,
+    peak: tl.tensor,
+    floor: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
-    """Row program_id(0) of logits [R, V]: what its settings [R, 4] leave, for `is_kept`.
-
-    largest [R]: the largest entries; peaks [R]: those divided by the temperature.
+) -> Any:
+    """What top-k and top-p leave of the entries from key `floor` on: `low` and `last` of
+    `is_kept`. The peak is finite.
     """
-    index = tl.program_id(0).to(tl.int64)
-    row = logits + index * V
-    chosen = tl.load(settings + index * 4).to(tl.float32)
-    temperature = tl.where(chosen == 0.0, 1.0, chosen)
-    peak = tl.div_rn(tl.load(largest + index), temperature)
-    top_k = tl.load(settings + index * 4 + 1)
-    top_p = tl.load(settings + index * 4 + 2)
-    min_p = tl.load(settings + index * 4 + 3)
-    low = tl.zeros((), tl.uint32)
+    low = floor
     last = tl.zeros((), tl.int32) + V
-    is_finite = (peak == peak) & (tl.abs(peak) != float("inf"))
-    if (chosen > 0.0) & is_finite:
-        if min_p > 0.0:
-            low = ordered((peak.to(tl.float64) + tl.log(min_p)).to(tl.float32))
-        if (top_k > 0.0) & (top_k < V):
-            kth = largest_reaching(
-                row, temperature, peak, tl.zeros((), tl.uint32), top_k, V, BLOCK, False
-            )
-            low = tl.maximum(low, kth)
-        if top_p < 1.0:
-            low, last = _nucleus(row, temperature, peak, low, top_p, V, BLOCK)
-    tl.store(peaks + index, peak)
-    tl.store(lows + index, low.to(tl.int32, bitcast=True))
-    tl.store(lasts + index, last)
+    if (top_k > 0.0) & (top_k < V):
+        none = tl.zeros((), tl.uint32)
+        kth = largest_reaching(row, temperature, peak, none, top_k, V, BLOCK, False)
+        low = tl.maximum(low, kth)
+    if top_p < 1.0:
+        low, last = _nucleus(row, temperature, peak, low, top_p, V, BLOCK)
+    return low, last
