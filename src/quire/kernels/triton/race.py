@@ -278,8 +278,8 @@ def settle_kernel(
     BLOCK: tl.constexpr,
     DRAWS: tl.constexpr,
 ) -> None:
-    """Row program_id(0): the token drawn -> ids [R] (DRAWS), or what stays -> lows and lasts [R],
-    for `is_kept`.
+    """Row program_id(0): the token drawn -> ids [R] (DRAWS), or what stays, for `is_kept`:
+    the lows -> ids and the lasts [R].
     """
     index = tl.program_id(0).to(tl.int64)
     setting = settings + index * 4
@@ -330,7 +330,7 @@ def settle_kernel(
     if DRAWS:
         tl.store(ids + index, tl.where(is_finite(peak) & (winner < V), winner, 0).to(tl.int64))
     else:
-        tl.store(lows + index, low.to(tl.int32, bitcast=True))
+        tl.store(ids + index, low.to(tl.int32, bitcast=True))
         tl.store(lasts + index, last)
 
 

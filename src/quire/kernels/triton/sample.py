@@ -123,10 +123,10 @@ def _cut(
     maxima, sure_counts = of_chunks(logits, chunks)
     sums = torch.empty_like(maxima)
     peaks, wholes = logits.new_empty(rows), logits.new_empty(rows)
-    lows, highs, lasts = (logits.new_empty(rows, dtype=torch.int32) for _ in range(3))
+    lows, highs, leasts, lasts = (logits.new_empty(rows, dtype=torch.int32) for _ in range(4))
     counts, entries = open_entries(logits)
     if not rows:
-        return peaks, lows, lasts
+        return peaks, leasts, lasts
     of_row, of_chunk = {"V": width, **one_program(width)}, {"V": width, "CHUNK": chunk}
     joins = {"CHUNKS": chunks, "LANES": power_of_2(chunks)}
     warps = warps_of(chunk)
@@ -144,7 +144,7 @@ def _cut(
     )  # fmt: skip
     settle_kernel[(rows,)](
         logits, settings, *noise, peaks, wholes, lows, highs, *found, sure_counts, sums, scores,
-        winners, lasts, lasts if ids is None else ids,
+        winners, lasts, leasts if ids is None else ids,
         **of_row, **joins, FEW=few_of(width), ROOM=room_of(width), DRAWS=ids is not None,
     )  # fmt: skip
-    return peaks, lows, lasts
+    return peaks, leasts, lasts
