@@ -162,7 +162,7 @@ def tokens_of_many_rows():
     settings = torch.tensor([0.7, 40.0, 0.9, 0.0], dtype=torch.float64).expand(ROWS, 4)
     keys = torch.tensor([12345, 777], dtype=torch.int32).expand(ROWS, 2)
     hashes = torch.arange(WIDTH, dtype=torch.int32) * 40503
-    with Watch(ends):
+    with Sparse(), Watch(ends):
         both(draw(large, settings, keys, hashes), draw(small, settings[:2], keys[:2], hashes))
         assert torch.equal(truncate(large, settings)[:: ROWS - 1], truncate(small, settings[:2]))
     ids = torch.zeros(ROWS, dtype=torch.int64)
