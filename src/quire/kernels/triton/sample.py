@@ -1,7 +1,7 @@
 """From logits to tokens: see `quire.ops.sample`.
 
 Rows are cut into chunks, so that one row keeps a whole GPU busy, and a second kernel joins what
-the chunks found. No atomics: a row's result depends on the row alone.
+the chunks found. A row's result depends on the row alone.
 """
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
