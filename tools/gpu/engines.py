@@ -67,18 +67,25 @@ def prompts_of(shape: str, count: int, length: int) -> list[dict[str, list[int]]
     ]
 
 
-def generate_seconds(llm: LLM, prompts: list[dict[str, list[int]]], num_tokens: int) -> float:
-    """From the first prompt to the last token, `num_tokens` each, greedy."""
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+def generate_seconds(
+    llm: LLM, prompts: list[dict[str, list[int]]], num_tokens: int, *, is_greedy: bool = True
+) -> float:
+    """From the first prompt to the last token, `num_tokens` each; with temperature and top-p as
+    chat models ask for them where it is not greedy.
+    """
+    drawn = {"temperature": 0.0} if is_greedy else {"temperature": 0.6, "top_p": 0.9}
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **drawn)
     start = time.perf_counter()
     llm.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - start
 
 
-def itl_seconds(llm: LLM, prompts: list[dict[str, list[int]]], num_tokens: int) -> float:
+def itl_seconds(
+    llm: LLM, prompts: list[dict[str, list[int]]], num_tokens: int, *, is_greedy: bool = True
+) -> float:
     """Seconds of a decode step: the time of many tokens less that of one, per token between."""
-    few = generate_seconds(llm, prompts, 1)
-    many = generate_seconds(llm, prompts, num_tokens)
+    few = generate_seconds(llm, prompts, 1, is_greedy=is_greedy)
+    many = generate_seconds(llm, prompts, num_tokens, is_greedy=is_greedy)
     return (many - few) / (num_tokens - 1)
 
 
@@ -95,6 +102,8 @@ def large(ceilings: Ceilings) -> Iterator[Line]:
         floor = decode_seconds(shape, ceilings, 1, 192)
         note = f"roofline {floor * 1e3:.2f} ms"
         yield Line("8B batch 1, ITL", itl * 1e3, "ms", 4.6, is_least=False, note=note)
+        itl = itl_seconds(llm, prompts_of("8b", 1, 128), _SINGLE_TOKENS, is_greedy=False)
+        yield Line("8B batch 1, temperature 0.6, top-p 0.9: ITL", itl * 1e3, "ms")
         yield from _together(llm, "8b", shape, ceilings, 256, 512)
         seconds = min(generate_seconds(llm, prompts_of("8b", 8, 2048), 1) for _ in range(3))
         share = prefill_flops(shape, 8, 2048) / ceilings.flops_per_s / seconds
