@@ -1,5 +1,5 @@
-"""Mixture of experts: pairs of token and expert grouped by expert, two grouped products, and a sum
-in the order of the choice. Nothing here waits for the device.
+"""Mixture of experts: a choice, two products of pairs grouped by expert, and a sum in the order of
+the choice.
 """
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
-from quire.kernels.triton.products import Pairs, TritonLinear
-from quire.ops.moe import MoeArgs, route
+from quire.kernels.triton.products import TritonLinear
+from quire.kernels.triton.routing import grouped, route
+from quire.ops.moe import MoeArgs
 
 _BLOCK = 1024
 
@@ -76,27 +77,6 @@ def moe(
     y = experts.down.multiply_pairs(h, pairs, 1)
     out = torch.empty_like(x)
     _weighted_sum_kernel[(-(-x.numel() // _BLOCK),)](
-        y, weights.contiguous(), out, x.numel(), C=x.shape[1], TOP_K=args.top_k, BLOCK=_BLOCK
+        y, weights, out, x.numel(), C=x.shape[1], TOP_K=args.top_k, BLOCK=_BLOCK
     )
     return out
-
-
-def grouped(chosen: Tensor, num_experts: int, rows: int) -> Pairs:
-    """Pairs [P] with their experts -> programs of at most `rows` pairs of one expert each. Their
-    number is the most that any choice could need, so that the host need not know the choice.
-    """
-    num_pairs = len(chosen)
-    order = chosen.argsort(stable=True).to(torch.int32)
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=chosen.device)
-    counts.scatter_add_(0, chosen, torch.ones_like(chosen))
-    last = counts.cumsum(0)
-    tiles = (counts + rows - 1) // rows
-    last_tile = tiles.cumsum(0)
-    most = min(num_pairs, num_pairs // rows + num_experts)
-    ids = torch.arange(most, device=chosen.device)
-    expert = torch.searchsorted(last_tile, ids, right=True)
-    is_used = expert < num_experts
-    expert = expert.clamp(max=num_experts - 1)
-    starts = (last - counts)[expert] + (ids - (last_tile - tiles)[expert]) * rows
-    ends = torch.where(is_used, torch.minimum(starts + rows, last[expert]), 0)
-    return Pairs(order, expert.to(torch.int32), starts.to(torch.int32), ends.to(torch.int32), rows)
