@@ -23,7 +23,7 @@ from quire.grammar.libraries import GrammarLibraries
 from quire.grammar.masks import StepMasks
 from quire.grammar.source import source_of
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
-from quire.kernels.cpu_runtime import open_runtime
+from quire.kernels.cpu.runtime import open_runtime
 from quire.ops import select
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.scheduling.request import Request

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from process_figures import ProcessFigures
 
 from quire.bench.report import add_output_flag, conclude, percentile
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.errors import CapacityError

@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator
 from process_figures import ProcessFigures
 
 from quire.bench.report import add_output_flag, conclude
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.input_stream import StreamingInput
+from quire.engine.frontend.streaming_input import StreamingInput
 from quire.params import RequestOutputKind, SamplingParams
 
 MOST_GROWTH_BYTES_PER_MINUTE = 1 << 20

@@ -24,7 +24,7 @@ import torch
 from embedded_model.checkpoint import export, load_model
 from embedded_model.corpus import Batches, library_files, read_documents, read_text
 from embedded_model.measure import greedy, held_out_windows, report
-from embedded_model.model import Model, Shape, token_losses
+from embedded_model.model import Model, ModelShape, token_losses
 from embedded_model.muon import Muon
 from embedded_model.tokenizer import train_tokenizer
 from tokenizers import Tokenizer
@@ -42,7 +42,7 @@ class Trainer:
     """A training run with all its state in one folder: tokenizer.json, last.pt, log.jsonl."""
 
     def __init__(
-        self, work: Path, shape: Shape, *, tokens: int, muon_rate: float, adam_rate: float
+        self, work: Path, shape: ModelShape, *, tokens: int, muon_rate: float, adam_rate: float
     ) -> None:
         self.work, self.shape = work, shape
         self.tokenizer = self.open_tokenizer()
@@ -171,10 +171,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.command == "train":
         rates = {"muon_rate": args.muon_rate, "adam_rate": args.adam_rate}
-        Trainer(args.work, Shape(), tokens=args.tokens, **rates).run(args.minutes * 60)
+        Trainer(args.work, ModelShape(), tokens=args.tokens, **rates).run(args.minutes * 60)
     elif args.command == "export":
         state = torch.load(args.work / "last.pt")
-        model = Model(Shape(**state["shape"]))
+        model = Model(ModelShape(**state["shape"]))
         model.load_state_dict(state["model"])
         export(model, Tokenizer.from_file(str(args.work / "tokenizer.json")), args.to)
     elif args.command == "eval":

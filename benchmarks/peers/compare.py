@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.workload import random_model, random_prompts
-from quire.engine.machine import gather_machine_facts
+from quire.hardware.host import gather_machine_facts
 
 HERE = Path(__file__).parent
 KINDS = {

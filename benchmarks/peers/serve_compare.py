@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from quire import embedded
-from quire.bench.sweep_server import last_lines, running_server
+from quire.bench.sweeping.sweep_server import last_lines, running_server
 from quire.bench.workload import random_model
-from quire.engine.machine import gather_machine_facts
+from quire.hardware.host import gather_machine_facts
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 NAME = "model"

@@ -262,7 +262,7 @@ struct LogitsRows {
     int64_t width;
 };
 
-// The largest entry of each row; see ops/sample.py, as for the three below.
+// The largest entry of each row; see ops/sampling/sample.py, as for the three below.
 struct GreedyArgs {
     LogitsRows logits;
     int64_t* ids;

@@ -31,7 +31,7 @@ constexpr Winner kNobody = {kLeastScore, -1};
 // Beyond, rounding of the divided logits is too coarse for the bound, and every token is looked at.
 constexpr float kTamePeak = 1e6f;
 
-// v of ops/noise.py, as there in fp32.
+// v of ops/sampling/noise.py, as there in fp32.
 inline float uniform(float bits) {
     const float v = (bits + 0.5f) * 0x1p-31f;
     return v < 1 - 0x1p-24f ? v : 1 - 0x1p-24f;

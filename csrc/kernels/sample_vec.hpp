@@ -19,7 +19,7 @@ inline uint32_t lanes_unordered(F32 a, F32 b) {
 inline F32 keep_at_least(F32 x, F32 limit, F32 v) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), v.v)};
 }
-// The 31 noise bits of ops/noise.py as numbers; `hashes` are integers.
+// The 31 noise bits of ops/sampling/noise.py as numbers; `hashes` are integers.
 inline F32 noise_bits(F32 hashes, uint32_t a, uint32_t b) {
     const auto all = [](uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); };
     __m512i x = _mm512_xor_si512(_mm512_castps_si512(hashes.v), all(a));

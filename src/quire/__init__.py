@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "AdapterLogitsProcessor": "quire.runner.sampling",
-    "AsyncEngineArgs": "quire.config.engine_args",
+    "AsyncEngineArgs": "quire.config.args.engine_args",
     "AsyncLLM": "quire.engine.async_llm",
     "BatchUpdate": "quire.runner.sampling",
     "BeamSearchParams": "quire.params",
     "CompletionOutput": "quire.outputs",
-    "EngineArgs": "quire.config.engine_args",
+    "EngineArgs": "quire.config.args.engine_args",
     "LLM": "quire.llm",
     "LLMEngine": "quire.engine.llm_engine",
     "LogitsProcessor": "quire.runner.sampling",
@@ -33,7 +33,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+    from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm_engine import LLMEngine
     from quire.llm import LLM

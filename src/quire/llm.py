@@ -1,7 +1,7 @@
 """Step 1 of 8, offline: `LLM` takes prompts and gives texts.
 
 In: prompts and parameters as Python values. Out: one `RequestOutput` per prompt. Next:
-engine/input_processor.py.
+engine/frontend/input_processor.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeAlias
 
 from quire.beam_search import BeamSearchOutput
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.engine.beam_runner import BeamRunner
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
-from quire.engine.utility import PauseMode
+from quire.engine.wire.control_calls import PauseMode
 from quire.errors import InvalidType, NotBuiltYet
 from quire.models.show import describe
 from quire.observability.metrics import Metric

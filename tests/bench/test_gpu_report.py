@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.errors import InvalidParameter
 from quire.ops import select
 from quire.ops.cases import CASES
@@ -281,8 +281,8 @@ def test_products_are_measured_at_each_class_of_rows_and_with_other_tiles(tool, 
 
 def test_another_tile_that_is_faster_misses_the_bound_and_one_that_fails_is_named(tool):
     products = tool("gpu.products")
-    product_tiles = pytest.importorskip("quire.kernels.triton.product_tiles")
-    shape = product_tiles.Shape(outputs=4096, bits=4, x_bytes=2, unit=128)
+    product_tiles = pytest.importorskip("quire.kernels.triton.linear.product_tiles")
+    shape = product_tiles.ProductShape(outputs=4096, bits=4, x_bytes=2, unit=128)
     chosen = products.kernels.tile_of
 
     def measure():

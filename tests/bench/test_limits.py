@@ -1,52 +1,60 @@
-"""The formulas of the limit, and the loops that measure the machine."""
+"""The formulas of the limit, and the loops that measure the machine_limits."""
 
 import pytest
 import torch
 
-from quire.bench import limits, machine
-from quire.config.engine_args import EngineArgs
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.bench import machine_limits, workload_limits
+from quire.config.args.engine_args import EngineArgs
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models import read_spec
-from quire.models.figures import flops_per_token
+from quire.models.costs import flops_per_token
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 
 QWEN = read_spec(make_config("0.6b", "qwen3"))
-BF16 = limits.Store(2, 2, 2)
+BF16 = workload_limits.Store(2, 2, 2)
 NATIVE, WHY = find_native()
 
 
 def test_arithmetic_of_the_published_shape():
     """performance.md counts 0.88 GFLOP for a prompt token and 1.19 for an output token."""
     assert flops_per_token(QWEN) / 1e9 == pytest.approx(1.19, abs=0.01)
-    body = limits.prefill_flops(QWEN, 128) - 2 * QWEN.vocab * QWEN.dim
+    body = workload_limits.prefill_flops(QWEN, 128) - 2 * QWEN.vocab * QWEN.dim
     attention = 128 * 4 * 16 * 128 * 64 * 28
     assert (body - attention) / 128 / 1e9 == pytest.approx(0.88, abs=0.01)
-    assert limits.step_bytes(QWEN, 1, 0, BF16) / 1e9 == pytest.approx(1.19, abs=0.01)
+    assert workload_limits.step_bytes(QWEN, 1, 0, BF16) / 1e9 == pytest.approx(1.19, abs=0.01)
 
 
 def test_limit_is_bandwidth_for_one_row_and_arithmetic_for_many():
-    one = limits.Workload(1, 1, 11, 256)
-    seconds = limits.least_seconds(QWEN, one, BF16, read_bytes_per_s=40e9, flops_per_s=1e15)
+    one = workload_limits.Workload(1, 1, 11, 256)
+    seconds = workload_limits.least_seconds(
+        QWEN, one, BF16, read_bytes_per_s=40e9, flops_per_s=1e15
+    )
     assert seconds == pytest.approx(11 * 1.19 / 40, rel=0.01)  # the first token reads them too
-    many = limits.Workload(64, 1, 11, 256)
-    seconds = limits.least_seconds(QWEN, many, BF16, read_bytes_per_s=1e15, flops_per_s=1e12)
+    many = workload_limits.Workload(64, 1, 11, 256)
+    seconds = workload_limits.least_seconds(
+        QWEN, many, BF16, read_bytes_per_s=1e15, flops_per_s=1e12
+    )
     assert seconds == pytest.approx(64 * (0.88 + 0.31 + 10 * 1.19) / 1000, rel=0.02)
 
 
 def test_parts_add_up_to_the_whole():
-    work = limits.Workload(8, 128, 64, 8)
+    work = workload_limits.Workload(8, 128, 64, 8)
     parts = [
         part(QWEN, work, BF16, 20e9, 2e11)
-        for part in (limits.prefill_seconds, limits.decode_seconds, limits.least_seconds)
+        for part in (
+            workload_limits.prefill_seconds,
+            workload_limits.decode_seconds,
+            workload_limits.least_seconds,
+        )
     ]
     assert parts[0] + parts[1] == pytest.approx(parts[2]) and min(parts) > 0
 
 
 def test_more_waves_take_more_reads():
     def seconds(max_num_seqs):
-        work = limits.Workload(32, 8, 8, max_num_seqs)
-        return limits.least_seconds(QWEN, work, BF16, 40e9, 1e15)
+        work = workload_limits.Workload(32, 8, 8, max_num_seqs)
+        return workload_limits.least_seconds(QWEN, work, BF16, 40e9, 1e15)
 
     assert seconds(8) == pytest.approx(4 * seconds(32), rel=0.05)
 
@@ -56,7 +64,7 @@ def test_keys_behind_a_window_are_not_read():
     windowed = read_spec(make_config({"sliding_window": 10}, "mistral"))
     kv = 2 * 2 * 32 * 4 * 2  # keys and values, heads, their width, layers, bytes
     for decoder, seen in ((whole, 100), (windowed, 10)):
-        with_kv, without = (limits.step_bytes(decoder, 3, n, BF16) for n in (100, 0))
+        with_kv, without = (workload_limits.step_bytes(decoder, 3, n, BF16) for n in (100, 0))
         assert with_kv - without == 3 * seen * kv
 
 
@@ -65,18 +73,18 @@ def test_rounded_weights_count_their_bytes(tmp_path):
 
     def store(**wishes):
         plan = EngineArgs(model=folder, dtype="bfloat16", **wishes).create_engine_config()
-        return limits.store_of(plan, head_dim=32)
+        return workload_limits.store_of(plan, head_dim=32)
 
-    assert store() == limits.Store(2, 2, 2)
-    assert store(quantization="int8") == limits.Store(1, 1, 2)
-    assert store(quantization="int4") == limits.Store(4.5 / 8, 1, 2)
+    assert store() == workload_limits.Store(2, 2, 2)
+    assert store(quantization="int8") == workload_limits.Store(1, 1, 2)
+    assert store(quantization="int4") == workload_limits.Store(4.5 / 8, 1, 2)
 
 
 def test_few_rows_of_a_mixture_read_few_experts():
     decoder = read_spec(make_config("tiny", "mixtral"))
-    per_rows = [limits.step_bytes(decoder, rows, 0, BF16) for rows in (1, 4, 10_000)]
+    per_rows = [workload_limits.step_bytes(decoder, rows, 0, BF16) for rows in (1, 4, 10_000)]
     assert per_rows == sorted(per_rows) and per_rows[0] < per_rows[1] < per_rows[2]
-    everything = limits.num_parameters(decoder)
+    everything = workload_limits.num_parameters(decoder)
     if not decoder.tie:
         everything -= decoder.vocab * decoder.dim
     assert per_rows[2] == pytest.approx(2 * everything)
@@ -85,15 +93,15 @@ def test_few_rows_of_a_mixture_read_few_experts():
 @pytest.mark.parametrize("operand", ["float32", "bfloat16", "float16", "int8"])
 def test_a_probe_names_its_loops_and_leaves_the_threads_alone(cache, operand):
     before = torch.get_num_threads()
-    found = machine.LimitProbe(operand, 2).measure()
+    found = machine_limits.LimitProbe(operand, 2).measure()
     assert found.read_bytes_per_s > 0 and found.flops_per_s > 0
     assert found.read_by and found.flops_by and found.num_threads == 2
     assert torch.get_num_threads() == before
 
 
 def test_a_probe_works_without_native_code(cache, monkeypatch):
-    monkeypatch.setattr(machine, "find_native", lambda: (None, "not built"))
-    probe = machine.LimitProbe("bfloat16", 1)
+    monkeypatch.setattr(machine_limits, "find_native", lambda: (None, "not built"))
+    probe = machine_limits.LimitProbe("bfloat16", 1)
     probe.evict()
     found = probe.measure()
     assert found.read_by == "torch's sum" and "product" in found.flops_by

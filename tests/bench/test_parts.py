@@ -6,7 +6,7 @@ import pytest
 
 from quire.bench import startup
 from quire.cli import main
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.errors import LoadError
 
 

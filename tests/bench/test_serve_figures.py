@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from quire.bench.load import Outcome, Shape
-from quire.bench.serve_figures import figures_of, parse_goodput, peak_concurrency, table
+from quire.bench.serving.load import Outcome, RequestShape
+from quire.bench.serving.serve_metrics import figures_of, parse_goodput, peak_concurrency, table
 from quire.errors import InvalidParameter
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -50,12 +50,12 @@ def test_goodput_is_checked(word):
 
 
 def test_arrivals():
-    assert Shape().arrivals(3) == [0.0, 0.0, 0.0]
-    poisson = Shape(rate=50.0, seed=3).arrivals(4000)
+    assert RequestShape().arrivals(3) == [0.0, 0.0, 0.0]
+    poisson = RequestShape(rate=50.0, seed=3).arrivals(4000)
     assert poisson[0] == 0.0 and poisson == sorted(poisson)
     assert poisson[-1] / 4000 == pytest.approx(1 / 50, rel=0.05)
     gaps = [b - a for a, b in zip(poisson, poisson[1:], strict=False)]
-    even = Shape(rate=50.0, burstiness=1e6, seed=3).arrivals(100)
+    even = RequestShape(rate=50.0, burstiness=1e6, seed=3).arrivals(100)
     assert max(abs(b - a - 0.02) for a, b in zip(even, even[1:], strict=False)) < 1e-3
     mean = sum(gaps) / len(gaps)
     spread = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))

@@ -4,7 +4,7 @@ import json
 
 from quire import embedded
 from quire.cli import main
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import quire
-from quire.bench.sweep_grid import pairs_of, parse_links, read_sets
-from quire.bench.sweep_report import Run, summarise, table
+from quire.bench.sweeping.sweep_grid import pairs_of, parse_links, read_sets
+from quire.bench.sweeping.sweep_report import Run, summarise, table
 from quire.cli.main import main
 from quire.errors import InvalidParameter
 

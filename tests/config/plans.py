@@ -1,7 +1,8 @@
 """Models and machines for the tests of `resolve()`, written by hand from the published configs."""
 
-from quire.config.engine_args import EngineArgs
-from quire.config.facts import GpuFacts, KVGroupFacts, MachineFacts, ModelFacts, ModelLength
+from quire.config.args.engine_args import EngineArgs
+from quire.config.facts import KVGroupFacts, ModelFacts, ModelLength
+from quire.hardware.facts import GpuFacts, MachineFacts
 
 GIB = 2**30
 

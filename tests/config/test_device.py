@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.engine_args import EngineArgs
-from quire.config.facts import GpuFacts
-from quire.config.kv_memory import MeasuredMemory, PoolShape
-from quire.config.resolve import resolve
+from quire.config.args.engine_args import EngineArgs
+from quire.config.kv_pool_size import MeasuredMemory, PoolShape
+from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, LoadError, NotBuiltYet
+from quire.hardware.facts import GpuFacts
 
 _spec = importlib.util.spec_from_file_location("config_plans", Path(__file__).parent / "plans.py")
 plans = importlib.util.module_from_spec(_spec)

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from quire.config.engine_args import EngineArgs
-from quire.engine.facts import EMBEDDED_NAME, checkpoint_dtype, gather_model_facts, make_plan
+from quire.config.args.engine_args import EngineArgs
+from quire.config.planning import EMBEDDED_NAME, checkpoint_dtype, gather_model_facts, make_plan
 from quire.errors import (
     InvalidParameter,
     LoadError,

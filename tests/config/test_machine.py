@@ -1,11 +1,11 @@
-"""The machine as a process sees it: containers of both generations, hyper-threads, no files."""
+"""The host as a process sees it: containers of both generations, hyper-threads, no files."""
 
 import math
 
 import psutil
 import pytest
 
-from quire.engine import machine
+from quire.hardware import host
 
 TWO_CORES_FOUR_THREADS = "\n\n".join(
     f"processor\t: {cpu}\nmodel name\t: Some CPU @ 2 GHz\nphysical id\t: 0\n"
@@ -19,16 +19,16 @@ def reader(files):
 
 
 def test_two_threads_of_a_core_count_once():
-    assert machine.count_cores(TWO_CORES_FOUR_THREADS, frozenset(range(4))) == 2
-    assert machine.count_cores(TWO_CORES_FOUR_THREADS, frozenset({1, 3})) == 1
-    assert machine.count_cores("processor: 0\n\nprocessor: 1\n", frozenset({0, 1})) == 2
+    assert host.count_cores(TWO_CORES_FOUR_THREADS, frozenset(range(4))) == 2
+    assert host.count_cores(TWO_CORES_FOUR_THREADS, frozenset({1, 3})) == 1
+    assert host.count_cores("processor: 0\n\nprocessor: 1\n", frozenset({0, 1})) == 2
 
 
 def test_name_and_features():
-    assert machine.cpu_name(TWO_CORES_FOUR_THREADS) == "Some CPU @ 2 GHz"
-    assert machine.cpu_features(TWO_CORES_FOUR_THREADS) == ("avx2", "avx512_bf16")
-    assert machine.cpu_features("Features : fp asimd svebf16") == ("asimd", "sve_bf16")
-    assert machine.cpu_features("") == ()
+    assert host.cpu_name(TWO_CORES_FOUR_THREADS) == "Some CPU @ 2 GHz"
+    assert host.cpu_features(TWO_CORES_FOUR_THREADS) == ("avx2", "avx512_bf16")
+    assert host.cpu_features("Features : fp asimd svebf16") == ("asimd", "sve_bf16")
+    assert host.cpu_features("") == ()
 
 
 def test_memory_of_the_narrowest_group_version_2():
@@ -40,7 +40,7 @@ def test_memory_of_the_narrowest_group_version_2():
         "/sys/fs/cgroup/outer/memory.current": "700000\n",
         "/sys/fs/cgroup/outer/memory.stat": "anon 1\ninactive_file 200000\n",
     }
-    assert machine.memory(reader(files)) == (1_000_000, 500_000, "the container")
+    assert host.memory(reader(files)) == (1_000_000, 500_000, "the container")
 
 
 def test_memory_of_version_1():
@@ -51,11 +51,11 @@ def test_memory_of_version_1():
         "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
         "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1\n",
     }
-    assert machine.memory(reader(files)) == (1_000_000, 0, "the container")
+    assert host.memory(reader(files)) == (1_000_000, 0, "the container")
 
 
 def test_memory_without_limits_is_the_machines():
-    total, free, source = machine.memory(reader({}))
+    total, free, source = host.memory(reader({}))
     assert (total, source) == (psutil.virtual_memory().total, "the machine")
     assert 0 < free <= total
 
@@ -78,10 +78,10 @@ def test_memory_without_limits_is_the_machines():
     ids=["none", "max", "v2", "v1"],
 )
 def test_quota(files, quota):
-    assert machine.cpu_quota(reader(files)) == quota
+    assert host.cpu_quota(reader(files)) == quota
 
 
 def test_this_machine():
-    facts = machine.gather_machine_facts()
+    facts = host.gather_machine_facts()
     assert 1 <= facts.num_cores <= facts.num_cpus
     assert 0 < facts.free_memory_bytes <= facts.total_memory_bytes

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quire.config.engine_args import EngineArgs
-from quire.config.resolve import resolve
+from quire.config.args.engine_args import EngineArgs
+from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter
 
 _spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("plans.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.config.resolve import resolve
+from quire.config.resolve.resolve import resolve
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("config_plans", HERE / "plans.py")

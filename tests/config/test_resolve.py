@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.facts import KVGroupFacts, ModelLength
-from quire.config.kv_memory import PoolShape, gib
-from quire.config.resolve import resolve
+from quire.config.kv_pool_size import PoolShape, gib
+from quire.config.resolve.resolve import resolve
 from quire.errors import (
     InvalidParameter,
     LoadError,

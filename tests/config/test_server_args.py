@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from quire.cli import serve
-from quire.config.command_line import QuireParser
-from quire.config.engine_args import EngineArgs
-from quire.config.option import options_of
-from quire.config.reference_page import render_server
-from quire.config.server_args import ServerArgs
+from quire.config.args.command_line import QuireParser
+from quire.config.args.engine_args import EngineArgs
+from quire.config.args.option import options_of
+from quire.config.args.reference_page import render_server
+from quire.config.args.server_args import ServerArgs
 from quire.errors import InvalidParameter
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,7 +24,7 @@ def parse(*words):
 
 def test_the_reference_page_is_up_to_date():
     assert (DOCS / "server_args.md").read_text() == render_server(), (
-        "run PYTHONPATH=src python -m quire.config.reference_page docs/server_args.md"
+        "run PYTHONPATH=src python -m quire.config.args.reference_page docs/server_args.md"
     )
 
 

@@ -24,7 +24,7 @@ def part(name: str) -> ModuleType:
 def hostile_model() -> torch.nn.Module:
     """A tiny model with random norms and non-zero outputs, so that each part counts."""
     model = part("model")
-    shape = model.Shape(
+    shape = model.ModelShape(
         vocab_size=300,
         hidden_size=48,
         intermediate_size=80,

@@ -1,9 +1,9 @@
 """A core over the hash model, and what its requests must get."""
 
-from quire.engine.core import EngineCore
-from quire.engine.protocol import EngineCoreRequest
+from quire.engine.core.core import EngineCore
+from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
-from quire.runner.step_output import StepOutput
+from quire.runner.runner_output import RunnerOutput
 from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
@@ -17,7 +17,7 @@ class FakeStep:
         self._run = run
 
     def sample(self, mask=None):
-        self._output = StepOutput(self._run())
+        self._output = RunnerOutput(self._run())
 
     def result(self):
         return self._output

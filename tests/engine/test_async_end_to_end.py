@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.config.engine_args import AsyncEngineArgs, EngineArgs
+from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.builder import build_client
-from quire.engine.front_end import build_front_end
-from quire.engine.input_stream import StreamingInput
-from quire.engine.stat_loggers import StatLoggerBase
+from quire.engine.core.builder import build_client
+from quire.engine.frontend.frontend import build_front_end
+from quire.engine.frontend.streaming_input import StreamingInput
+from quire.engine.stats.loggers import StatLoggerBase
 from quire.errors import RequestError
 from quire.params import RequestOutputKind
 from quire.testing.loop_client import LoopClient

@@ -10,7 +10,7 @@ import torch
 from quire.ops import select
 from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder
-from quire.runner.device import CpuDevice
+from quire.runner.devices.device import CpuDevice
 from quire.runner.rows import Rows
 from quire.scheduling.step import Chunk, NewRow, StepPlan
 

@@ -9,15 +9,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from quire.engine.admission import Admission, QueueLimits
-from quire.engine.channel import Channel
-from quire.engine.client import CoreStatus
-from quire.engine.hub import Hub
-from quire.engine.hub_messages import ADD, STATUS, CoreStates, Figures
-from quire.engine.load_board import LoadBoard, Neighbours
-from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest, FinishReason
-from quire.engine.split_outputs import outputs_by_client
-from quire.engine.stats import FinishedRequestStats, IterationStats, merge_stats
+from quire.engine.client.client import CoreStatus
+from quire.engine.frontend.admission import Admission, QueueLimits
+from quire.engine.shared_cores.broker import CoreBroker
+from quire.engine.shared_cores.broker_messages import ADD, STATUS, CoreStates, ServerReport
+from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
+from quire.engine.shared_cores.split_outputs import outputs_by_client
+from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, merge_stats
+from quire.engine.wire.channel import Channel
+from quire.engine.wire.messages import (
+    CLIENT_SHIFT,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from quire.errors import QueueOverflowError
 from quire.params import SamplingParams
 
@@ -136,7 +141,7 @@ def request(handle):
 def test_a_seat_that_is_lost_takes_its_requests_along_and_no_others():
     async def run():
         client = Client()
-        hub = Hub(client, stats=None)
+        hub = CoreBroker(client, stats=None)
         lost = asyncio.Event()
         seats = []
         for _ in range(2):
@@ -206,8 +211,8 @@ def test_figures_survive_the_way():
     total = IterationStats(0.5)
     merge_stats(total, step)
     merge_stats(total, step)
-    figures = Figures([(1, total)], {"max_num_queued_reqs": 2})
-    back = msgspec.msgpack.decode(msgspec.msgpack.encode(figures), type=Figures)
+    figures = ServerReport([(1, total)], {"max_num_queued_reqs": 2})
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(figures), type=ServerReport)
     assert back == figures
     assert total.num_by_gap == {0.25: 4}
     assert (total.num_generation_tokens, total.num_step_tokens) == (6, 0)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.codec import INLINE_BYTES, BadMessage, Decoder, Encoder
-from quire.engine.protocol import (
+from quire.engine.wire.codec import INLINE_BYTES, BadMessage, MessageDecoder, MessageEncoder
+from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreReadyResponse,
     EngineCoreRequest,
@@ -34,9 +34,9 @@ MESSAGES = [
 
 
 def over_the_wire(message):
-    frames = Encoder().encode(message)
+    frames = MessageEncoder().encode(message)
     copies = [bytes(frame) for frame in frames]
-    return Decoder(type(message)).decode(copies)
+    return MessageDecoder(type(message)).decode(copies)
 
 
 def columns(rows, width):
@@ -107,11 +107,11 @@ def test_requests_arrive_as_they_were_sent(params, ids):
 
 def test_large_arrays_travel_beside_the_message_without_a_copy():
     array = np.arange(INLINE_BYTES, dtype=np.float64)
-    frames = Encoder().encode(UtilityOutput(1, None, {"big": array, "small": array[:3]}))
+    frames = MessageEncoder().encode(UtilityOutput(1, None, {"big": array, "small": array[:3]}))
     assert len(frames) == 2
     assert np.shares_memory(np.frombuffer(frames[1], dtype=np.float64), array)
     held = [bytes(frame) for frame in frames]
-    result = Decoder(UtilityOutput).decode(held).result
+    result = MessageDecoder(UtilityOutput).decode(held).result
     assert np.shares_memory(result["big"], np.frombuffer(held[1], dtype=np.uint8))
     assert (result["big"] == array).all()
     assert (result["small"] == array[:3]).all()
@@ -134,7 +134,7 @@ def test_what_cannot_travel_is_refused_by_name():
         test_what_cannot_travel_is_refused_by_name,
     ):
         with pytest.raises(TypeError, match="cannot be sent to another process"):
-            Encoder().encode(UtilityOutput(1, None, value))  # fmt: skip
+            MessageEncoder().encode(UtilityOutput(1, None, value))  # fmt: skip
 
 
 def array_frame(dtype, shape, place):
@@ -165,7 +165,7 @@ def array_frame(dtype, shape, place):
 )
 def test_hostile_frames_are_refused(frames):
     with pytest.raises(BadMessage):
-        Decoder(UtilityOutput).decode(frames)
+        MessageDecoder(UtilityOutput).decode(frames)
 
 
 def test_an_array_of_another_type_than_the_message_has_is_refused():
@@ -174,9 +174,9 @@ def test_an_array_of_another_type_than_the_message_has_is_refused():
         bad = msgspec.structs.replace(good, **{name: getattr(good, name).astype(np.float64)})
         with pytest.raises(BadMessage, match="was expected"):
             over_the_wire(EngineCoreOutputs(logprobs=bad))
-    frames = Encoder().encode((0, [], None, [], [], ([0], [1, 2], [0.5], [1], [1])))
+    frames = MessageEncoder().encode((0, [], None, [], [], ([0], [1, 2], [0.5], [1], [1])))
     with pytest.raises(BadMessage):
-        Decoder(EngineCoreOutputs).decode(frames)
+        MessageDecoder(EngineCoreOutputs).decode(frames)
 
 
 VALUES = st.recursive(
@@ -192,11 +192,13 @@ VALUES = st.recursive(
 def test_no_bytes_do_more_than_be_refused(kind, frames, value, data):
     well_formed = msgspec.msgpack.encode(value)
     cut = data.draw(st.integers(0, len(well_formed)))
-    whole = bytes(Encoder().encode(EngineCoreOutputs(handles=[1], logprobs=columns(2, 2)))[0])
+    whole = bytes(
+        MessageEncoder().encode(EngineCoreOutputs(handles=[1], logprobs=columns(2, 2)))[0]
+    )
     end = data.draw(st.integers(0, len(whole)))
     for first in (well_formed, well_formed[:cut], pickle.dumps(value), whole[:end], *frames):
         try:
-            message = Decoder(kind).decode([first, *frames])
+            message = MessageDecoder(kind).decode([first, *frames])
         except BadMessage:
             continue
         assert isinstance(message, kind)

@@ -2,10 +2,10 @@
 
 from types import SimpleNamespace
 
-from quire.engine.coordinator import Waves
-from quire.engine.core_group import CoreGroup
-from quire.engine.protocol import core_identity
-from quire.engine.vitals import PEERS_LOST
+from quire.engine.client.lockstep_group import CoreGroup
+from quire.engine.data_parallel.coordinator import Waves
+from quire.engine.process.liveness import PEERS_LOST
+from quire.engine.wire.messages import core_identity
 
 
 def listening(num_cores=2, incarnation=1):

@@ -3,8 +3,8 @@
 import pytest
 from core_over_hashes import drain, expected, make_core, request
 
-from quire.engine.protocol import FinishReason
-from quire.engine.utility import perform
+from quire.engine.wire.control_calls import perform
+from quire.engine.wire.messages import FinishReason
 from quire.scheduling import invariants
 
 

@@ -7,10 +7,10 @@ import psutil
 import pytest
 from core_over_hashes import drain, expected, make_core, request
 
-from quire.config.engine_args import EngineArgs
-from quire.engine.builder import build_core
-from quire.engine.protocol import EngineCoreRequest, FinishReason
-from quire.engine.utility import perform
+from quire.config.args.engine_args import EngineArgs
+from quire.engine.core.builder import build_core
+from quire.engine.wire.control_calls import perform
+from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.errors import (
     EngineError,
     InvalidParameter,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import quire.engine
-from quire.engine.client import CoreStatus, EngineStatusType
+from quire.engine.client.client import CoreStatus, EngineStatusType
 from quire.engine.unbuilt import UNBUILT_NAMES, Refused
 from quire.errors import NotBuiltYet
 

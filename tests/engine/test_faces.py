@@ -6,8 +6,8 @@ import pytest
 
 from quire import LLM, AsyncEngineArgs, EngineArgs, LLMEngine, SamplingParams
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.builder import build_client
-from quire.engine.front_end import build_front_end
+from quire.engine.core.builder import build_client
+from quire.engine.frontend.frontend import build_front_end
 from quire.errors import InvalidType
 from quire.params import RequestOutputKind
 from quire.testing.loop_client import LoopClient

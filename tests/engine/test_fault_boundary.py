@@ -7,8 +7,8 @@ from core_over_hashes import drain, expected, make_core, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine import fault_boundary
-from quire.engine.protocol import FinishReason
+from quire.engine.core import fault_isolation
+from quire.engine.wire.messages import FinishReason
 from quire.errors import EngineDeadError
 from quire.runner.faults import RowFailures, processor_text
 from quire.scheduling import invariants, scheduler, stop
@@ -54,7 +54,7 @@ def test_only_the_culprits_fail(depth, poison, at_output):
         right = expected(handle)
         if handle in poison:
             assert tokens.get(handle, []) == right[: len(tokens.get(handle, []))]
-            assert ends[handle].message == fault_boundary.ALONE
+            assert ends[handle].message == fault_isolation.ALONE
         else:
             assert tokens[handle] == right
 

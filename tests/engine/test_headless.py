@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.engine.cluster_keys import close_to_strangers, cluster_keys, introduce
-from quire.engine.handshake import HandshakeServer, plan_digest, say_hello
-from quire.engine.headless import run_headless
-from quire.engine.protocol import EngineZmqAddresses
+from quire.engine.data_parallel.cluster_keys import close_to_strangers, cluster_keys, introduce
+from quire.engine.data_parallel.handshake import HandshakeServer, plan_digest, say_hello
+from quire.engine.data_parallel.headless import run_headless
+from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 
 SECRET = "a shared secret of 32 characters"
@@ -46,7 +46,8 @@ def secret(monkeypatch):
 def headless(port, **more):
     wishes = {**SMALL, "data_parallel_start_rank": 1, "data_parallel_rpc_port": port, **more}
     code = (
-        "import sys; from quire import EngineArgs; from quire.engine.headless import run_headless\n"
+        "import sys; from quire import EngineArgs\n"
+        "from quire.engine.data_parallel.headless import run_headless\n"
         f"sys.exit(run_headless(EngineArgs(**{wishes!r})))"
     )
     return subprocess.Popen([sys.executable, "-c", code])

@@ -3,12 +3,10 @@
 import pytest
 from core_over_hashes import request
 
-from quire.engine.control_state import ControlState
-from quire.engine.frame_order import FrameOrder, LostFrames, Overdue
-from quire.engine.journal import CoreJournal
-from quire.engine.protocol import EngineCoreOutputs, Finished, FinishReason, Started
-from quire.engine.step_board import StepBoard, board_path, read_step_board
-from quire.engine.utility import (
+from quire.engine.client.control_state import ControlState
+from quire.engine.client.journal import CoreJournal
+from quire.engine.process.step_board import StepBoard, board_path, read_step_board
+from quire.engine.wire.control_calls import (
     is_sleeping,
     pause_scheduler,
     release_kv_cache_memory,
@@ -16,6 +14,8 @@ from quire.engine.utility import (
     sleep,
     wake_up,
 )
+from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
+from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason, Started
 
 
 def journal_of(count):

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from quire.engine.load_balancer import CHUNK_TOKENS, MAX_CHUNKS, LoadBalancer
-from quire.engine.protocol import EngineCoreRequest, SchedulerStats
+from quire.engine.client.load_balancer import CHUNK_TOKENS, MAX_CHUNKS, LoadBalancer
+from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
 from quire.params import SamplingParams
 
 PREFIX = list(range(4 * CHUNK_TOKENS))

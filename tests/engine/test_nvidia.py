@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from quire.engine.nvidia import find_gpu, torch_cuda_version
+from quire.hardware.nvidia import find_gpu, torch_cuda_version
 
 UUID = bytes(range(16))
 SHOWN = b"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
@@ -119,7 +119,7 @@ def test_the_real_libraries_do_not_raise():
 
 
 def test_nvml_s_struct_is_three_longs():
-    from quire.engine import nvidia
+    from quire.hardware import nvidia
 
     assert ctypes.sizeof(nvidia._Memory) == 24
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from quire import AsyncLLM, EngineArgs, SamplingParams
-from quire.engine.input_stream import StreamingInput
+from quire.engine.frontend.streaming_input import StreamingInput
 from quire.params import RequestOutputKind
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,13 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.engine import utility
-from quire.engine.core_host import CoreHost
-from quire.engine.core_links import CoreLinks
+from quire.engine.client.connections import CoreLinks
+from quire.engine.client.multiprocess_sync import SyncMPClient
 from quire.engine.launcher import launch_async, launch_sync
-from quire.engine.protocol import (
+from quire.engine.process.core_pool import CoreHost
+from quire.engine.process.socket_folder import make_socket_folder
+from quire.engine.wire import control_calls
+from quire.engine.wire.messages import (
     CLIENT_SHIFT,
     PROTOCOL_VERSION,
     EngineCoreOutputs,
@@ -29,8 +31,6 @@ from quire.engine.protocol import (
     EngineZmqAddresses,
     core_header,
 )
-from quire.engine.socket_folder import make_socket_folder
-from quire.engine.sync_mp_client import SyncMPClient
 from quire.errors import EngineDeadError, InvalidParameter, LoadError, RequestError
 
 pytestmark = pytest.mark.slow
@@ -177,7 +177,7 @@ def test_a_call_to_a_dying_core_fails(plan):
     try:
         os.kill(client.core_status(0).pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            client.call(utility.is_sleeping())
+            client.call(control_calls.is_sleeping())
     finally:
         client.shutdown()
 
@@ -218,7 +218,7 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
         stranger.send_multipart([noise, kind])
         lost.send_multipart([noise])
     assert drain_one(client, 300) == expected
-    assert client.call(utility.is_sleeping()) is False
+    assert client.call(control_calls.is_sleeping()) is False
     context.destroy(0)
 
 
@@ -306,11 +306,11 @@ def test_one_core_serves_two_front_ends(plan):
         tokens = drain(first, mine)
         assert sorted(tokens) == list(mine)
         assert sorted(drain(second, theirs)) == list(theirs)
-        assert second.call(utility.is_sleeping()) is False
-        assert first.call(utility.reset_prefix_cache()) is True
+        assert second.call(control_calls.is_sleeping()) is False
+        assert first.call(control_calls.reset_prefix_cache()) is True
         os.kill(first.core_status(0).pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            first.call(utility.is_sleeping())
+            first.call(control_calls.is_sleeping())
         with pytest.raises(EngineDeadError, match="not ours to restart"):
             second.restart_core(0)
     finally:
@@ -337,7 +337,7 @@ def test_an_event_loop_gets_the_same_and_hears_of_a_death(plan, client):
             tokens = []
             while len(tokens) < 8:
                 tokens += (await found.get_output()).token_ids
-            assert await found.call(utility.is_sleeping()) is False
+            assert await found.call(control_calls.is_sleeping()) is False
             found.add_request(request(401, max_tokens=200))
             os.kill(found.core_status(0).pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError):
@@ -381,7 +381,7 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(tmp_path):
     EngineArgs(**SMALL)
     left = list(Path(tmp_path).glob("quire-*"))
     if left:  # the system killed the core before it could clean up: the next start does
-        from quire.engine.socket_folder import make_socket_folder
+        from quire.engine.process.socket_folder import make_socket_folder
 
         os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR")
         import tempfile

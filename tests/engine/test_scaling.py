@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from quire import LLM, AsyncLLM, EngineArgs, SamplingParams
-from quire.engine.scaling import scale
+from quire.engine.client.scaling import scale
 from quire.errors import EngineError, InvalidParameter, LoadError
 from quire.params import RequestOutputKind
 

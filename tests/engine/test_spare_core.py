@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from quire import EngineArgs, SamplingParams
-from quire.engine import core_host
-from quire.engine.core_host import CoreHost
+from quire.engine.client.supervisor import SyncSupervisor
 from quire.engine.launcher import launch_sync
-from quire.engine.protocol import EngineCoreRequest, EngineZmqAddresses
-from quire.engine.supervisor import SyncSupervisor
+from quire.engine.process import core_pool
+from quire.engine.process.core_pool import CoreHost
+from quire.engine.wire.messages import EngineCoreRequest, EngineZmqAddresses
 
 
 def plan_of(**wishes):
@@ -37,8 +37,8 @@ class Process:
 @pytest.fixture
 def host_of(monkeypatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(core_host, "CoreProcess", Process)
-    monkeypatch.setattr(core_host.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(core_pool, "CoreProcess", Process)
+    monkeypatch.setattr(core_pool.time, "monotonic", lambda: clock.now)
 
     def make(cores=1, **wishes):
         host = CoreHost(plan_of(**wishes), EngineZmqAddresses([], []), range(cores))

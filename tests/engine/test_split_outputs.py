@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.protocol import (
+from quire.engine.shared_cores.split_outputs import split_outputs
+from quire.engine.wire.messages import (
     CLIENT_SHIFT,
     EngineCoreOutputs,
     Finished,
@@ -14,7 +15,6 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
-from quire.engine.split_outputs import split_outputs
 
 NUM_CLIENTS = 3
 

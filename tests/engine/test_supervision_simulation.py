@@ -6,10 +6,10 @@ import logging
 import msgspec
 import pytest
 
-from quire.engine import journal, supervisor
-from quire.engine.control_state import ControlState
-from quire.engine.frame_order import FrameOrder, Overdue
-from quire.engine.journal import CoreJournal, Entry
+from quire.engine.client.client import journal, supervisor
+from quire.engine.client.control_state import ControlState
+from quire.engine.client.journal import CoreJournal, JournalEntry
+from quire.engine.wire.frame_order import FrameOrder, Overdue
 from quire.testing.simulate_faults import World, run_traces
 
 NUM_TRACES = 10_000
@@ -48,7 +48,7 @@ def merge_output_into_the_prompt(monkeypatch):
         whole = [*self.request.prompt_token_ids, *self.output]
         yield msgspec.structs.replace(self.request, prompt_token_ids=whole)
 
-    monkeypatch.setattr(Entry, "resumed", resumed)
+    monkeypatch.setattr(JournalEntry, "resumed", resumed)
 
 
 def forget_a_token(monkeypatch):

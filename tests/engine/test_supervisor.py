@@ -11,7 +11,7 @@ import pytest
 from quire import LLM, EngineArgs, SamplingParams
 from quire.embedded import path as embedded_model
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.front_end import build_front_end
+from quire.engine.frontend.frontend import build_front_end
 from quire.engine.launcher import launch_async, supervised_async
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError, EngineError

@@ -7,15 +7,15 @@ import importlib
 import pytest
 import torch
 
-from quire.config.facts import GpuFacts
-from quire.config.kv_memory import MeasuredMemory
-from quire.config.resolve import resolve
-from quire.engine import target
-from quire.engine.facts import gather_machine_facts, gather_model_facts
-from quire.engine.kv_sizing import blocks_for
-from quire.engine.target import open_target
+from quire.config.kv_pool_size import MeasuredMemory
+from quire.config.planning import gather_machine_facts, gather_model_facts
+from quire.config.resolve.resolve import resolve
+from quire.engine.core import platform
+from quire.engine.core.kv_sizing import blocks_for
+from quire.engine.core.platform import open_platform
 from quire.errors import InvalidParameter, LoadError
-from quire.kernels.cpu_runtime import find_native
+from quire.hardware.facts import GpuFacts
+from quire.kernels.cpu.runtime import find_native
 from quire.models import kv_groups, read_spec
 from quire.ops import CATALOG, Facts, Implementation, bind
 from quire.testing import make_checkpoint
@@ -41,13 +41,13 @@ def test_the_gpu_s_modules_import_without_one(name):
 def test_determinism_is_promised_or_refused(folder, monkeypatch):
     plan = plan_of(folder, deterministic=True, device="cpu")
     if find_native()[0] is not None:
-        assert open_target(plan).ops.batch_invariant
-    monkeypatch.setattr(target, "open_runtime", lambda **_: None)
-    plain = target.select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
-    monkeypatch.setattr(target, "select", lambda **_: plain)
+        assert open_platform(plan).ops.batch_invariant
+    monkeypatch.setattr(platform, "open_runtime", lambda **_: None)
+    plain = platform.select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
+    monkeypatch.setattr(platform, "select", lambda **_: plain)
     with pytest.raises(InvalidParameter, match="deterministic.*plain torch"):
-        open_target(plan)
-    assert not open_target(plan_of(folder, device="cpu")).ops.batch_invariant
+        open_platform(plan)
+    assert not open_platform(plan_of(folder, device="cpu")).ops.batch_invariant
 
 
 def test_the_log_says_who_serves_attention_and_why_nobody_better(folder, monkeypatch, caplog):
@@ -57,10 +57,10 @@ def test_the_log_says_who_serves_attention_and_why_nobody_better(folder, monkeyp
         for name, record in CATALOG.items()
         if record.group == "kv"
     ]
-    monkeypatch.setattr(target, "select", lambda **_: bind(facts, choosy, ["choosy"]))
-    monkeypatch.setattr(target, "open_runtime", lambda **_: None)
-    with caplog.at_level("INFO", logger=target.__name__):
-        open_target(plan_of(folder, device="cpu"))
+    monkeypatch.setattr(platform, "select", lambda **_: bind(facts, choosy, ["choosy"]))
+    monkeypatch.setattr(platform, "open_runtime", lambda **_: None)
+    with caplog.at_level("INFO", logger=platform.__name__):
+        open_platform(plan_of(folder, device="cpu"))
     told = "The provider torch serves attention (choosy: allocate_kv: is not in the mood)."
     assert told in caplog.messages
 

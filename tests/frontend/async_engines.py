@@ -4,11 +4,11 @@ import asyncio
 
 from scripted_engines import embedded_tokenizer
 
-from quire.engine.admission import QueueLimits
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.front_end import FrontEnd
-from quire.engine.input_processor import InputProcessor, ModelLimits
-from quire.engine.output_processor import OutputProcessor
+from quire.engine.frontend.admission import QueueLimits
+from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
+from quire.engine.frontend.output_processor import OutputProcessor
 from quire.testing.loop_client import LoopClient
 from quire.testing.scripted_core import ScriptedCore
 

@@ -3,10 +3,10 @@
 import functools
 
 from quire import embedded
-from quire.engine.front_end import FrontEnd
-from quire.engine.input_processor import InputProcessor, ModelLimits
+from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
+from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.output_processor import OutputProcessor
 from quire.testing.scripted_core import ScriptedCore
 from quire.text.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quire.engine.admission import Admission, FadingCount, QueueLimits
+from quire.engine.frontend.admission import Admission, FadingCount, QueueLimits
 from quire.errors import MaxQueuedTokensError, QueueOverflowError
 
 

@@ -8,7 +8,7 @@ import pytest
 from async_engines import collect, core_of, looped, make_async
 from scripted_engines import make_engine, run, whole
 
-from quire.engine.input_stream import StreamingInput
+from quire.engine.frontend.streaming_input import StreamingInput
 from quire.errors import (
     EngineDeadError,
     EngineError,

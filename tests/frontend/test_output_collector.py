@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire.engine.output_collector import RequestOutputCollector
+from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import RequestOutputKind
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_engines import embedded_tokenizer, make_engine, run, whole
 
-from quire.engine.protocol import EngineCoreOutputs, Finished, FinishReason
+from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason
 from quire.outputs import FlatLogprobs
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.scripted_core import logprob_row, rank, value

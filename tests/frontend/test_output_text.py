@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.output_text import DECODE_EVERY, OutputText
+from quire.engine.frontend.output_text import DECODE_EVERY, OutputText
 from quire.params import RequestOutputKind, SamplingParams
 
 PIECES = ["", "a", "b", "ab", "ba", "aab", "\n", "é"]

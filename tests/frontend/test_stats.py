@@ -12,13 +12,21 @@ from async_engines import collect, looped, make_async
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engines import make_engine, run
 
-from quire.config.engine_args import EngineArgs
-from quire.engine import stat_loggers
-from quire.engine.engine_stats import EngineStats
-from quire.engine.metric_totals import DESCRIPTIONS
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.parallel_sampling import RequestGroup
-from quire.engine.protocol import (
+from quire.config.args.engine_args import EngineArgs
+from quire.engine.frontend.output_processor import OutputProcessor
+from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.stats.engine_stats import EngineStats
+from quire.engine.stats.loggers import (
+    AggregatedLoggingStatLogger,
+    AggregateStatLoggerBase,
+    LoggingStatLogger,
+    StatLoggerBase,
+    StatsOptions,
+    with_stat_loggers,
+)
+from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, loggers
+from quire.engine.stats.totals import DESCRIPTIONS
+from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
@@ -26,15 +34,6 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
-from quire.engine.stat_loggers import (
-    AggregatedLoggingStatLogger,
-    AggregateStatLoggerBase,
-    LoggingStatLogger,
-    StatLoggerBase,
-    StatsWish,
-    with_stat_loggers,
-)
-from quire.engine.stats import FinishedRequestStats, IterationStats
 from quire.errors import InvalidType
 from quire.observability.metrics import Buckets, Counter, sizes_up_to
 from quire.observability.prometheus import exposition, registry_of
@@ -177,7 +176,7 @@ def test_without_statistics_nothing_is_kept():
 
 
 def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
-    stats = EngineStats("m", 100, engine_indexes=(0, 1), wish=StatsWish((), False))
+    stats = EngineStats("m", 100, engine_indexes=(0, 1), wish=StatsOptions((), False))
     scheduler = SchedulerStats(3, 2, 0.5, 40, 24, 1, 2)
     for index, found in ((i, s) for step in run_two_cores() for i, s in step.items()):
         stats.record(scheduler if index == 1 else None, found, index)
@@ -234,7 +233,7 @@ def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
 
 
 def test_all_labels_exist_before_the_first_request():
-    stats = EngineStats("m", 100, plan=make_plan(), wish=StatsWish((), False))
+    stats = EngineStats("m", 100, plan=make_plan(), wish=StatsOptions((), False))
     _, values = scrape(stats)
     reasons = {
         dict(key[1:])["finished_reason"] for key in values if key[0] == "vllm:request_success_total"
@@ -245,7 +244,7 @@ def test_all_labels_exist_before_the_first_request():
 
 
 def test_the_state_of_sleep():
-    stats = EngineStats("m", 100, wish=StatsWish((Recorder,), False))
+    stats = EngineStats("m", 100, wish=StatsOptions((Recorder,), False))
 
     def state():
         return [
@@ -285,7 +284,7 @@ def test_stat_loggers_are_made_for_each_core_or_once_for_all():
         "m",
         9,
         plan=make_plan(),
-        wish=StatsWish((factory, Kept), False),
+        wish=StatsOptions((factory, Kept), False),
         engine_indexes=(0, 1),
     )
     for index in (0, 1, 1, 5):
@@ -311,15 +310,15 @@ def test_installed_stat_loggers_turn_statistics_on(monkeypatch):
             return self.found
 
     plan = msgspec.structs.replace(make_plan(), log_stats=False)
-    monkeypatch.setattr(stat_loggers, "entry_points", lambda group: [Point(Recorder)])
+    monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(Recorder)])
     found, wish = with_stat_loggers(plan)
-    assert wish == StatsWish((Recorder,), False) and found.log_stats
-    monkeypatch.setattr(stat_loggers, "entry_points", lambda group: [Point(dict)])
+    assert wish == StatsOptions((Recorder,), False) and found.log_stats
+    monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(dict)])
     with pytest.raises(InvalidType, match="plugins: mine=<class 'dict'> is not allowed"):
         with_stat_loggers(plan, None)
-    monkeypatch.setattr(stat_loggers, "entry_points", lambda group: [])
-    assert with_stat_loggers(plan, []) == (plan, StatsWish((), False))
-    assert with_stat_loggers(plan, [Recorder], True)[1] == StatsWish((Recorder,), False, True)
+    monkeypatch.setattr(loggers, "entry_points", lambda group: [])
+    assert with_stat_loggers(plan, []) == (plan, StatsOptions((), False))
+    assert with_stat_loggers(plan, [Recorder], True)[1] == StatsOptions((Recorder,), False, True)
 
 
 def step(num_prompt=0, num_cached=0, num_generated=0):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.stop_strings import StopStringFinder
+from quire.engine.frontend.stop_strings import StopStringFinder
 
 
 def first_match(text, stops, boundary=0):

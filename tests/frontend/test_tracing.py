@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from quire import LLM, SamplingParams
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.observability.tracing import RequestTracer, exporter_to

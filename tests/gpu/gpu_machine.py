@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from triton.runtime.interpreter import GridExecutor
 
-import quire.engine.machine
-from quire.config.facts import GpuFacts
+import quire.hardware.host
+from quire.hardware.facts import GpuFacts
 
 _FACTORIES = (
     "empty", "zeros", "ones", "full", "arange", "tensor", "as_tensor", "rand", "randn", "randint",
@@ -40,8 +40,8 @@ def install(total_bytes=1 << 28):
         setattr(torch.cuda, name, value)
     GridExecutor.__call__ = _launch
     facts = GpuFacts("double", (9, 0), 4, total_bytes, total_bytes)
-    quire.engine.machine.find_gpu = lambda: (facts, "")
-    quire.engine.machine.torch_cuda_version = lambda: torch.version.cuda
+    quire.hardware.host.find_gpu = lambda: (facts, "")
+    quire.hardware.host.torch_cuda_version = lambda: torch.version.cuda
     return gpu
 
 

@@ -7,7 +7,7 @@ import pytest
 from schemas import bounded_schema, without_strings
 
 from quire import LLM, SamplingParams
-from quire.engine.protocol import FinishReason
+from quire.engine.wire.messages import FinishReason
 from quire.errors import InvalidParameter
 from quire.grammar.guidance import GuidanceMatcher
 from quire.grammar.library import GrammarError

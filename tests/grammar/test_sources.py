@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.structured_outputs import StructuredOutputsConfig, structured_outputs_config
+from quire.config.structured_outputs_config import (
+    StructuredOutputsConfig,
+    structured_outputs_config,
+)
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.grammar.regular import narrowed, one_of
 from quire.grammar.source import source_of, with_defaults

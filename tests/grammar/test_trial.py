@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from quire import embedded
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import InvalidParameter
 from quire.grammar.trial import GrammarTrials
 from quire.grammar.vocabulary import VocabularySource

@@ -14,7 +14,7 @@ import pytest
 from schemas import bounded_schema, without_strings
 
 from quire import LLM, SamplingParams, embedded
-from quire.config.structured_outputs import structured_outputs_config
+from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter
 from quire.grammar import xgrammar_subset
 from quire.grammar.bits import mask_words

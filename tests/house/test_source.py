@@ -20,13 +20,13 @@ BANNED_WORDS = {"utils", "helpers", "misc", "common", "seq", "job", "radix", "in
 
 PATH_FILES = [
     "llm.py",
-    "engine/input_processor.py",
-    "engine/client.py",
-    "engine/core.py",
+    "engine/frontend/input_processor.py",
+    "engine/client/client.py",
+    "engine/core/core.py",
     "scheduling/scheduler.py",
     "runner/runner.py",
     "models/decoder.py",
-    "engine/output_processor.py",
+    "engine/frontend/output_processor.py",
 ]
 
 
@@ -84,7 +84,7 @@ def test_nothing_dangerous_is_used(path):
     assert not re.search(r"^\s*(import|from) (pickle|cloudpickle|marshal|dill)\b", text, re.M)
     assert not re.search(r"\b(recv_pyobj|torch\.load)\(", text)
     part = path.relative_to(SOURCE).parts[0]
-    if part not in ("config", "cli"):
+    if part not in ("environment.py", "cli"):
         assert "os.environ" not in text and "getenv" not in text, f"{path} reads the environment"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.kernels.cpu import ATTENTION_OPS, KV_OPS
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Facts, bind, select
 from quire.ops.cases import CASES
 from quire.testing import op_oracle

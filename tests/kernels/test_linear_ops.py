@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.cpu import LINEAR_OPS
-from quire.kernels.cpu_program import Program
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.kernels.cpu.program import Program
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Facts, bind, select
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.cases import CASES

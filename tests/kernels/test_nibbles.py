@@ -29,7 +29,7 @@ SIGNED = torch.tensor([*range(8), *range(-8, 0)])
 
 @pytest.fixture(scope="module")
 def nibbles():
-    return pytest.importorskip("quire.kernels.triton.nibbles")
+    return pytest.importorskip("quire.kernels.triton.linear.nibbles")
 
 
 class Registers:

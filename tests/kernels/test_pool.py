@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.errors import InvalidParameter
-from quire.kernels.cpu_runtime import CpuRuntime, find_native, open_runtime
+from quire.kernels.cpu.runtime import CpuRuntime, find_native, open_runtime
 from quire.ops import select
 
 NATIVE, REASON = find_native()
@@ -109,7 +109,7 @@ def test_a_pool_has_a_thread(size):
 
 PROGRAM = """
 import os, sys, time, torch
-from quire.kernels.cpu_runtime import CpuRuntime
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import select
 
 torch.set_num_threads(1)  # a child of fork() may not use torch's own pool
@@ -161,7 +161,7 @@ def test_levels_are_named_and_refused_with_a_reason():
 
 
 def test_an_installation_without_native_code_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr("quire.kernels.cpu_runtime.find_native", lambda: (None, "no compiler"))
+    monkeypatch.setattr("quire.kernels.cpu.runtime.find_native", lambda: (None, "no compiler"))
     monkeypatch.setattr("quire.kernels.cpu.find_native", lambda: (None, "no compiler"))
     assert open_runtime(num_threads=2) is None
     assert caplog.messages == ["Plain torch computes, several times slower: no compiler."]

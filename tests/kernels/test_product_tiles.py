@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from quire.runner.decode_graphs import decode_sizes
+from quire.runner.forward.decode_graphs import decode_sizes
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -21,13 +21,13 @@ SHARED = {"Hopper": 227 << 10, "A100": 163 << 10, "Ada": 99 << 10}
 
 @pytest.fixture(scope="module")
 def tiles():
-    return pytest.importorskip("quire.kernels.triton.product_tiles")
+    return pytest.importorskip("quire.kernels.triton.linear.product_tiles")
 
 
 def shapes(tiles, shared):
     for outputs, (bits, unit), x_bytes in product(OUTPUTS, STORED, (1, 2)):
         if bits != 16 or x_bytes == 2:
-            yield tiles.Shape(outputs, bits, x_bytes, unit, shared_memory=shared)
+            yield tiles.ProductShape(outputs, bits, x_bytes, unit, shared_memory=shared)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 16, 17, 100, 256, 300, 1024])

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from quire import embedded
-from quire.kernels.cpu_plain import recordable
-from quire.kernels.cpu_program import Program
-from quire.kernels.cpu_runtime import CpuRuntime, find_native, huge_tensor
+from quire.kernels.cpu.plain_ops import recordable
+from quire.kernels.cpu.program import Program
+from quire.kernels.cpu.runtime import CpuRuntime, find_native, huge_tensor
 from quire.models import read_spec
-from quire.models.weights import load_model
+from quire.models.loading.weights import load_model
 from quire.ops import Batch, GroupBatch, NormWeight, select
 
 NATIVE, REASON = find_native()

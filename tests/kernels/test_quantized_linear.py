@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import MoeArgs, WeightFormat, select
 from quire.ops.quantized import quantize_rows, quantize_weight
 

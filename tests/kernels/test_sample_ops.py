@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Facts, bind, select
 from quire.ops.cases import CASES
-from quire.ops.noise import noise_keys, token_hashes
+from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.testing import op_oracle
 from quire.testing.op_conformance import check
 

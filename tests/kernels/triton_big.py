@@ -18,16 +18,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_memory import Watch, corners
 
-from quire.kernels.triton.edits import bias_logits, forbid_words, penalize
-from quire.kernels.triton.experts import _weighted_sum_kernel
+from quire.kernels.triton.attention.paged_kv import PagedKV
 from quire.kernels.triton.gates import activate, scale_gate
-from quire.kernels.triton.kv import PagedKV
-from quire.kernels.triton.mask import mask_logits
+from quire.kernels.triton.linear.rounding import rounded_rows
+from quire.kernels.triton.linear.triton_linear import Pairs, TritonLinear
+from quire.kernels.triton.moe.experts import _weighted_sum_kernel
 from quire.kernels.triton.norms import add, add_norm
-from quire.kernels.triton.products import Pairs, TritonLinear
-from quire.kernels.triton.rank import rank
-from quire.kernels.triton.rounding import rounded_rows
-from quire.kernels.triton.sample import draw, greedy, truncate
+from quire.kernels.triton.sampling.draw import draw, greedy, truncate
+from quire.kernels.triton.sampling.edit_logits import bias_logits, forbid_words, penalize
+from quire.kernels.triton.sampling.mask_logits import mask_logits
+from quire.kernels.triton.sampling.rank import rank
 from quire.ops import AttentionArgs, select
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import RotaryTable

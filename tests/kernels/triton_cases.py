@@ -14,7 +14,7 @@ from quire.ops import AttentionArgs, WeightFormat
 from quire.ops.cases import Case, Prepared
 from quire.ops.cases.case import by_row
 from quire.ops.cases.logits import SETTINGS, _draw
-from quire.ops.cases.paged import Rows, Shape, _fill, _tables
+from quire.ops.cases.paged import PagedRows, PagedShape, _fill, _tables
 from quire.ops.moe import MoeArgs
 
 FORMATS = {
@@ -64,11 +64,11 @@ ROUNDED = (
 
 def _token_by_token(window: int | None) -> Case:
     """New tokens of a row together; each alone must have the same bits, as decoding gives them."""
-    rows = Rows(((5, 140), (1, 9), (70, 75)), Shape(4, 2, 8, 4), window)
+    rows = PagedRows(((5, 140), (1, 9), (70, 75)), PagedShape(4, 2, 8, 4), window)
 
     def prepare(ops, draw) -> Prepared:
-        table, pool = _tables(Rows(rows.lengths, rows.shape), draw.rng)
-        kv = _fill(ops, draw, Rows(rows.lengths, rows.shape), table, pool, None)
+        table, pool = _tables(PagedRows(rows.lengths, rows.shape), draw.rng)
+        kv = _fill(ops, draw, PagedRows(rows.lengths, rows.shape), table, pool, None)
         q = draw.normal(76, 4, 8)
         args = AttentionArgs(scale=0.6, window=window)
 

@@ -9,8 +9,8 @@ import json
 import numpy as np
 import torch
 
-from quire.kernels.triton.kv import PagedKV
-from quire.kernels.triton.rounding import fp8_rows
+from quire.kernels.triton.attention.paged_kv import PagedKV
+from quire.kernels.triton.linear.rounding import fp8_rows
 from quire.ops import AttentionArgs, select
 from quire.ops import fp8 as definition
 from quire.ops.kv import numbers_and_scales

@@ -10,7 +10,7 @@ import random
 
 import torch
 
-from quire.kernels.triton.routing import grouped, route
+from quire.kernels.triton.moe.routing import grouped, route
 from quire.ops.moe import MoeArgs
 from quire.ops.moe import route as definition
 

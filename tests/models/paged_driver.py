@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.models.kv_groups import kv_groups
-from quire.models.weights import load_model
+from quire.models.loading.weights import load_model
 from quire.ops import Batch, GroupBatch, select
 
 BLOCK = 4

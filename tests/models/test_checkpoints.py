@@ -14,8 +14,8 @@ from safetensors import safe_open
 from quire.errors import InvalidParameter, UnknownConfigKey
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.costs import num_parameters
 from quire.models.families import family_names
-from quire.models.figures import num_parameters
 from quire.testing import checkpoints, make_checkpoint
 from quire.testing.model_shapes import SHAPES, make_config
 

@@ -14,7 +14,7 @@ from quire.errors import (
 )
 from quire.models import kv_bytes_per_token, kv_groups, read_spec
 from quire.models.config_reader import read_config
-from quire.models.figures import active_parameters, num_parameters
+from quire.models.costs import active_parameters, num_parameters
 from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling

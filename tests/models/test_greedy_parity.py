@@ -6,11 +6,11 @@ import pytest
 import torch
 from hostile_models import HOSTILE, make
 
-from quire.config.engine_args import EngineArgs
-from quire.engine.builder import build_core
-from quire.engine.facts import make_plan
-from quire.engine.protocol import EngineCoreRequest
-from quire.engine.utility import perform
+from quire.config.args.engine_args import EngineArgs
+from quire.config.planning import make_plan
+from quire.engine.core.builder import build_core
+from quire.engine.wire.control_calls import perform
+from quire.engine.wire.messages import EngineCoreRequest
 from quire.models import kv_groups, read_spec
 from quire.models.config_reader import read_config
 from quire.params import SamplingParams

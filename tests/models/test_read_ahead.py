@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quire.models.families import read_spec
+from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
+from quire.models.loading.read_ahead import ReadAhead
 from quire.models.parameters import Parameter, parameters
-from quire.models.random_weights import DeviceRandomLeaves, RandomLeaves
-from quire.models.read_ahead import ReadAhead
 from quire.testing.model_shapes import make_config
 
 

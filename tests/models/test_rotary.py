@@ -7,7 +7,7 @@ from paged_driver import TOLERANCE, load, relative_error, run_full
 
 from quire.models import read_spec
 from quire.models.config_reader import read_config
-from quire.models.rotary import frequencies, rotary_table
+from quire.models.rotary_tables import frequencies, rotary_table
 
 CPU = torch.device("cpu")
 TYPICAL = [

@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub import errors
 
 from quire.errors import ModelNotFound
-from quire.models.source import locate
+from quire.models.loading.source import locate
 
 
 class Hub:

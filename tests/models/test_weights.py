@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
 from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
+from quire.models.loading.transforms import from_leaves, to_leaves
 from quire.models.rules import tensor_map
-from quire.models.transforms import from_leaves, to_leaves
 
 
 def copied(made, tmp_path):

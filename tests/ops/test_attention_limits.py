@@ -15,7 +15,7 @@ from quire.testing.op_conformance import relative_error, results_of
 
 ATTEND = [c for c in CASES if c.op == "attend" and not c.is_bench and "long" not in c.name]
 attention = importlib.import_module("quire.ops.attention")
-plan_module = importlib.import_module("quire.ops.plan")
+plan_module = importlib.import_module("quire.ops.attention_plan")
 PLAIN = select(device="cpu", dtype=torch.float64, providers=["torch"])
 ORACLE = bind(Facts(torch.device("cpu"), torch.float64), op_oracle.IMPLEMENTATIONS, ["oracle"])
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.ops import Facts, bind, select
+from quire.ops.attention_plan import plan_rows
 from quire.ops.cases import CASES, FP8_CASES
-from quire.ops.plan import plan_rows
 from quire.testing import op_oracle
 from quire.testing.op_conformance import Fenced, check
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
 from quire.ops.kv import numbers_and_scales, vector_bytes
 

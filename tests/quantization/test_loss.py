@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from quire import EngineArgs, embedded
-from quire.config.option import options_of
-from quire.config.resolve_dtype import BITS_PER_WEIGHT
+from quire.config.args.option import options_of
+from quire.config.resolve.dtype import BITS_PER_WEIGHT
 from quire.models import read_spec
 from quire.models.config_reader import read_config
-from quire.models.weights import load_model
+from quire.models.loading.weights import load_model
 from quire.ops import Batch, GroupBatch, WeightFormat, select
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.text.tokenizer import Tokenizer

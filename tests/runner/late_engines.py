@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.builder import build_core
-from quire.engine.protocol import EngineCoreRequest
-from quire.engine.target import Target
-from quire.engine.utility import perform
+from quire.engine.core.builder import build_core
+from quire.engine.core.platform import Platform
+from quire.engine.wire.control_calls import perform
+from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import EngineError
 from quire.ops import select
-from quire.runner.graphs import EagerForward
-from quire.runner.stream_device import StreamDevice
+from quire.runner.devices.stream_device import StreamDevice
+from quire.runner.forward.forward import EagerForward
 from quire.scheduling import invariants
 from quire.testing.late_driver import LateDriver
 
@@ -41,7 +41,7 @@ def plan_of(folder, **wishes):
 def late_target(seed, arena_bytes=1 << 14):
     driver = LateDriver(seed)
     device = StreamDevice(driver, arena_bytes=arena_bytes)
-    return Target(device, plain_ops(), lambda model, _: EagerForward(model)), driver
+    return Platform(device, plain_ops(), lambda model, _: EagerForward(model)), driver
 
 
 def open_core(folder, *, late_seed=None, **wishes):

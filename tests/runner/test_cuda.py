@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.errors import EngineDeadError
-from quire.runner.cuda import CudaGraphs, device_failures
+from quire.runner.devices.cuda import CudaGraphs, device_failures
 
 
 def test_what_a_gpu_reports_ends_the_engine_and_other_errors_do_not():

@@ -13,9 +13,9 @@ import torch
 from quire.ops import PAD_SLOT, select
 from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder
-from quire.runner.decode_graphs import GraphForward, decode_sizes
+from quire.runner.devices.stream_device import StreamDevice
+from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
 from quire.runner.rows import Rows
-from quire.runner.stream_device import StreamDevice
 from quire.scheduling.step import Chunk, NewRow, StepPlan
 from quire.testing.late_driver import LateDriver
 

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import PeersLost
-from quire.runner.lock_step import LockStepForward
+from quire.runner.forward.lockstep_forward import LockStepForward
 
 
 class Exchange:

@@ -8,8 +8,8 @@ import torch
 from late_engines import Life, late_target, open_core, plan_of
 
 from quire import SamplingParams
-from quire.engine.builder import build_core
-from quire.engine.protocol import EngineCoreRequest, FinishReason
+from quire.engine.core.builder import build_core
+from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.runner.faults import RowFailures
 from quire.runner.grammar_mask import GrammarMask
 from quire.testing import make_checkpoint

@@ -9,9 +9,9 @@ import torch
 from late_engines import late_target, plan_of
 
 from quire import SamplingParams
-from quire.engine.builder import build_core
-from quire.engine.protocol import EngineCoreRequest
-from quire.engine.utility import perform
+from quire.engine.core.builder import build_core
+from quire.engine.wire.control_calls import perform
+from quire.engine.wire.messages import EngineCoreRequest
 from quire.models.assembly import tensors_within
 from quire.testing import make_checkpoint
 

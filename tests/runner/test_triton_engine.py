@@ -15,11 +15,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.masking_utils import eager_mask
 from transformers.models.mistral.modeling_mistral import eager_attention_forward
 
-from quire.engine.builder import build_core
-from quire.engine.target import Target
+from quire.engine.core.builder import build_core
+from quire.engine.core.platform import Platform
 from quire.ops import select
-from quire.runner.device import CpuDevice
-from quire.runner.graphs import EagerForward
+from quire.runner.devices.device import CpuDevice
+from quire.runner.forward.forward import EagerForward
 from quire.testing import make_checkpoint
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ SHAPE = {
 def test_triton_engine_with_graphs(tmp_path, run_triton_script):
     folder = make_checkpoint(tmp_path, SHAPE, "mistral", dtype="float32")
     ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
-    plain = Target(CpuDevice(), ops, lambda model, _: EagerForward(model))
+    plain = Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
     right = triton_engine.drain(build_core(plan_of(folder), plain))
     found = run_triton_script(HERE / "triton_engine.py", folder, interpret=True)
     assert found["tokens"] == right

@@ -14,12 +14,12 @@ from late_engines import WISHES
 from test_decode_graphs import Recorded
 
 from quire import EngineArgs, SamplingParams
-from quire.config.facts import GpuFacts, MachineFacts
-from quire.config.resolve import resolve
-from quire.engine import target
-from quire.engine.builder import build_core
-from quire.engine.facts import gather_model_facts
-from quire.engine.protocol import EngineCoreRequest
+from quire.config.planning import gather_model_facts
+from quire.config.resolve.resolve import resolve
+from quire.engine.core import platform
+from quire.engine.core.builder import build_core
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.ops import select
 from quire.testing.late_driver import LateDriver
 
@@ -91,7 +91,7 @@ def main(folder):
     plan = resolve(args, gather_model_facts(args), machine())
     assert plan.device == "cuda" and plan.max_steps_in_flight == 2
     Gpu.block_bytes = plan.kv_cache_bytes // plan.num_blocks
-    target.CudaDriver, target.CudaGraphs, target.select = Gpu, Graphs, interpreted
+    platform.CudaDriver, platform.CudaGraphs, platform.select = Gpu, Graphs, interpreted
     core = build_core(plan)
     num_blocks = core.scheduler.config.num_blocks
     tokens = drain(core)

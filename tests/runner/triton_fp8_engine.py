@@ -13,12 +13,12 @@ import sys
 from triton_engine import PROMPTS, SMALL, Gpu, Graphs, interpreted, machine
 
 from quire import EngineArgs, SamplingParams
-from quire.config.resolve import resolve
-from quire.engine import target
-from quire.engine.builder import build_core
-from quire.engine.facts import gather_model_facts
-from quire.engine.protocol import EngineCoreRequest
-from quire.engine.utility import perform
+from quire.config.planning import gather_model_facts
+from quire.config.resolve.resolve import resolve
+from quire.engine.core import platform
+from quire.engine.core.builder import build_core
+from quire.engine.wire.control_calls import perform
+from quire.engine.wire.messages import EngineCoreRequest
 
 NUM_TOKENS = 4
 WISHES = SMALL | {"quantization": "fp8", "kv_cache_dtype": "fp8", "num_gpu_blocks_override": 20}
@@ -46,7 +46,7 @@ def main(folder):
     args = EngineArgs(model=folder, skip_tokenizer_init=True, deterministic=True, **WISHES)
     plan = resolve(args, gather_model_facts(args), machine())
     Gpu.block_bytes = 0
-    target.CudaDriver, target.CudaGraphs, target.select = Gpu, Graphs, interpreted
+    platform.CudaDriver, platform.CudaGraphs, platform.select = Gpu, Graphs, interpreted
     core = build_core(plan)
     rounds = [answers(core, 0), answers(core, 10)]
     perform(core, "sleep", (1,)).result(timeout=0)

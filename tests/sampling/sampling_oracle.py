@@ -11,7 +11,7 @@ import torch
 
 from quire.ops import select
 from quire.params import SamplingParams
-from quire.runner.device import CpuDevice
+from quire.runner.devices.device import CpuDevice
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.sampling import Sampler
 

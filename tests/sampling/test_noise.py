@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.noise import negative_waiting_times, noise_bits, noise_keys, token_hashes
+from quire.ops.sampling.noise import negative_waiting_times, noise_bits, noise_keys, token_hashes
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sampling_oracle import noise as oracle_bits  # noqa: E402

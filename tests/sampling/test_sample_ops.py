@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ops.filters import survivors
-from quire.ops.noise import noise_keys, token_hashes
-from quire.ops.sample import draw_row, draw_rows
-from quire.ops.vocab_row import VocabRow
+from quire.ops.sampling.filters import survivors
+from quire.ops.sampling.noise import noise_keys, token_hashes
+from quire.ops.sampling.sample import draw_row, draw_rows
+from quire.ops.sampling.vocab_row import VocabRow
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sampling_oracle as oracle  # noqa: E402

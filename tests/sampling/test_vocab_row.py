@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.sample import greedy
-from quire.ops.vocab_row import VocabRow
+from quire.ops.sampling.sample import greedy
+from quire.ops.sampling.vocab_row import VocabRow
 
 SIZES = [1, 2, 63, 64, 65, 128, 1000, 4096, 20_001]
 

@@ -6,16 +6,16 @@ import functools
 import httpx
 
 from quire import embedded
-from quire.engine.admission import QueueLimits
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.front_end import FrontEnd
-from quire.engine.input_processor import InputProcessor, ModelLimits
-from quire.engine.output_processor import OutputProcessor
+from quire.engine.frontend.admission import QueueLimits
+from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
+from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
 from quire.server.context import ChatSettings, Server
-from quire.server.limits import Limits
+from quire.server.output_parsing import plan_transcripts
+from quire.server.request_limits import Limits
 from quire.server.routes import ROUTES
-from quire.server.transcript import plan_transcripts
 from quire.testing.loop_client import LoopClient
 from quire.testing.scripted_core import ScriptedCore
 from quire.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from openai import OpenAI
 from scripted_app import make_scripted, tokenizer
 
 from quire.server.context import ChatSettings
-from quire.server.listening import Listening, bind, make_listener
+from quire.server.http.listening import Listening, bind, make_listener
 
 TEMPLATE = (
     "{% for tool in tools or [] %}[tool {{ tool.function.name }}]{% endfor %}"

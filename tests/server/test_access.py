@@ -10,7 +10,7 @@ import pytest
 from serve_process import serving
 
 from quire.cli import serve
-from quire.config.server_args import ServerArgs
+from quire.config.args.server_args import ServerArgs
 from quire.server.routes import ADMIN_ROUTES, ROUTES
 
 FREE = ("/", "/health", "/ping", "/ready")

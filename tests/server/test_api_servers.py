@@ -228,7 +228,7 @@ def test_nothing_outlives_an_owner_that_is_killed():
 
 
 def test_a_kept_response_needs_one_server():
-    from quire.config.server_args import ServerArgs
+    from quire.config.args.server_args import ServerArgs
     from quire.errors import InvalidParameter
 
     with pytest.raises(InvalidParameter, match="max_stored_responses"):

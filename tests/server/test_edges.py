@@ -26,9 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_process import SOURCE, command_of, serving
 
-from quire.engine import hub as hub_module
-from quire.engine.hub import Hub
-from quire.engine.protocol import CLIENT_SHIFT, EngineCoreOutputs
+from quire.engine.shared_cores import broker as hub_module
+from quire.engine.shared_cores.broker import Hub
+from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
 from quire.scheduling.prefix_cache import next_key, root_key
 from quire.testing.checkpoints import make_checkpoint
 

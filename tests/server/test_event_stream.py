@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire.server.event_stream import EventStream, event
+from quire.server.http.event_stream import EventStream, event
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import pytest
 from scripted_app import tokenizer
 from scripted_server import scripted
 
-from quire.server.transcript import ReasoningFormat, TranscriptPlan, plan_transcripts
+from quire.server.output_parsing import ReasoningFormat, TranscriptPlan, plan_transcripts
 
 ASK = [{"role": "user", "content": "How is it in Bonn?"}]
 WEATHER = {

@@ -4,7 +4,7 @@ import openai
 import pytest
 from scripted_server import scripted
 
-from quire.server.transcript import plan_transcripts
+from quire.server.output_parsing import plan_transcripts
 
 WEATHER = {
     "type": "function",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedded_model.model import Model, Shape
+from embedded_model.model import Model, ModelShape
 from embedded_model.tokenizer import BEGIN, CHAT_TEMPLATE, END
 
 
@@ -46,7 +46,7 @@ def write_json(file: Path, value: dict[str, object]) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def llama_config(shape: Shape) -> dict[str, object]:
+def llama_config(shape: ModelShape) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -83,7 +83,7 @@ def hub_tensors(model: Model) -> dict[str, Tensor]:
 def load_model(folder: Path) -> Model:
     """Load an exported folder into the training model, in float32."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    model = Model(Shape(**{name: config[name] for name in asdict(Shape())}))
+    model = Model(ModelShape(**{name: config[name] for name in asdict(ModelShape())}))
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in parts(model):
         tensor.copy_(tensors.pop(name))

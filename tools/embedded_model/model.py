@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The size of the model; the names are those of transformers' `LlamaConfig`."""
 
     vocab_size: int = 3072
@@ -28,7 +28,7 @@ class Shape:
 class Layer(nn.Module):
     """One decoder layer: grouped-query attention with rotary positions, then a gated MLP."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         width, inner = shape.hidden_size, shape.num_attention_heads * shape.head_dim
@@ -69,7 +69,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Model(nn.Module):
     """The decoder with tied embeddings."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Parameter(torch.randn(shape.vocab_size, shape.hidden_size) * 0.02)

@@ -1,7 +1,7 @@
 """Products of Triton with the weights of real models, few rows to many, and what other tiles take.
 
-Tiles were chosen without a GPU (`quire.kernels.triton.product_tiles`). A note that names another
-tile as faster by a tenth or more says what to change there.
+Tiles were chosen without a GPU (`quire.kernels.triton.linear.product_tiles`). A note that names
+another tile as faster by a tenth or more says what to change there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from gpu.ceilings import Ceilings
 from gpu.kernels import Measured, product
 from gpu.told import Line
-from quire.kernels.triton import products as kernels
-from quire.kernels.triton.product_tiles import Tile
+from quire.kernels.triton.linear import triton_linear as kernels
+from quire.kernels.triton.linear.product_tiles import ProductTile
 from quire.ops import WeightFormat, select
 
 PROJECTIONS = {
@@ -31,7 +31,7 @@ FAST += (WeightFormat("int8"),)
 FIXED = (None, WeightFormat("fp8"))
 ROWS = (1, 16, 64, 256)
 
-Change = Callable[[Tile], Tile]
+Change = Callable[[ProductTile], ProductTile]
 OTHERS: dict[str, Change] = {
     "half the outputs": lambda tile: replace(tile, outputs=tile.outputs // 2),
     "twice the outputs": lambda tile: replace(tile, outputs=tile.outputs * 2),

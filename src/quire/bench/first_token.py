@@ -26,7 +26,7 @@ _PROMPT_LEN = 16
 def main(wishes: dict[str, Any]) -> dict[str, Any]:
     """Build the engine, generate one token; the moments and the seconds of the builder's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
-    from quire.engine import builder
+    from quire.engine.core import builder
 
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():

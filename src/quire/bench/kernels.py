@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import msgspec
 import torch
 
-from quire.bench.machine import LimitProbe, MachineLimits
+from quire.bench.machine_limits import LimitProbe, MachineLimits
 from quire.bench.report import add_output_flag, finish
-from quire.engine.machine import gather_machine_facts
 from quire.errors import InvalidParameter
-from quire.kernels.cpu_runtime import CpuRuntime, find_native
+from quire.hardware.host import gather_machine_facts
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Ops, select
 from quire.ops.cases import CASES, Case
 

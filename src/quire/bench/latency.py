@@ -54,8 +54,8 @@ def print_parts(figures: Mapping[str, Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the batch again and again and print its times. Prefix caching is off unless asked for."""
     # These import torch, which the command's help does not need.
-    from quire.bench.limits import Workload
     from quire.bench.trials import Bench, run_stepwise
+    from quire.bench.workload_limits import Workload
 
     wishes = wishes_from(args)
     if wishes.enable_prefix_caching is None:

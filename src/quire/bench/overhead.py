@@ -18,20 +18,20 @@ import psutil
 from quire.bench.report import add_output_flag, finish, percentile
 from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wishes_from
 from quire.config.plan import EnginePlan
-from quire.engine.admission import QueueLimits
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.async_mp_client import AsyncMPClient
-from quire.engine.client import AsyncEngineCoreClient
-from quire.engine.core_process import CoreProcess
+from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.client.multiprocess_async import AsyncMPClient
 from quire.engine.event_loop import loop_factory
-from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.frontend.admission import QueueLimits
+from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.launcher import start, supervised_async
+from quire.engine.process.core_process import CoreProcess
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.loop_client import LoopClient
 from quire.testing.steady_core import SteadyCore
 
 
-class Figures(msgspec.Struct):
+class OverheadResult(msgspec.Struct):
     """One run: times in seconds, processor time of both sides included."""
 
     num_tokens: int
@@ -122,7 +122,9 @@ async def _measure(plan: EnginePlan, args: argparse.Namespace) -> dict[str, Any]
     }
 
 
-async def _without_model(plan: EnginePlan, args: argparse.Namespace) -> tuple[Figures, Figures]:
+async def _without_model(
+    plan: EnginePlan, args: argparse.Namespace
+) -> tuple[OverheadResult, OverheadResult]:
     """All streams, and one, on an engine whose core computes nothing."""
     engine = engine_without_model(plan)
     try:
@@ -159,7 +161,7 @@ async def stream(
     args: argparse.Namespace,
     concurrency: int,
     num_rounds: int,
-) -> Figures:
+) -> OverheadResult:
     """Keep so many streams busy, each with one request after the other."""
     prompts = random_prompts(concurrency, args.input_len, vocab_size(plan), plan.seed)
     params = SamplingParams(
@@ -169,7 +171,7 @@ async def stream(
         detokenize=not args.disable_detokenize,
         output_kind=RequestOutputKind.DELTA,
     )
-    found = Figures(0, 0.0, 0.0, 0.0, [], [])
+    found = OverheadResult(0, 0.0, 0.0, 0.0, [], [])
 
     async def one_stream(index: int) -> None:
         for round_ in range(num_rounds):
@@ -192,7 +194,7 @@ async def rest(engine: AsyncLLM, seconds: float) -> float:
 
 
 async def _consume(
-    engine: AsyncLLM, prompt: Any, params: SamplingParams, request_id: str, found: Figures
+    engine: AsyncLLM, prompt: Any, params: SamplingParams, request_id: str, found: OverheadResult
 ) -> None:
     start = time.perf_counter()
     first, count = 0.0, 0

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.report import add_output_flag
-from quire.config.environment import read_environment
+from quire.environment import read_environment
 from quire.errors import EngineError, InvalidParameter
 
 if TYPE_CHECKING:
-    from quire.bench.load import Client, Outcome, Shape
+    from quire.bench.serving.load import Client, Outcome, RequestShape
 
 ENDPOINTS = {
     "openai": "/v1/completions",
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("aiohttp") is None:
         hint = "pip install 'quire[bench]'."
         raise InvalidParameter("bench", "serve", "needs the package aiohttp", hint)
-    from quire.bench.serve_figures import METRICS, figures_of, parse_goodput, table
+    from quire.bench.serving.serve_metrics import METRICS, figures_of, parse_goodput, table
 
     metrics = [name for name in args.percentile_metrics.split(",") if name]
     for name in metrics:
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         figures |= _details(outcomes)
     _save(args, figures)
     if args.plot is not None:
-        from quire.bench.serve_plot import plot
+        from quire.bench.serving.serve_plot import plot
 
         plot(outcomes, args.plot)
     for error in sorted({o.error for o in outcomes if not o.is_ok})[:5]:
@@ -135,15 +135,15 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Outcome], float, str]
     """Ask the server what it is, make the requests, send them."""
     from tqdm import tqdm
 
-    from quire.bench.load import Client, Shape, run_load
+    from quire.bench.serving.load import Client, RequestShape, run_load
 
     base = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     headers = dict(_pair("--header", word) for word in args.header)
     for key in read_environment().api_keys[:1]:
         headers.setdefault("Authorization", f"Bearer {key}")
-    shape = Shape(args.request_rate, args.burstiness, args.max_concurrency, args.seed)
+    shape = RequestShape(args.request_rate, args.burstiness, args.max_concurrency, args.seed)
     _check(args, shape)
-    async with Server(base, headers) as server:
+    async with LoadTarget(base, headers) as server:
         await server.wait(args.ready_check_timeout_sec)
         model = args.model or await server.first_model()
         prompts = await _prompts(args, server)
@@ -157,7 +157,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Outcome], float, str]
     return outcomes, duration, model
 
 
-def _check(args: argparse.Namespace, shape: Shape) -> None:
+def _check(args: argparse.Namespace, shape: RequestShape) -> None:
     positive = {
         "--request-rate": shape.rate,
         "--burstiness": shape.burstiness,
@@ -187,7 +187,7 @@ Prompt = tuple[Any, int, int]
 """What to send, its tokens, and how many to ask for."""
 
 
-async def _prompts(args: argparse.Namespace, server: Server) -> list[Prompt]:
+async def _prompts(args: argparse.Namespace, server: LoadTarget) -> list[Prompt]:
     draw = random.Random(args.seed)
     if args.dataset_name == "custom":
         texts = [json.loads(line)["prompt"] for line in args.dataset_path.open() if line.strip()]
@@ -228,7 +228,7 @@ def _body(args: argparse.Namespace, model: str, prompt: Any, length: int) -> dic
     return body | args.extra_body
 
 
-class Server:
+class LoadTarget:
     """What is asked of a server beside the load. Raises EngineError where it refuses."""
 
     def __init__(self, base: str, headers: dict[str, str]) -> None:
@@ -237,7 +237,7 @@ class Server:
         self._base = base
         self._session = aiohttp.ClientSession(headers=headers)
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> LoadTarget:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.bench.report import add_output_flag, finish
 from quire.bench.workload import add_model_flags, wishes_from
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.errors import LoadError
 
 PARTS = ("interpreter", "imports", "planning", "engine", "first step")

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from quire.bench.sweep_commands import Commands
-from quire.bench.sweep_grid import ParameterSet, pairs_of, parse_links, read_sets
-from quire.bench.sweep_report import Run, plot_summary, table, write_report
-from quire.bench.sweep_server import CommandFailed, end, last_lines, running_server, start
+from quire.bench.sweeping.sweep_commands import Commands
+from quire.bench.sweeping.sweep_grid import ParameterSet, pairs_of, parse_links, read_sets
+from quire.bench.sweeping.sweep_report import Run, plot_summary, table, write_report
+from quire.bench.sweeping.sweep_server import CommandFailed, end, last_lines, running_server, start
 from quire.errors import InvalidParameter
 
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class SweepFolder:
     """Where the results of a combination are: a file for each run, with a log beside it."""
 
     folder: Path
@@ -175,9 +175,9 @@ class Sweep:
             print(f"FAILED: {text}")
         return 1 if self.failures or any(row.get("failed") for row in summary) else 0
 
-    def _place(self, server: ParameterSet, load: ParameterSet) -> Place:
+    def _place(self, server: ParameterSet, load: ParameterSet) -> SweepFolder:
         own = self._commands.folder_of(server)
-        return Place(self._folder / own / load.folder(self._commands.bench))
+        return SweepFolder(self._folder / own / load.folder(self._commands.bench))
 
     def _fail(self, what: str, why: object) -> None:
         self.failures.append(f"{what}: {why}")

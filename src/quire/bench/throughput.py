@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the requests and print the rates."""
     # These import torch, which the command's help does not need.
-    from quire.bench.limits import Workload
     from quire.bench.trials import Bench, run_offline
+    from quire.bench.workload_limits import Workload
 
     start = time.perf_counter()
     plan = wishes_from(args).create_engine_config()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.bench.limits import (
+from quire.bench.machine_limits import LimitProbe, MachineLimits, between
+from quire.bench.workload_limits import (
     Workload,
     decode_seconds,
     least_seconds,
@@ -20,7 +21,6 @@ from quire.bench.limits import (
     prefill_seconds,
     store_of,
 )
-from quire.bench.machine import LimitProbe, MachineLimits, between
 from quire.config.plan import EnginePlan
 from quire.models import read_spec
 from quire.models.spec import Decoder

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.config.engine_args import EngineArgs
-from quire.config.environment import read_environment
+from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
+from quire.environment import read_environment
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:

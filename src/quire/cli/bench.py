@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from quire.config.command_line import QuireParser
+from quire.config.args.command_line import QuireParser
 
 _COMMANDS = {
     "scheduler": "the cost of deciding what runs, without a model",

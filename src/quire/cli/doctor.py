@@ -10,8 +10,8 @@ import platform
 from collections.abc import Callable
 from importlib import metadata
 
-from quire.config.environment import VARIABLES, read_environment
-from quire.config.kv_memory import gib
+from quire.config.kv_pool_size import gib
+from quire.environment import VARIABLES, read_environment
 
 _PACKAGES = ("torch", "numpy", "msgspec", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
 _EXTRAS = ("transformers",)
@@ -72,7 +72,7 @@ def _optional_version(name: str) -> str:
 
 
 def _machine() -> Lines:
-    from quire.engine.machine import gather_machine_facts
+    from quire.hardware.host import gather_machine_facts
 
     facts = gather_machine_facts()
     limit = facts.thread_limit
@@ -108,7 +108,7 @@ def _torch() -> Lines:
 
 
 def _gpu() -> Lines:
-    from quire.engine.nvidia import find_gpu, torch_cuda_version
+    from quire.hardware.nvidia import find_gpu, torch_cuda_version
 
     gpu, missing = find_gpu()
     built_for = torch_cuda_version()
@@ -146,7 +146,7 @@ def _gpu_providers() -> Lines:
 
 
 def _native() -> Lines:
-    from quire.kernels.cpu_runtime import describe_native
+    from quire.kernels.cpu.runtime import describe_native
 
     return describe_native(read_environment().cpu_isa)
 
@@ -163,7 +163,7 @@ def _providers() -> Lines:
 
 
 def _embedded() -> Lines:
-    from quire.config.engine_args import EngineArgs
+    from quire.config.args.engine_args import EngineArgs
 
     plan = EngineArgs(skip_tokenizer_init=True).create_engine_config()
     context = f"{plan.architecture}, {plan.max_model_len} tokens of context"

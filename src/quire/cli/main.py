@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from quire.config.command_line import QuireParser
+from quire.config.args.command_line import QuireParser
 
 COMMANDS = {
     "generate": "continue a prompt",
@@ -48,7 +48,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
     parser = QuireParser(prog=f"quire {name}", description=module.__doc__)
     module.add_arguments(parser)
     args = parser.parse_with_config(words)
-    from quire.config.environment import read_environment
+    from quire.environment import read_environment
     from quire.errors import RequestError
 
     debug = False

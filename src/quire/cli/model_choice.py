@@ -14,8 +14,8 @@ from quire.cli.answers import Model
 from quire.cli.generate import NEED_JSON, with_defaults
 from quire.cli.sampling_flags import add_sampling_flags, given_sampling
 from quire.cli.session import Session, add_engine_flags
-from quire.config.engine_args import EngineArgs
-from quire.config.environment import read_environment
+from quire.config.args.engine_args import EngineArgs
+from quire.environment import read_environment
 from quire.errors import InvalidParameter
 
 DEFAULT_URL = "http://localhost:8000/v1"

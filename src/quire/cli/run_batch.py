@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
 from quire.cli.session import explain
-from quire.config.command_line import add_options
-from quire.config.engine_args import EngineArgs
-from quire.config.option import options_of
-from quire.config.server_args import ServerArgs
+from quire.config.args.command_line import add_options
+from quire.config.args.engine_args import EngineArgs
+from quire.config.args.option import options_of
+from quire.config.args.server_args import ServerArgs
 from quire.engine.event_loop import loop_factory
 from quire.errors import InvalidParameter, NotBuiltYet
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from quire.engine.client import AsyncEngineCoreClient
-    from quire.engine.front_end import FrontEnd
+    from quire.engine.client.client import AsyncEngineCoreClient
+    from quire.engine.frontend.frontend import FrontEnd
     from quire.server.batch.results import Results
     from quire.server.context import Server
 
@@ -128,7 +128,7 @@ def _answer(args: argparse.Namespace, options: ServerArgs, results: Results, mis
     """Start the engine and answer what is missing; the exit code of an interruption, or 0."""
     start_logging(options.uvicorn_log_level)
     from quire.engine.launcher import launch_async_front_end
-    from quire.server.listening import bind
+    from quire.server.http.listening import bind
 
     with ExitStack() as stack:
         listener = None
@@ -161,9 +161,9 @@ async def _batch(
     """The whole app without a socket, and the batch through it."""
     from quire.engine.async_llm import AsyncLLM
     from quire.server.app import Access, build_app
+    from quire.server.assemble import build_server
     from quire.server.batch.lines import Judge, read_lines
     from quire.server.batch.run import Batch
-    from quire.server.builder import build_server
     from quire.server.routes import ROUTES
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _task().cancel)
@@ -189,7 +189,7 @@ async def _measured(server: Server, listener: socket.socket | None) -> AsyncIter
         yield
         return
     from quire.server.app import Access, build_app
-    from quire.server.listening import Listening, address_of, make_listener
+    from quire.server.http.listening import Listening, address_of, make_listener
     from quire.server.routes import HEALTH_ROUTES
 
     how = Listening()

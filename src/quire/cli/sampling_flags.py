@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quire.config.command_line import parse_object
+from quire.config.args.command_line import parse_object
 
 FLAGS: dict[str, tuple[Any, str]] = {
     "n": (int, "completions of the prompt"),

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
 from quire.cli.session import explain
-from quire.config.command_line import add_options
-from quire.config.engine_args import AsyncEngineArgs
-from quire.config.environment import read_environment
-from quire.config.option import options_of
-from quire.config.server_args import ServerArgs
+from quire.config.args.command_line import add_options
+from quire.config.args.engine_args import AsyncEngineArgs
+from quire.config.args.option import options_of
+from quire.config.args.server_args import ServerArgs
 from quire.engine.event_loop import freeze_start_up, loop_factory
+from quire.environment import read_environment
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from quire.engine.client import AsyncEngineCoreClient
-    from quire.engine.front_end import FrontEnd
+    from quire.engine.client.client import AsyncEngineCoreClient
+    from quire.engine.frontend.frontend import FrontEnd
 
 logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire serve`."""
-    from quire.server.transcript import REASONING_PARSERS, TOOL_PARSERS
+    from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS
 
     parser.usage = "quire serve [MODEL] [flags]"
     parser.epilog = (
@@ -60,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     for name in options_of(ServerArgs):
         del given[name]
-    from quire.server.transcript import choose_transcripts
+    from quire.server.output_parsing import choose_transcripts
 
     choose_transcripts(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     if args.explain:
         return explain(args, AsyncEngineArgs)
     wish = AsyncEngineArgs.from_cli_args(args)
     if options.headless:
-        from quire.engine.headless import run_headless
+        from quire.engine.data_parallel.headless import run_headless
 
         start_logging(options.uvicorn_log_level)
         return run_headless(wish)
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
     start_logging(options.uvicorn_log_level)
-    from quire.server.builder import listening_of
-    from quire.server.listening import bind, bind_shared, check_tls
+    from quire.server.assemble import listening_of
+    from quire.server.http.listening import bind, bind_shared, check_tls
 
     check_tls(listening_of(options).tls)
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             admin = stack.enter_context(bind(None, options.admin_port, None))
         _warn_if_open(options, keys)
         if len(listeners) > 1:
-            from quire.server.fleet import serve_with_many
+            from quire.server.fleet.fleet import serve_with_many
 
             return serve_with_many(wish, options, keys, listeners, admin)
         from quire.engine.launcher import launch_async_front_end

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.cli.answers import Piece, Pieces
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine

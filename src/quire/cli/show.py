@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from quire.config.command_line import add_options
-from quire.config.engine_args import EngineArgs
-from quire.config.resolve_dtype import ITEMSIZE
+from quire.config.args.command_line import add_options
+from quire.config.args.engine_args import EngineArgs
+from quire.config.resolve.dtype import ITEMSIZE
 
 _OPTIONS = ("revision", "hf_token", "hf_overrides", "download_dir")
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the description; only config.json is read."""
-    from quire.engine.facts import gather_model_facts
+    from quire.config.planning import gather_model_facts
     from quire.models import read_spec
     from quire.models.show import describe
 

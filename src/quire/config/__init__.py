@@ -2,5 +2,5 @@
 `EnginePlan`.
 
 Standard library and msgspec only. Reading files and looking at the machine happens in
-`quire.engine.facts`.
+`quire.config.planning`.
 """

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from quire.config.profiler import ProfilerConfig
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.profiler_config import ProfilerConfig
+from quire.config.structured_outputs_config import StructuredOutputsConfig
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):

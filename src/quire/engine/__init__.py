@@ -11,69 +11,71 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "AsyncEngineCoreClient": "quire.engine.client",
+    "AsyncEngineCoreClient": "quire.engine.client.client",
     "AsyncLLM": "quire.engine.async_llm",
-    "AsyncMPClient": "quire.engine.async_mp_client",
-    "CoreStatus": "quire.engine.client",
-    "DPCoordinator": "quire.engine.dp_coordinator",
-    "DPCoordinatorProc": "quire.engine.coordinator",
-    "DPEngineCoreProc": "quire.engine.dp_core_proc",
-    "ENGINE_CORE_DEAD": "quire.engine.protocol",
-    "EngineCore": "quire.engine.core",
-    "EngineCoreClient": "quire.engine.client",
-    "EngineCoreEvent": "quire.engine.protocol",
-    "EngineCoreEventType": "quire.engine.protocol",
-    "EngineCoreOutput": "quire.engine.protocol",
-    "EngineCoreOutputs": "quire.engine.protocol",
-    "EngineCoreProc": "quire.engine.core_proc",
-    "EngineCoreReadyResponse": "quire.engine.protocol",
-    "EngineCoreRequest": "quire.engine.protocol",
-    "EngineCoreRequestType": "quire.engine.protocol",
+    "AsyncMPClient": "quire.engine.client.multiprocess_async",
+    "CoreStatus": "quire.engine.client.client",
+    "DPCoordinator": "quire.engine.data_parallel.coordinator_client",
+    "DPCoordinatorProc": "quire.engine.data_parallel.coordinator",
+    "DPEngineCoreProc": "quire.engine.data_parallel.lockstep_server",
+    "ENGINE_CORE_DEAD": "quire.engine.wire.messages",
+    "EngineCore": "quire.engine.core.core",
+    "EngineCoreClient": "quire.engine.client.client",
+    "EngineCoreEvent": "quire.engine.wire.messages",
+    "EngineCoreEventType": "quire.engine.wire.messages",
+    "EngineCoreOutput": "quire.engine.wire.messages",
+    "EngineCoreOutputs": "quire.engine.wire.messages",
+    "EngineCoreProc": "quire.engine.process.core_server",
+    "EngineCoreReadyResponse": "quire.engine.wire.messages",
+    "EngineCoreRequest": "quire.engine.wire.messages",
+    "EngineCoreRequestType": "quire.engine.wire.messages",
     "EngineDeadError": "quire.errors",
     "EngineGenerateError": "quire.errors",
-    "EngineStatusType": "quire.engine.client",
-    "EngineZmqAddresses": "quire.engine.protocol",
-    "FinishReason": "quire.engine.protocol",
-    "HANDSHAKE_TIMEOUT_MINS": "quire.engine.handshake",
-    "InprocClient": "quire.engine.inproc_client",
+    "EngineStatusType": "quire.engine.client.client",
+    "EngineZmqAddresses": "quire.engine.wire.messages",
+    "FinishReason": "quire.engine.wire.messages",
+    "HANDSHAKE_TIMEOUT_MINS": "quire.engine.data_parallel.handshake",
+    "InprocClient": "quire.engine.client.inproc",
     "InputStreamError": "quire.errors",
     "LLMEngine": "quire.engine.llm_engine",
-    "MPClient": "quire.engine.mp_client",
-    "PROTOCOL_VERSION": "quire.engine.protocol",
-    "PauseMode": "quire.engine.utility",
-    "QueueLimits": "quire.engine.admission",
-    "ReconfigureDistributedRequest": "quire.engine.protocol",
-    "ReconfigureRankType": "quire.engine.protocol",
-    "RequestOutputCollector": "quire.engine.output_collector",
-    "SchedulerStats": "quire.engine.protocol",
-    "StreamingInput": "quire.engine.input_stream",
-    "SyncMPClient": "quire.engine.sync_mp_client",
-    "UtilityOutput": "quire.engine.protocol",
-    "UtilityRequest": "quire.engine.protocol",
+    "MPClient": "quire.engine.client.multiprocess",
+    "PROTOCOL_VERSION": "quire.engine.wire.messages",
+    "PauseMode": "quire.engine.wire.control_calls",
+    "QueueLimits": "quire.engine.frontend.admission",
+    "ReconfigureDistributedRequest": "quire.engine.wire.messages",
+    "ReconfigureRankType": "quire.engine.wire.messages",
+    "RequestOutputCollector": "quire.engine.frontend.output_stream",
+    "SchedulerStats": "quire.engine.wire.messages",
+    "StreamingInput": "quire.engine.frontend.streaming_input",
+    "SyncMPClient": "quire.engine.client.multiprocess_sync",
+    "UtilityOutput": "quire.engine.wire.messages",
+    "UtilityRequest": "quire.engine.wire.messages",
 }
 
 if TYPE_CHECKING:
-    from quire.engine.admission import QueueLimits
     from quire.engine.async_llm import AsyncLLM
-    from quire.engine.async_mp_client import AsyncMPClient
-    from quire.engine.client import (
+    from quire.engine.client.client import (
         AsyncEngineCoreClient,
         CoreStatus,
         EngineCoreClient,
         EngineStatusType,
     )
-    from quire.engine.coordinator import DPCoordinatorProc
-    from quire.engine.core import EngineCore
-    from quire.engine.core_proc import EngineCoreProc
-    from quire.engine.dp_coordinator import DPCoordinator
-    from quire.engine.dp_core_proc import DPEngineCoreProc
-    from quire.engine.handshake import HANDSHAKE_TIMEOUT_MINS
-    from quire.engine.inproc_client import InprocClient
-    from quire.engine.input_stream import StreamingInput
+    from quire.engine.client.inproc import InprocClient
+    from quire.engine.client.multiprocess import MPClient
+    from quire.engine.client.multiprocess_async import AsyncMPClient
+    from quire.engine.client.multiprocess_sync import SyncMPClient
+    from quire.engine.core.core import EngineCore
+    from quire.engine.data_parallel.coordinator import DPCoordinatorProc
+    from quire.engine.data_parallel.coordinator_client import DPCoordinator
+    from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
+    from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
+    from quire.engine.frontend.admission import QueueLimits
+    from quire.engine.frontend.output_stream import RequestOutputCollector
+    from quire.engine.frontend.streaming_input import StreamingInput
     from quire.engine.llm_engine import LLMEngine
-    from quire.engine.mp_client import MPClient
-    from quire.engine.output_collector import RequestOutputCollector
-    from quire.engine.protocol import (
+    from quire.engine.process.core_server import EngineCoreProc
+    from quire.engine.wire.control_calls import PauseMode
+    from quire.engine.wire.messages import (
         ENGINE_CORE_DEAD,
         PROTOCOL_VERSION,
         EngineCoreEvent,
@@ -91,8 +93,6 @@ if TYPE_CHECKING:
         UtilityOutput,
         UtilityRequest,
     )
-    from quire.engine.sync_mp_client import SyncMPClient
-    from quire.engine.utility import PauseMode
     from quire.errors import EngineDeadError, EngineGenerateError, InputStreamError
 
 __all__ = [

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from quire.engine import utility
 from quire.engine.unbuilt import UnbuiltAsyncMethods
-from quire.engine.utility import PauseMode
+from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import PauseMode
 from quire.errors import EngineError
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ class AsyncControl(UnbuiltAsyncMethods, ABC):
     """The awaited twin of the utilities; `_call` sends one and waits for its answer."""
 
     @abstractmethod
-    async def _call(self, call: utility.Utility[T]) -> T: ...
+    async def _call(self, call: control_calls.Utility[T]) -> T: ...
 
     @abstractmethod
     def _note_sleep(self, level: int | None) -> None: ...
@@ -43,49 +43,51 @@ class AsyncControl(UnbuiltAsyncMethods, ABC):
             mode = wait_for_inflight_requests
         if isinstance(mode, bool):
             mode = "wait" if mode else "abort"
-        await self._call(utility.pause_scheduler(mode, clear_cache))
+        await self._call(control_calls.pause_scheduler(mode, clear_cache))
 
     async def resume_generation(self) -> None:
         """Go on after `pause_generation`."""
-        await self._call(utility.resume_scheduler())
+        await self._call(control_calls.resume_scheduler())
 
     async def is_paused(self) -> bool:
         """Whether nothing is scheduled."""
-        return await self._call(utility.is_scheduler_paused())
+        return await self._call(control_calls.is_scheduler_paused())
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Stop scheduling, and give memory back: the KV cache (1), the weights too (2)."""
-        await self._call(utility.sleep(level, mode))
+        await self._call(control_calls.sleep(level, mode))
         self._note_sleep(level)
 
     async def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take back "weights", "kv_cache" and "scheduling" (None: all); whether all is back."""
-        is_awake = await self._call(utility.wake_up(tags))
+        is_awake = await self._call(control_calls.wake_up(tags))
         if is_awake:
             self._note_sleep(None)
         return is_awake
 
     async def is_sleeping(self) -> bool:
         """Whether `sleep` is in force, at any level."""
-        return await self._call(utility.is_sleeping())
+        return await self._call(control_calls.is_sleeping())
 
     async def release_kv_cache_memory(self) -> None:
         """Give back the KV cache alone, while paused."""
-        await self._call(utility.release_kv_cache_memory())
+        await self._call(control_calls.release_kv_cache_memory())
 
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget all cached blocks; False while requests use some."""
-        return await self._call(utility.reset_prefix_cache(reset_running_requests, reset_connector))
+        return await self._call(
+            control_calls.reset_prefix_cache(reset_running_requests, reset_connector)
+        )
 
     async def reset_mm_cache(self) -> None:
         """Forget processed media; a text model has none, so nothing changes."""
-        await self._call(utility.reset_mm_cache())
+        await self._call(control_calls.reset_mm_cache())
 
     async def reset_encoder_cache(self) -> None:
         """Forget encoders' outputs; a text model has none, so nothing changes."""
-        await self._call(utility.reset_encoder_cache())
+        await self._call(control_calls.reset_encoder_cache())
 
     async def collective_rpc(
         self,
@@ -95,21 +97,21 @@ class AsyncControl(UnbuiltAsyncMethods, ABC):
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker by name. Raises TimeoutError."""
-        call = utility.collective_rpc(method, timeout, args, dict(kwargs or {}))
+        call = control_calls.collective_rpc(method, timeout, args, dict(kwargs or {}))
         return await self._call(call)
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begin a trace of the steps; needs `profiler_config`."""
-        await self._call(utility.profile(True, profile_prefix))
+        await self._call(control_calls.profile(True, profile_prefix))
 
     async def stop_profile(self) -> list[str]:
         """End the trace; the files that were written."""
-        files = await self._call(utility.profile(False))
+        files = await self._call(control_calls.profile(False))
         return [file for file in files if file is not None]
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What requests can be for."""
-        tasks = await self._call(utility.get_supported_tasks())
+        tasks = await self._call(control_calls.get_supported_tasks())
         return tuple(tasks)
 
     async def scale_elastic_ep(
@@ -127,7 +129,7 @@ class AsyncControl(UnbuiltAsyncMethods, ABC):
 
     async def get_weight_version(self) -> str:
         """That of the weights that the engine was started with; there are no others."""
-        return await self._call(utility.get_weight_version())
+        return await self._call(control_calls.get_weight_version())
 
     async def list_loras(self) -> set[int]:
         """No adapter is ever loaded."""

@@ -1,7 +1,7 @@
 """`AsyncLLM`: the face of one engine for many callers in one event loop.
 
 It shares everything with `LLMEngine` but the waiting: a task takes the core's outputs and puts them
-into each request's mailbox (output_collector.py), from which `generate` takes them.
+into each request's mailbox (output_stream.py), from which `generate` takes them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
-from quire.config.engine_args import AsyncEngineArgs, EngineArgs
-from quire.config.environment import read_environment
+from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine import utility
-from quire.engine.admission import Admission, QueueLimits
 from quire.engine.alarm import Alarm
 from quire.engine.async_control import AsyncControl
-from quire.engine.client import AsyncEngineCoreClient
-from quire.engine.engine_stats import PREFIX
-from quire.engine.front_end import FrontEnd
-from quire.engine.input_feeders import InputFeeders
-from quire.engine.input_stream import InputStream
+from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.frontend.admission import Admission, QueueLimits
+from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.input_feeders import InputFeeders
+from quire.engine.frontend.output_stream import RequestOutputCollector
+from quire.engine.frontend.streaming_input import InputStream
 from quire.engine.launcher import launch_async_front_end
-from quire.engine.load_board import Neighbours
-from quire.engine.output_collector import RequestOutputCollector
-from quire.engine.stat_loggers import StatLoggerFactory
+from quire.engine.shared_cores.load_board import Neighbours
+from quire.engine.stats.engine_stats import PREFIX
+from quire.engine.stats.loggers import StatLoggerFactory
+from quire.engine.wire import control_calls
+from quire.environment import read_environment
 from quire.errors import (
     CapacityError,
     EngineDeadError,
@@ -67,7 +67,7 @@ class AsyncLLM(AsyncControl):
     """Serves requests concurrently; every method belongs to one event loop.
 
     The steps are made in processes of their own. `stat_loggers` hear of each of them
-    (engine/stat_loggers.py). `front_end` replaces what would be started from `vllm_config`;
+    (engine/stats/loggers.py). `front_end` replaces what would be started from `vllm_config`;
     `limits` bound what may wait (None: the plan's) here and at the `neighbours`, which are other
     front ends of the same engine.
 
@@ -488,7 +488,7 @@ class AsyncLLM(AsyncControl):
         client = self.front_end.client
         return [client.core_status(index) for index in client.engine_indices]
 
-    async def _call(self, call: utility.Utility[T]) -> T:
+    async def _call(self, call: control_calls.Utility[T]) -> T:
         self._require_alive()
         self._start_handler()
         return await self.front_end.client.call(call)

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quire.config.engine_args import EngineArgs
-from quire.config.environment import read_environment
+from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
-from quire.config.resolve_parallel import INTERNAL
-from quire.engine.async_mp_client import AsyncMPClient
-from quire.engine.client import AsyncEngineCoreClient, EngineCoreClient
-from quire.engine.cluster_keys import ClusterKeys, cluster_keys
-from quire.engine.core_host import HEARTBEAT_S, CoreHost
-from quire.engine.core_links import CoreLinks
-from quire.engine.core_process import CoreProcess
-from quire.engine.dp_coordinator import DPCoordinator
-from quire.engine.engine_stats import EngineStats
-from quire.engine.front_end import FrontEnd, build_front_end
-from quire.engine.handshake import HandshakeServer
-from quire.engine.hub import Hub
-from quire.engine.mp_client import MPClient
-from quire.engine.socket_folder import make_socket_folder, remove_socket_folder
-from quire.engine.stat_loggers import StatLoggerFactory, StatsWish, with_stat_loggers
-from quire.engine.supervisor import AsyncSupervisor, SyncSupervisor
-from quire.engine.sync_mp_client import SyncMPClient
+from quire.config.resolve.parallel import INTERNAL
+from quire.engine.client.client import AsyncEngineCoreClient, EngineCoreClient
+from quire.engine.client.connections import CoreLinks
+from quire.engine.client.multiprocess import MPClient
+from quire.engine.client.multiprocess_async import AsyncMPClient
+from quire.engine.client.multiprocess_sync import SyncMPClient
+from quire.engine.client.supervisor import AsyncSupervisor, SyncSupervisor
+from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
+from quire.engine.data_parallel.coordinator_client import DPCoordinator
+from quire.engine.data_parallel.handshake import HandshakeServer
+from quire.engine.frontend.frontend import FrontEnd, build_front_end
+from quire.engine.process.core_pool import HEARTBEAT_S, CoreHost
+from quire.engine.process.core_process import CoreProcess
+from quire.engine.process.socket_folder import make_socket_folder, remove_socket_folder
+from quire.engine.shared_cores.broker import CoreBroker
+from quire.engine.stats.engine_stats import EngineStats
+from quire.engine.stats.loggers import StatLoggerFactory, StatsOptions, with_stat_loggers
+from quire.environment import read_environment
 
 C = TypeVar("C", bound=MPClient)
 
@@ -75,7 +75,7 @@ def _start_wish(
     wish: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
-) -> tuple[EnginePlan, StatsWish, C]:
+) -> tuple[EnginePlan, StatsOptions, C]:
     """The plan, what is to be told of it, and the client of its cores, which start."""
     first = CoreProcess()
     try:
@@ -95,7 +95,7 @@ class OwnedCores:
 
     plan: EnginePlan
     client: AsyncMPClient
-    hub: Hub
+    hub: CoreBroker
 
 
 def start_owned(
@@ -107,7 +107,7 @@ def start_owned(
     plan, stats_wish, client = _start_wish(AsyncMPClient, wish, stat_loggers, False)
     stats = EngineStats.of_plan(plan, client.engine_indices, stats_wish)
     interval_s = read_environment().log_stats_interval_s if plan.log_stats else None
-    return OwnedCores(plan, client, Hub(supervised_async(plan, client), stats, interval_s))
+    return OwnedCores(plan, client, CoreBroker(supervised_async(plan, client), stats, interval_s))
 
 
 def supervised(plan: EnginePlan, client: SyncMPClient) -> EngineCoreClient:

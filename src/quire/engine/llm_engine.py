@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine import utility
-from quire.engine.client import EngineCoreClient
-from quire.engine.front_end import FrontEnd, build_front_end
+from quire.engine.client.client import EngineCoreClient
+from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.launcher import launch_front_end
-from quire.engine.stat_loggers import StatLoggerFactory, with_stat_loggers
+from quire.engine.stats.loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.unbuilt import UnbuiltEngineMethods
-from quire.engine.utility import PauseMode
+from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import PauseMode
 from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
@@ -34,7 +34,7 @@ class LLMEngine(UnbuiltEngineMethods):
     processes of their own.
 
     `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `stat_loggers` hear of every
-    step (engine/stat_loggers.py). `front_end` replaces what would be built from all that.
+    step (engine/stats/loggers.py). `front_end` replaces what would be built from all that.
     `executor_class` and `mm_registry` have one allowed value each, which is their default.
     """
 
@@ -198,16 +198,16 @@ class LLMEngine(UnbuiltEngineMethods):
         With `reset_running_requests` these are preempted first and compute their blocks anew.
         `reset_connector` has nothing to reset: there are no KV connectors.
         """
-        reset = utility.reset_prefix_cache(reset_running_requests, reset_connector)
+        reset = control_calls.reset_prefix_cache(reset_running_requests, reset_connector)
         return self.front_end.client.call(reset)
 
     def reset_mm_cache(self) -> None:
         """Forget processed media; a text model has none, so nothing changes."""
-        self.front_end.client.call(utility.reset_mm_cache())
+        self.front_end.client.call(control_calls.reset_mm_cache())
 
     def reset_encoder_cache(self) -> None:
         """Forget encoders' outputs; a text model has none, so nothing changes."""
-        self.front_end.client.call(utility.reset_encoder_cache())
+        self.front_end.client.call(control_calls.reset_encoder_cache())
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Stop scheduling, and give memory back: at level 1 the KV cache, at level 2 the weights
@@ -216,36 +216,36 @@ class LLMEngine(UnbuiltEngineMethods):
         `mode` "abort" ends the requests there are (the next `step()` gives their last outputs),
         "wait" finishes those that run first, "keep" leaves them to go on after `wake_up`.
         """
-        self.front_end.client.call(utility.sleep(level, mode))
+        self.front_end.client.call(control_calls.sleep(level, mode))
         self.front_end.stats.note_sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:
         """Take back "weights", "kv_cache" and "scheduling" (None: all); whether the engine is now
         fully awake. Weights are loaded again as they were at the start.
         """
-        is_awake = self.front_end.client.call(utility.wake_up(tags))
+        is_awake = self.front_end.client.call(control_calls.wake_up(tags))
         if is_awake:
             self.front_end.stats.note_sleep(None)
         return is_awake
 
     def is_sleeping(self) -> bool:
         """Whether `sleep` is in force, at any level."""
-        return self.front_end.client.call(utility.is_sleeping())
+        return self.front_end.client.call(control_calls.is_sleeping())
 
     def release_kv_cache_memory(self) -> None:
         """Give back the KV cache alone. Raises EngineError unless paused, as by sleep(level=0)."""
-        self.front_end.client.call(utility.release_kv_cache_memory())
+        self.front_end.client.call(control_calls.release_kv_cache_memory())
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so.
 
         Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
         """
-        self.front_end.client.call(utility.profile(True, profile_prefix))
+        self.front_end.client.call(control_calls.profile(True, profile_prefix))
 
     def stop_profile(self) -> list[str]:
         """End the trace; the files that were written, one for each worker."""
-        files = self.front_end.client.call(utility.profile(False))
+        files = self.front_end.client.call(control_calls.profile(False))
         return [file for file in files if file is not None]
 
     def collective_rpc(
@@ -256,7 +256,7 @@ class LLMEngine(UnbuiltEngineMethods):
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker, or a function with each worker as first argument."""
-        call = utility.collective_rpc(method, timeout, args, dict(kwargs or {}))
+        call = control_calls.collective_rpc(method, timeout, args, dict(kwargs or {}))
         return self.front_end.client.call(call)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -289,7 +289,7 @@ class LLMEngine(UnbuiltEngineMethods):
 
     def get_weight_version(self) -> str:
         """That of the weights that the engine was started with; there are no others."""
-        return self.front_end.client.call(utility.get_weight_version())
+        return self.front_end.client.call(control_calls.get_weight_version())
 
     def list_loras(self) -> set[int]:
         """No adapter is ever loaded."""
@@ -302,7 +302,9 @@ def _front_end_of_one(
     """With the core in this process, unless there are several."""
     if plan.data_parallel_size > 1:
         return launch_front_end(plan, stat_loggers, is_log_aggregated)
-    from quire.engine.builder import build_client  # brings torch, which a given front end needs not
+    from quire.engine.core.builder import (
+        build_client,  # brings torch, which a given front end needs not
+    )
 
     plan, wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
     return build_front_end(plan, build_client(plan), stats_wish=wish)

@@ -77,7 +77,7 @@ UNBUILT_NAMES = {
     "DPEngineCoreActor": "Ray does not start cores: use quire serve --headless on other machines.",
     "DPAsyncMPClient": "A client of one core that others balance is an AsyncMPClient.",
     "DPLBAsyncMPClient": "Every AsyncMPClient balances between its cores.",
-    "EngineHandshakeMetadata": "A launcher elsewhere gets quire.engine.protocol.Welcome.",
+    "EngineHandshakeMetadata": "A launcher elsewhere gets quire.engine.wire.messages.Welcome.",
     "POLLING_TIMEOUT_S": "A client is told by pipes and heartbeats; it does not poll.",
 }
 """Documented names of `quire.engine` that are not there, and what stands in their place."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from quire.params import SamplingParams
 from quire.runner.grammar_mask import GrammarMask
-from quire.runner.step_output import StepOutput
+from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import StepPlan
 
 
@@ -17,7 +17,7 @@ class LaunchedStep(Protocol):
     """
 
     def sample(self, mask: GrammarMask | None = None) -> None: ...
-    def result(self) -> StepOutput: ...
+    def result(self) -> RunnerOutput: ...
 
 
 class Executor(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from quire.config.profiler import ProfilerConfig
+from quire.config.profiler_config import ProfilerConfig
 from quire.errors import ProfilerAlreadyActive
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import RequestError
 from quire.grammar.constraint import Constraint
 from quire.grammar.libraries import GrammarLibraries

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.params import StructuredOutputsParams
 
 WHITESPACE = r"[ \n]"

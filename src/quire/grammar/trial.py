@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config.structured_outputs import StructuredOutputsConfig
+from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import EngineError, InvalidParameter, LoadError
 from quire.grammar.source import GrammarSource, source_of, with_defaults
 from quire.grammar.vocabulary import VocabularySource

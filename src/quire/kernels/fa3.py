@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels import triton
-from quire.kernels.triton.attention import attend as triton_attend
-from quire.kernels.triton.kv import PagedKV
+from quire.kernels.triton.attention.attend import attend as triton_attend
+from quire.kernels.triton.attention.paged_kv import PagedKV
+from quire.kernels.triton.attention.triton_plan import TritonPlan
 from quire.kernels.triton.launch import dense
-from quire.kernels.triton.plan import TritonPlan
 from quire.ops.attention import AttentionArgs
+from quire.ops.attention_plan import CountedPlan
 from quire.ops.catalog import CATALOG
-from quire.ops.plan import CountedPlan
 from quire.ops.registry import Facts, Implementation
 
 PACKAGE = "flash_attn_interface"

@@ -15,19 +15,19 @@ from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
     AttentionLayer,
     DenseFeedForward,
+    DistributedExperts,
     Embedding,
     FeedForward,
     Layer,
-    LoneExperts,
+    LocalExperts,
     MixtureOfExperts,
-    SpreadExperts,
     make_entrance,
     make_join,
     make_look_up,
 )
-from quire.models.rotary import rotary_table
+from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.rotary_tables import rotary_table
 from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
-from quire.models.weight_builder import WeightBuilder
 from quire.ops import (
     AttentionArgs,
     ExpertWeights,
@@ -166,7 +166,7 @@ class Assembly:
         packed = self._experts(at + "experts", m, [f"{at}experts.{e}." for e in range(m.experts)])
         return MixtureOfExperts(self._ops, router, packed, _moe_args(m))
 
-    def _spread_mixture(self, at: str, m: Moe) -> SpreadExperts:
+    def _spread_mixture(self, at: str, m: Moe) -> DistributedExperts:
         """Only those experts are taken that are here."""
         spread, ops = self._spread, self._ops
         assert spread is not None, "the mixture is whole"
@@ -182,8 +182,8 @@ class Assembly:
         lone = ops.pack_linear(zero.to(self._weights.device), None, None)
         args = _moe_args(m)
         alone = replace(args, experts=1, top_k=1, score="softmax_topk", renorm=False)
-        spread.add_layer(LoneExperts(ops, lone, here, alone))
-        return SpreadExperts(ops, router, spread, args)
+        spread.add_layer(LocalExperts(ops, lone, here, alone))
+        return DistributedExperts(ops, router, spread, args)
 
     def _experts(self, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
         packed = self._ops.pack_experts(

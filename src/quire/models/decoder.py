@@ -2,7 +2,7 @@
 
 In: a `Batch` (ids or embeddings, positions, slots and attention plans per KV group, the layers' KV
 memory) from runner/runner.py. Out: hidden states [T, C], of which the runner picks rows for
-`logits`. Next: the sampler, then engine/output_processor.py.
+`logits`. Next: the sampler, then engine/frontend/output_processor.py.
 
 Branches on the spec are taken while the parts are built (`assembly.py`); the forward pass calls ops
 and nothing else on activations, so that a step can be recorded and replayed. The model holds no
@@ -18,8 +18,8 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.models.assembly import Assembly, tensors_of, tensors_within
 from quire.models.kv_groups import layer_group
+from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.spec import Decoder
-from quire.models.weight_builder import WeightBuilder
 from quire.ops import Batch, Ops
 from quire.quantization import UNQUANTIZED, Recipe
 

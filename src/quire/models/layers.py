@@ -114,7 +114,7 @@ class MixtureOfExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadExperts:
+class DistributedExperts:
     """The same where the experts are spread over cores: `exchange` brings each token to those that
     it has chosen, wherever they are (distributed/expert_exchange.py).
     """
@@ -131,7 +131,7 @@ class SpreadExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class LoneExperts:
+class LocalExperts:
     """Experts of a layer that are run one by one, each as a mixture of one: the router gives it
     0, whose softmax over the one that there is weighs 1.
     """

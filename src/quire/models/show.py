@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from quire.models.figures import active_parameters, flops_per_token
+from quire.models.costs import active_parameters, flops_per_token
 from quire.models.kv_groups import kv_bytes_per_token, kv_groups
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.spec import (

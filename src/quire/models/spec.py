@@ -41,7 +41,7 @@ class LinearScaling:
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
     """NTK-aware base that grows once a context is longer than `original` tokens; see
-    `models/rotary.py` for what that means here.
+    `models/rotary_tables.py` for what that means here.
     """
 
     factor: float

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.attention_plan import DecodeRows, PlainPlan, PrefillRow, Tile, plan_rows
 from quire.ops.kv import LayerKV, PlainKV, vector_bytes
-from quire.ops.plan import DecodeRows, PlainPlan, PrefillRow, Tile, plan_rows
 from quire.ops.registry import WIDE, nbytes, op
 
 MAX_SCORES = 1 << 24

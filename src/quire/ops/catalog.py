@@ -8,16 +8,16 @@ from types import MappingProxyType
 
 from quire.ops.activation import scale_gate
 from quire.ops.attention import attend, plan_attention
-from quire.ops.edits import bias_logits, forbid_words, penalize
 from quire.ops.embed import embed, embed_packed
-from quire.ops.grammar_mask import mask_logits
 from quire.ops.kv import allocate_kv, copy_kv, export_kv, import_kv, zero_kv
 from quire.ops.linear import linear, logits, mlp, pack_linear
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, norm
 from quire.ops.registry import Op
 from quire.ops.rotary import rope_store
-from quire.ops.sample import draw, greedy, rank, truncate
+from quire.ops.sampling.edits import bias_logits, forbid_words, penalize
+from quire.ops.sampling.grammar_mask import mask_logits
+from quire.ops.sampling.sample import draw, greedy, rank, truncate
 
 CATALOG: MappingProxyType[str, Op] = MappingProxyType(
     {

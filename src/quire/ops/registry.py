@@ -29,7 +29,7 @@ WIDE = {
 class Facts:
     """What a provider may look at to say whether it serves a model, and what its ops run on.
 
-    `runtime` belongs to the provider (`quire.kernels.cpu_runtime`); None lets it make its own.
+    `runtime` belongs to the provider (`quire.kernels.cpu.runtime`); None lets it make its own.
     is_deterministic: a row's bits must not depend on the batch, at the price of speed where a
     provider is faster without that.
     """

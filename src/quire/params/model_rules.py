@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quire.errors import InvalidParameter
 from quire.params import checks
-
-if TYPE_CHECKING:
-    from quire.params.sampling import SamplingParams
+from quire.params.sampling_fields import SamplingFields
 
 
-def verify(params: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
+def verify(params: SamplingFields, *, vocab_size: int, max_logprobs: int) -> None:
     """Raise InvalidParameter for the first field that cannot be honoured; -1 logprobs means any."""
     limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
     _verify_logprobs(params, vocab_size, limit)
@@ -23,7 +19,7 @@ def verify(params: SamplingParams, *, vocab_size: int, max_logprobs: int) -> Non
     _verify_trace(params, vocab_size)
 
 
-def _verify_logprobs(params: SamplingParams, vocab_size: int, limit: int) -> None:
+def _verify_logprobs(params: SamplingFields, vocab_size: int, limit: int) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and (vocab_size if value == -1 else value) > limit:
@@ -36,7 +32,7 @@ def _verify_logprobs(params: SamplingParams, vocab_size: int, limit: int) -> Non
         raise InvalidParameter("logprobs", params.logprobs, allowed)
 
 
-def _verify_prompt_logprob_ids(params: SamplingParams, vocab_size: int, limit: int) -> None:
+def _verify_prompt_logprob_ids(params: SamplingFields, vocab_size: int, limit: int) -> None:
     name = "prompt_logprob_token_ids"
     if params.prompt_logprob_token_ids is None:
         return
@@ -47,7 +43,7 @@ def _verify_prompt_logprob_ids(params: SamplingParams, vocab_size: int, limit: i
                 raise InvalidParameter(name, token_id, allowed)
 
 
-def _verify_trace(params: SamplingParams, vocab_size: int) -> None:
+def _verify_trace(params: SamplingFields, vocab_size: int) -> None:
     trace = params.trace_decode_token_ids
     if trace is None:
         return

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from quire.errors import InvalidParameter, InvalidType
 from quire.params import checks
 from quire.params.checks import MAX_INT
 from quire.params.kinds import RequestOutputKind
+from quire.params.sampling_fields import SamplingFields
 from quire.params.structured import RepetitionDetectionParams, StructuredOutputsParams
-
-if TYPE_CHECKING:
-    from quire.params.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ MAX_BIAS = 1e30
 """Beyond it, dividing by the temperature could leave float32."""
 
 
-def check(params: SamplingParams) -> None:
+def check(params: SamplingFields) -> None:
     """Bring every field into its plain form, or raise for the first that is not allowed."""
     _check_flags(params)
     _check_counts(params)
@@ -44,7 +41,7 @@ def check(params: SamplingParams) -> None:
     _check_parts(params)
 
 
-def _check_flags(params: SamplingParams) -> None:
+def _check_flags(params: SamplingFields) -> None:
     checks.flag("ignore_eos", params.ignore_eos)
     checks.flag("flat_logprobs", params.flat_logprobs)
     checks.flag("detokenize", params.detokenize)
@@ -54,7 +51,7 @@ def _check_flags(params: SamplingParams) -> None:
     checks.flag("skip_clone", params.skip_clone)
 
 
-def _check_counts(params: SamplingParams) -> None:
+def _check_counts(params: SamplingFields) -> None:
     params.n = checks.integer("n", params.n, 1, MAX_N, f"it must be an int from 1 to {MAX_N}")
     optional = "it must be None or an int of at least 1"
     if params.max_tokens is not None:
@@ -71,14 +68,14 @@ def _check_counts(params: SamplingParams) -> None:
     check_min_tokens(params)
 
 
-def check_min_tokens(params: SamplingParams) -> None:
+def check_min_tokens(params: SamplingFields) -> None:
     """`min_tokens` may not exceed `max_tokens`; asked again when a None has become a number."""
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         allowed = f"it must be at most max_tokens, which is {params.max_tokens}"
         raise InvalidParameter("min_tokens", params.min_tokens, allowed)
 
 
-def _check_penalties(params: SamplingParams) -> None:
+def _check_penalties(params: SamplingFields) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         value = checks.number(
             name, getattr(params, name), -2, 2, "it must be a number from -2 to 2"
@@ -93,7 +90,7 @@ def _check_penalties(params: SamplingParams) -> None:
     )
 
 
-def _check_distribution(params: SamplingParams) -> None:
+def _check_distribution(params: SamplingFields) -> None:
     allowed = "it must be a number above 0 and at most 1"
     params.top_p = checks.number("top_p", params.top_p, checks.MIN_FLOAT32, 1, allowed)
     allowed = "it must be an int of at least 1, or 0 or -1 for no limit"
@@ -106,7 +103,7 @@ def _check_distribution(params: SamplingParams) -> None:
         params.seed = None if seed == -1 else seed
 
 
-def _check_temperature(params: SamplingParams) -> None:
+def _check_temperature(params: SamplingFields) -> None:
     given = params.temperature
     temperature = checks.number("temperature", given, 0, 2, "it must be a number from 0 to 2")
     if 0 < temperature < LOWEST_TEMPERATURE:
@@ -120,7 +117,7 @@ def _check_temperature(params: SamplingParams) -> None:
             raise InvalidParameter("n", params.n, allowed)
 
 
-def _check_stops(params: SamplingParams) -> None:
+def _check_stops(params: SamplingFields) -> None:
     params.stop = checks.texts("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
     if params.stop and not params.detokenize:
         allowed = "stop strings need detokenize=True"
@@ -133,7 +130,7 @@ def _check_stops(params: SamplingParams) -> None:
     )
 
 
-def _check_logprobs(params: SamplingParams) -> None:
+def _check_logprobs(params: SamplingFields) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None:
@@ -154,7 +151,7 @@ def _check_logprobs(params: SamplingParams) -> None:
     checks.flag("skip_reading_prefix_cache", params.skip_reading_prefix_cache)
 
 
-def _check_token_lists(params: SamplingParams) -> None:
+def _check_token_lists(params: SamplingFields) -> None:
     allowed_ids = params.allowed_token_ids
     if allowed_ids is not None:
         params.allowed_token_ids = checks.integers("allowed_token_ids", allowed_ids, MAX_LIST)
@@ -185,7 +182,7 @@ def _bias(value: object) -> dict[int, float]:
     }
 
 
-def _check_parts(params: SamplingParams) -> None:
+def _check_parts(params: SamplingFields) -> None:
     budget = params.thinking_token_budget
     if budget is not None:
         allowed = "it must be None, -1 or an int of at least 0"

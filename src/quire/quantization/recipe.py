@@ -72,4 +72,4 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         ),
     }
 )
-"""Value of `--quantization` -> recipe; config/resolve_dtype.py knows how many bits they take."""
+"""Value of `--quantization` -> recipe; config/resolve/dtype.py knows how many bits they take."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import PAD_SLOT, AttentionPlan, Batch, GroupBatch, LayerKV, Ops
-from quire.runner.device import Array, Device
+from quire.runner.devices.device import Array, Device
 from quire.runner.rows import Rows
 from quire.scheduling.step import StepPlan
 

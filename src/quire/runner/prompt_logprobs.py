@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quire.runner.batch import StepInputs
 from quire.runner.rows import Rows
-from quire.runner.sampling import LogprobColumns, Sampler
-from quire.runner.step_output import PromptTensors
+from quire.runner.runner_output import PromptTensors
+from quire.runner.sampling import SampledLogprobs, Sampler
 from quire.scheduling.step import NewRow
 
 logger = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ _MAX_LOGITS = 1 << 23
 @dataclass(slots=True)
 class _Pending:
     num_top: int
-    pieces: dict[int, LogprobColumns] = field(default_factory=dict)
+    pieces: dict[int, SampledLogprobs] = field(default_factory=dict)
     """By first position, so that a step that runs again replaces what it brought."""
 
 
-class PromptLogprobs:
+class PromptLogprobsPart:
     """A row part: which rows want their prompt described, and what has been computed of it.
 
     Entry i of a prompt describes token i + 1 given the tokens up to i, so the chunk that computes

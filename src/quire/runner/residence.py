@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import DecoderModel
-from quire.runner.device import Device
-from quire.runner.graphs import Forward
+from quire.runner.devices.device import Device
+from quire.runner.forward.forward import Forward
 from quire.runner.kv_cache import KVCache
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from quire.runner.device import Device
+from quire.runner.devices.device import Device
 from quire.runner.faults import RowFailures
 from quire.scheduling.step import NewBlocks, NewRow, StepPlan
 

@@ -1,6 +1,6 @@
 """Step 6 of 8 on a request's path: a step plan becomes tensors, hidden states, and sampled ids.
 
-In: `StepPlan` from scheduling/scheduler.py. Out: `StepOutput` for engine/core.py. Next:
+In: `StepPlan` from scheduling/scheduler.py. Out: `RunnerOutput` for engine/core/core.py. Next:
 models/decoder.py, which is given a `Batch`.
 
 Five nouns: `Rows` (what is remembered of each request), `Batch` (this step's tensors), `KVCache`,
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from quire.models.decoder import DecoderModel
 from quire.runner.batch import BatchBuilder, StepInputs
-from quire.runner.device import Device, Fetched
+from quire.runner.devices.device import Device, Fetched
+from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
-from quire.runner.graphs import Forward
 from quire.runner.kv_cache import KVCache
-from quire.runner.prompt_logprobs import PromptLogprobs
+from quire.runner.prompt_logprobs import PromptLogprobsPart
 from quire.runner.rows import Rows
+from quire.runner.runner_output import PromptTensors, RunnerOutput
 from quire.runner.sampling import DrawInputs, Member, Sampler, SamplerOutput
-from quire.runner.step_output import PromptTensors, StepOutput
 from quire.scheduling.step import NewRow, StepPlan, StepResult
 
 
@@ -47,8 +47,8 @@ class Step:
         self._inputs = inputs
         self._hidden: Tensor | None = hidden
         self._drawing = drawing
-        self._ending: StepEnding | None = None
-        self._output: StepOutput | None = None
+        self._ending: PendingOutput | None = None
+        self._output: RunnerOutput | None = None
 
     def sample(self, mask: GrammarMask | None = None) -> None:
         """Draw the sampled rows' tokens, of those that `mask` allows."""
@@ -56,21 +56,21 @@ class Step:
         self._ending = self._runner.finish(self._inputs, self._hidden, self._drawing, mask)
         self._hidden = self._drawing = None
 
-    def result(self) -> StepOutput:
+    def result(self) -> RunnerOutput:
         """Wait for the ids and bring them to the host."""
         assert self._ending is not None, "result() comes after sample()"
         if self._output is None:
-            self._output = self._learn(self._ending)
+            self._output = self._to_host(self._ending)
         return self._output
 
-    def _learn(self, ending: StepEnding) -> StepOutput:
+    def _to_host(self, ending: PendingOutput) -> RunnerOutput:
         values = iter(ending.fetched.wait())
-        sampled = ending.sampled.learn([next(values) for _ in ending.sampled.tensors])
-        prompts = [p.learn([next(values) for _ in p.tensors]) for p in ending.prompts]
+        sampled = ending.sampled.to_host([next(values) for _ in ending.sampled.tensors])
+        prompts = [p.to_host([next(values) for _ in p.tensors]) for p in ending.prompts]
         self._runner.sampler.commit(sampled, ending.members)
         rows = self._inputs.sampled
         errors = {int(rows[index]): text for index, text in sampled.errors.items()}
-        return StepOutput(
+        return RunnerOutput(
             StepResult(self._plan.step_id, sampled.token_ids.tolist(), errors | ending.errors),
             logprobs=sampled.logprobs,
             prompt_logprobs=prompts,
@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEnding:
+class PendingOutput:
     """What a step will bring: tokens for `members`, prompts that are complete, and `errors` by row
     of rows that have no token to blame. `fetched` are the tensors of the tokens and of the prompts.
     """
@@ -99,13 +99,13 @@ class NoTokens:
     def sample(self, mask: GrammarMask | None = None) -> None:
         """There is nothing to draw."""
 
-    def result(self) -> StepOutput:
+    def result(self) -> RunnerOutput:
         """There are no ids."""
-        return StepOutput(StepResult(self._step_id, []))
+        return RunnerOutput(StepResult(self._step_id, []))
 
 
 class ModelRunner:
-    """Runs steps on one device. Everything it needs is made by engine/builder.py."""
+    """Runs steps on one device. Everything it needs is made by engine/core/builder.py."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class ModelRunner:
         self.device = device
         self._batches = batches
         self._forward = forward
-        self._prompt_logprobs = PromptLogprobs(model, sampler, model.spec.vocab)
+        self._prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab)
         self._prepared = -1
         rows.parts += [SamplerRows(sampler), self._prompt_logprobs]
 
@@ -164,7 +164,7 @@ class ModelRunner:
         hidden: Tensor,
         drawing: DrawInputs | None,
         mask: GrammarMask | None,
-    ) -> StepEnding:
+    ) -> PendingOutput:
         """Sample behind the hidden states [T, C] of a step, and move the rows on to its end.
 
         If it raises, nothing has moved.
@@ -179,7 +179,7 @@ class ModelRunner:
         rows.advance(inputs.rows, inputs.counts, inputs.sampled)
         for row in prompts:
             self._prompt_logprobs.remove_row(row)
-        return StepEnding(sampled, members, list(prompts.values()), errors, fetched)
+        return PendingOutput(sampled, members, list(prompts.values()), errors, fetched)
 
     def _sample(
         self,

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from quire.params import SamplingParams
-from quire.runner.decode_graphs import decode_sizes
 from quire.runner.faults import ProcessorFailure
+from quire.runner.forward.decode_graphs import decode_sizes
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import ModelRunner
 from quire.scheduling.step import Chunk, NewRow, StepPlan

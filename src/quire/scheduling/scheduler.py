@@ -2,7 +2,7 @@
 
 In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner, `StepOutputs`
 for the engine core.
-Before: engine/core.py. Next: runner/runner.py.
+Before: engine/core/core.py. Next: runner/runner.py.
 
 There are no phases. A request has known tokens and computed tokens, and a step hands out tokens
 until they meet; chunked prefill, prefix hits and resumption after preemption are all this one

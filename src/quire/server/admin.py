@@ -18,9 +18,9 @@ from quire.errors import (
     InvalidParameter,
     ProfilerAlreadyActive,
 )
-from quire.server.body import T
 from quire.server.context import Server
-from quire.server.failures import JSON, Refusal
+from quire.server.http.body import T
+from quire.server.http.failures import JSON, Refusal
 
 Mode = Literal["abort", "wait", "keep"]
 

@@ -14,10 +14,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quire.server.context import Server
-from quire.server.envelope import Envelope
-from quire.server.failures import Refusal, error_response
-from quire.server.routes import Entry
-from quire.server.security import KeyGuard
+from quire.server.http.failures import Refusal, error_response
+from quire.server.http.request_log import RequestLog
+from quire.server.http.security import KeyGuard
+from quire.server.routes import RouteEntry
 
 _CLIENT_GONE = 499
 """For the log alone: nobody is there to read it."""
@@ -37,7 +37,7 @@ class Access:
     logs: bool = False
 
 
-def build_app(server: Server, access: Access, entries: Sequence[Entry]) -> ASGIApp:
+def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> ASGIApp:
     """The app that answers `entries`: its outermost part sees to failures, then come CORS and the
     keys.
     """
@@ -57,10 +57,10 @@ def build_app(server: Server, access: Access, entries: Sequence[Entry]) -> ASGIA
             allow_credentials=access.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return Envelope(app, server.traffic, shows_ids=access.shows_request_ids, logs=access.logs)
+    return RequestLog(app, server.traffic, shows_ids=access.shows_request_ids, logs=access.logs)
 
 
-def _route(server: Server, entry: Entry) -> Route:
+def _route(server: Server, entry: RouteEntry) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
             return await entry.handler(server, request)

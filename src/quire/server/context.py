@@ -15,17 +15,17 @@ from starlette.requests import Request
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
-from quire.server.body import T, read_json
-from quire.server.envelope import ID_SLOT, TRACE_SLOT, own_request_id
-from quire.server.event_stream import EventStream
-from quire.server.failures import Refusal
-from quire.server.limits import Limits
+from quire.server.http.body import T, read_json
+from quire.server.http.event_stream import EventStream
+from quire.server.http.failures import Refusal
+from quire.server.http.request_log import ID_SLOT, TRACE_SLOT, own_request_id
+from quire.server.http.security import KEY_SLOT
+from quire.server.in_flight_requests import InFlightRequests
 from quire.server.openai.fields import GenerationFields
 from quire.server.outcome import Outputs, close_all
+from quire.server.output_parsing import TranscriptPlan
+from quire.server.request_limits import Limits
 from quire.server.responses.store import ResponseStore
-from quire.server.security import KEY_SLOT
-from quire.server.traffic import Traffic
-from quire.server.transcript import TranscriptPlan
 from quire.text.tokenizer import Tokenizer
 
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
@@ -81,7 +81,7 @@ class Server:
     num_keys: int = 0
     metrics_prefix: str = "vllm:"
     plan: Mapping[str, Any] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None

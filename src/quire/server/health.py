@@ -9,7 +9,7 @@ from starlette.responses import Response
 from quire.observability.prometheus import exposition, registry_of
 from quire.release import __version__
 from quire.server.context import Server
-from quire.server.failures import JSON, Refusal, error_response
+from quire.server.http.failures import JSON, Refusal, error_response
 
 
 async def health(server: Server, request: Request) -> Response:

@@ -9,11 +9,12 @@ from typing import TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server import admin, documents, health, tokens
+from quire.server import admin, health, tokens
 from quire.server.anthropic import routes as messages
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import Server
+from quire.server.http import documents
 from quire.server.openai import chat, completions, models, rendering, replies, requests
 from quire.server.page import page
 from quire.server.responses import routes as responses
@@ -25,7 +26,7 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RouteEntry:
     """One path: its methods, who answers, and the types of its bodies (None: none)."""
 
     methods: str
@@ -35,16 +36,16 @@ class Entry:
     gives: type | None = None
 
 
-HEALTH_ROUTES: tuple[Entry, ...] = (
-    Entry("GET", "/health", health.health),
-    Entry("GET POST", "/ping", health.health),
-    Entry("GET", "/ready", health.ready),
-    Entry("GET", "/version", health.version),
-    Entry("GET", "/load", health.load),
-    Entry("GET", "/metrics", health.metrics),
-    Entry("GET", "/server_info", health.server_info),
-    Entry("GET", "/openapi.json", documents.openapi),
-    Entry("GET", "/docs", documents.docs),
+HEALTH_ROUTES: tuple[RouteEntry, ...] = (
+    RouteEntry("GET", "/health", health.health),
+    RouteEntry("GET POST", "/ping", health.health),
+    RouteEntry("GET", "/ready", health.ready),
+    RouteEntry("GET", "/version", health.version),
+    RouteEntry("GET", "/load", health.load),
+    RouteEntry("GET", "/metrics", health.metrics),
+    RouteEntry("GET", "/server_info", health.server_info),
+    RouteEntry("GET", "/openapi.json", documents.openapi),
+    RouteEntry("GET", "/docs", documents.docs),
 )
 
 UNSERVED = (
@@ -54,73 +55,73 @@ UNSERVED = (
 )
 """Documented paths that other releases or other models serve: known, and refused as such."""
 
-ROUTES: tuple[Entry, ...] = (
-    Entry("GET", "/", page),
+ROUTES: tuple[RouteEntry, ...] = (
+    RouteEntry("GET", "/", page),
     *HEALTH_ROUTES,
-    *(Entry("POST", path, health.unserved) for path in UNSERVED),
-    Entry("GET", "/v1/models", models.models, gives=models.ModelList),
-    Entry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
-    Entry(
+    *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
+    RouteEntry("GET", "/v1/models", models.models, gives=models.ModelList),
+    RouteEntry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
+    RouteEntry(
         "POST",
         "/v1/completions",
         completions.completions,
         requests.CompletionRequest,
         replies.CompletionReply,
     ),
-    Entry(
+    RouteEntry(
         "POST",
         "/v1/chat/completions",
         chat.chat_completions,
         requests.ChatRequest,
         replies.ChatReply,
     ),
-    Entry(
+    RouteEntry(
         "POST",
         "/v1/completions/render",
         rendering.render_completions,
         requests.CompletionRequest,
         list[rendering.Rendered],
     ),
-    Entry(
+    RouteEntry(
         "POST",
         "/v1/chat/completions/render",
         rendering.render_chat_completions,
         requests.ChatRequest,
         rendering.Rendered,
     ),
-    Entry(
+    RouteEntry(
         "POST",
         "/v1/responses",
         responses.create,
         ResponsesRequest,
         ResponseObject,
     ),
-    Entry("GET", "/v1/responses/{id}", responses.retrieve, gives=ResponseObject),
-    Entry("DELETE", "/v1/responses/{id}", responses.delete, gives=responses.Deleted),
-    Entry("GET", "/v1/responses/{id}/input_items", responses.input_items, gives=InputItems),
-    Entry("POST", "/v1/responses/{id}/cancel", responses.cancel, gives=ResponseObject),
-    Entry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
-    Entry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
-    Entry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
-    Entry(
+    RouteEntry("GET", "/v1/responses/{id}", responses.retrieve, gives=ResponseObject),
+    RouteEntry("DELETE", "/v1/responses/{id}", responses.delete, gives=responses.Deleted),
+    RouteEntry("GET", "/v1/responses/{id}/input_items", responses.input_items, gives=InputItems),
+    RouteEntry("POST", "/v1/responses/{id}/cancel", responses.cancel, gives=ResponseObject),
+    RouteEntry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
+    RouteEntry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
+    RouteEntry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
+    RouteEntry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply
     ),
 )
 
-ADMIN_ROUTES: tuple[Entry, ...] = (
-    Entry("POST", "/sleep", admin.sleep),
-    Entry("POST", "/wake_up", admin.wake_up),
-    Entry("GET", "/is_sleeping", admin.is_sleeping),
-    Entry("POST", "/pause", admin.pause),
-    Entry("POST", "/resume", admin.resume),
-    Entry("GET", "/is_paused", admin.is_paused),
-    Entry("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
-    Entry("POST", "/reset_mm_cache", admin.reset_mm_cache),
-    Entry("POST", "/reset_encoder_cache", admin.reset_encoder_cache),
-    Entry("POST", "/release_kv_cache_memory", admin.release_kv_cache_memory),
-    Entry("POST", "/collective_rpc", admin.collective_rpc, admin.RpcRequest),
-    Entry("POST", "/abort_requests", admin.abort_requests, admin.AbortRequest),
-    Entry("POST", "/scale_elastic_ep", admin.scale_elastic_ep, admin.ScaleRequest),
-    Entry("POST", "/start_profile", admin.start_profile, admin.ProfileRequest),
-    Entry("POST", "/stop_profile", admin.stop_profile),
+ADMIN_ROUTES: tuple[RouteEntry, ...] = (
+    RouteEntry("POST", "/sleep", admin.sleep),
+    RouteEntry("POST", "/wake_up", admin.wake_up),
+    RouteEntry("GET", "/is_sleeping", admin.is_sleeping),
+    RouteEntry("POST", "/pause", admin.pause),
+    RouteEntry("POST", "/resume", admin.resume),
+    RouteEntry("GET", "/is_paused", admin.is_paused),
+    RouteEntry("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
+    RouteEntry("POST", "/reset_mm_cache", admin.reset_mm_cache),
+    RouteEntry("POST", "/reset_encoder_cache", admin.reset_encoder_cache),
+    RouteEntry("POST", "/release_kv_cache_memory", admin.release_kv_cache_memory),
+    RouteEntry("POST", "/collective_rpc", admin.collective_rpc, admin.RpcRequest),
+    RouteEntry("POST", "/abort_requests", admin.abort_requests, admin.AbortRequest),
+    RouteEntry("POST", "/scale_elastic_ep", admin.scale_elastic_ep, admin.ScaleRequest),
+    RouteEntry("POST", "/start_profile", admin.start_profile, admin.ProfileRequest),
+    RouteEntry("POST", "/stop_profile", admin.stop_profile),
 )

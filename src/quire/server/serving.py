@@ -7,11 +7,11 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from quire.config.server_args import ServerArgs
+from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.app import build_app
-from quire.server.builder import Beside, access_of, build_server, listening_of
-from quire.server.listening import Ending, address_of, listen, make_listener
+from quire.server.assemble import Beside, access_of, build_server, listening_of
+from quire.server.http.listening import Ending, address_of, listen, make_listener
 from quire.server.routes import ADMIN_ROUTES, HEALTH_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import Server, off_loop
-from quire.server.failures import JSON
+from quire.server.http.failures import JSON
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

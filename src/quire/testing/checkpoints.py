@@ -19,9 +19,9 @@ import torch
 
 from quire.errors import InvalidParameter
 from quire.models.families import family_module, family_names, read_spec
-from quire.models.random_weights import RandomLeaves
+from quire.models.loading.random_weights import RandomLeaves
+from quire.models.loading.transforms import from_leaves
 from quire.models.rules import StoredTensor, tensor_map
-from quire.models.transforms import from_leaves
 from quire.testing.model_shapes import SHAPES, make_config
 from quire.testing.tiny_tokenizer import write_tokenizer
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import psutil
 
-from quire.config.engine_args import EngineArgs
+from quire.config.args.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.front_end import build_front_end
+from quire.engine.client.supervisor import AsyncSupervisor
+from quire.engine.frontend.frontend import build_front_end
 from quire.engine.launcher import launch_async
-from quire.engine.protocol import EngineCoreOutputs
-from quire.engine.supervisor import AsyncSupervisor
+from quire.engine.wire.messages import EngineCoreOutputs
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.checkpoints import make_checkpoint
 

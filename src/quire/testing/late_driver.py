@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.runner.arena import Event
+from quire.runner.devices.arena import Event
 
 _POISON = 0xA5
 

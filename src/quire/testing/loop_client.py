@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from quire.engine.client import CoreStatus, EngineCoreClient
-from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest
-from quire.engine.utility import Utility
+from quire.engine.client.client import CoreStatus, EngineCoreClient
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import InvalidParameter
 
 T = TypeVar("T")

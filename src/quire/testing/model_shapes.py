@@ -10,7 +10,7 @@ CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The sizes of a decoder and the family it is known from."""
 
     family: str
@@ -26,10 +26,10 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape("llama", 4, 128, 4, 2, 32, 384, 1024, True, 1e4),
-    "0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6),  # Qwen3-0.6B
-    "1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
-    "8b": Shape("llama", 32, 4096, 32, 8, 128, 14_336, 128_256, False, 5e5),  # Llama-3.1-8B
+    "tiny": ModelShape("llama", 4, 128, 4, 2, 32, 384, 1024, True, 1e4),
+    "0.6b": ModelShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6),  # Qwen3-0.6B
+    "1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
+    "8b": ModelShape("llama", 32, 4096, 32, 8, 128, 14_336, 128_256, False, 5e5),  # Llama-3.1-8B
 }
 
 
@@ -41,7 +41,9 @@ def make_config(shape: str | Mapping[str, Any], family: str) -> dict[str, Any]:
     return config | dict(shape)
 
 
-def _llama(s: Shape, architecture: str = "LlamaForCausalLM", kind: str = "llama") -> dict[str, Any]:
+def _llama(
+    s: ModelShape, architecture: str = "LlamaForCausalLM", kind: str = "llama"
+) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": kind,
@@ -63,12 +65,14 @@ def _llama(s: Shape, architecture: str = "LlamaForCausalLM", kind: str = "llama"
     }
 
 
-def _like_llama(architecture: str, kind: str, **keys: Any) -> Callable[[Shape], dict[str, Any]]:
+def _like_llama(
+    architecture: str, kind: str, **keys: Any
+) -> Callable[[ModelShape], dict[str, Any]]:
     return lambda s: _llama(s, architecture, kind) | keys
 
 
-def _gemma(architecture: str, kind: str, **keys: Any) -> Callable[[Shape], dict[str, Any]]:
-    def config(s: Shape) -> dict[str, Any]:
+def _gemma(architecture: str, kind: str, **keys: Any) -> Callable[[ModelShape], dict[str, Any]]:
+    def config(s: ModelShape) -> dict[str, Any]:
         base = _llama(s, architecture, kind) | {"hidden_act": "gelu_pytorch_tanh"}
         if kind == "gemma":
             return base
@@ -78,19 +82,19 @@ def _gemma(architecture: str, kind: str, **keys: Any) -> Callable[[Shape], dict[
     return config
 
 
-def _granite(s: Shape) -> dict[str, Any]:
+def _granite(s: ModelShape) -> dict[str, Any]:
     scales = {"attention_multiplier": s.head_dim**-0.5, "embedding_multiplier": 12.0}
     scales |= {"residual_multiplier": 0.25, "logits_scaling": 4.0}
     return _llama(_square(s), "GraniteForCausalLM", "granite") | scales
 
 
-def _starcoder2(s: Shape) -> dict[str, Any]:
+def _starcoder2(s: ModelShape) -> dict[str, Any]:
     config = _llama(_square(s), "Starcoder2ForCausalLM", "starcoder2")
     del config["rms_norm_eps"]
     return config | {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "use_bias": True}
 
 
-def _gpt2(s: Shape) -> dict[str, Any]:
+def _gpt2(s: ModelShape) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -108,8 +112,10 @@ def _gpt2(s: Shape) -> dict[str, Any]:
     }
 
 
-def _experts(architecture: str, kind: str, count_key: str) -> Callable[[Shape], dict[str, Any]]:
-    def config(s: Shape) -> dict[str, Any]:
+def _experts(
+    architecture: str, kind: str, count_key: str
+) -> Callable[[ModelShape], dict[str, Any]]:
+    def config(s: ModelShape) -> dict[str, Any]:
         keys: dict[str, Any] = {count_key: 4, "num_experts_per_tok": 2}
         if kind == "qwen3_moe":
             keys |= {"moe_intermediate_size": s.ffn // 2, "norm_topk_prob": True}
@@ -118,19 +124,19 @@ def _experts(architecture: str, kind: str, count_key: str) -> Callable[[Shape], 
     return config
 
 
-def _gpt_oss(s: Shape) -> dict[str, Any]:
+def _gpt_oss(s: ModelShape) -> dict[str, Any]:
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
     scaling |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
     keys = {"rope_scaling": scaling, "sliding_window": 128, "swiglu_limit": 7.0}
     return _experts("GptOssForCausalLM", "gpt_oss", "num_local_experts")(s) | keys
 
 
-def _square(s: Shape) -> Shape:
+def _square(s: ModelShape) -> ModelShape:
     """Heads as wide together as the hidden state, for families without a `head_dim` key."""
     return replace(s, head_dim=s.width // s.heads)
 
 
-_CONFIGS: dict[str, Callable[[Shape], dict[str, Any]]] = {
+_CONFIGS: dict[str, Callable[[ModelShape], dict[str, Any]]] = {
     "gemma": _gemma("GemmaForCausalLM", "gemma"),
     "gemma2": _gemma(
         "Gemma2ForCausalLM", "gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0

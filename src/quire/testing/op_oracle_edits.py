@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from quire.ops.edits import WILD
+from quire.ops.sampling.edits import WILD
 
 
 def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> None:

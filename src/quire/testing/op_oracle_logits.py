@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.sample import TopLogits
+from quire.ops.sampling.sample import TopLogits
 from quire.testing.op_oracle_rows import to_array, to_tensor
 
 _WORD = 2**32 - 1

@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from quire.engine.client import CoreStatus
-from quire.engine.protocol import (
+from quire.engine.client.client import CoreStatus
+from quire.engine.wire.control_calls import PauseMode, Utility, perform
+from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
@@ -25,7 +26,6 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
-from quire.engine.utility import PauseMode, Utility, perform
 from quire.errors import EngineDeadError
 from quire.params import SamplingParams
 

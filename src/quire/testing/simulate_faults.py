@@ -18,16 +18,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from quire.engine import utility
-from quire.engine.client import CoreStatus
-from quire.engine.core import EngineCore
-from quire.engine.frame_order import FrameOrder, LostFrames, Overdue
-from quire.engine.protocol import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
-from quire.engine.supervisor import SyncSupervisor
-from quire.engine.utility import Utility, perform
+from quire.engine.client.client import CoreStatus
+from quire.engine.client.supervisor import SyncSupervisor
+from quire.engine.core.core import EngineCore
+from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import Utility, perform
+from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
 from quire.params import SamplingParams
-from quire.runner.step_output import StepOutput
+from quire.runner.runner_output import RunnerOutput
 from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
@@ -103,12 +103,12 @@ class HashStep:
     """A launched step of the hash model."""
 
     def __init__(self, runner: HashRunner, plan: StepPlan) -> None:
-        self._output = StepOutput(runner.execute(plan))
+        self._output = RunnerOutput(runner.execute(plan))
 
     def sample(self, mask: Any = None) -> None:
         """It has."""
 
-    def result(self) -> StepOutput:
+    def result(self) -> RunnerOutput:
         """The ids."""
         return self._output
 
@@ -158,7 +158,7 @@ class Life:
         self.core = EngineCore(
             Scheduler(config), executor, depth=world.depth, log_stats=False, clock=world.clock.read
         )
-        self.core.witness = self._note_step
+        self.core.on_launch = self._note_step
         self._beat()
 
     def take(self, number: int, message: Callable[[Life], None]) -> None:
@@ -182,7 +182,7 @@ class Life:
             )
 
     def perform(self, call_id: int, call: Utility[Any]) -> None:
-        """Serve a utility and answer."""
+        """Serve a control_calls and answer."""
         answer = perform(self.core, call.method, call.args)
         if isinstance(answer, Future):
             answer.add_done_callback(lambda future: self.wire.send((call_id, future.result())))
@@ -244,7 +244,7 @@ class Link:
 
 
 class SimulatedCores:
-    """The client of the simulated cores, as engine/mp_client.py is that of real ones."""
+    """The client of the simulated cores, as engine/client/multiprocess.py is that of real ones."""
 
     def __init__(self, world: World, num_cores: int) -> None:
         self.world = world
@@ -503,10 +503,14 @@ class World:
                 life.end()
         if self.is_paused != (pick.random() < (0.2 if self.is_paused else 0.01)):
             self.is_paused = not self.is_paused
-            call = utility.pause_scheduler("keep") if self.is_paused else utility.resume_scheduler()
+            call = (
+                control_calls.pause_scheduler("keep")
+                if self.is_paused
+                else control_calls.resume_scheduler()
+            )
             self.supervisor.call(call)
         if pick.random() < (0.2 if self.is_paused else 0.02):
-            assert self.supervisor.call(utility.is_scheduler_paused()) is self.is_paused
+            assert self.supervisor.call(control_calls.is_scheduler_paused()) is self.is_paused
 
     def _add(self) -> None:
         pick, handle = self.random, len(self.stories) + 1

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
-from quire.engine.client import CoreStatus
-from quire.engine.protocol import (
+from quire.engine.client.client import CoreStatus
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
@@ -17,7 +18,6 @@ from quire.engine.protocol import (
     SchedulerStats,
     Started,
 )
-from quire.engine.utility import Utility
 from quire.errors import EngineDeadError
 
 T = TypeVar("T")

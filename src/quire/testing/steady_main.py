@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.config.plan import EnginePlan
-from quire.engine.core import EngineCore
-from quire.engine.core_main import run
+from quire.engine.core.core import EngineCore
+from quire.engine.process.core_main import run
 from quire.params import SamplingParams
 from quire.runner.grammar_mask import GrammarMask
-from quire.runner.step_output import StepOutput
+from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.step import StepPlan, StepResult
@@ -32,9 +32,9 @@ class SteadyStep:
     def sample(self, mask: GrammarMask | None = None) -> None:
         """The ids are there."""
 
-    def result(self) -> StepOutput:
+    def result(self) -> RunnerOutput:
         """They are these."""
-        return StepOutput(self._result)
+        return RunnerOutput(self._result)
 
 
 class SteadyExecutor:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from quire.server.transcript import plan_transcripts
+from quire.server.output_parsing import plan_transcripts
 
 START = "<|im_start|>assistant\n"
 TAGGED = {

@@ -7,7 +7,7 @@ import json
 import pytest
 from golden_transcripts import GOLDENS, TOOLS
 
-from quire.server.transcript import (
+from quire.server.output_parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     choose_transcripts,
@@ -15,7 +15,7 @@ from quire.server.transcript import (
     detect_tool_parser,
     plan_transcripts,
 )
-from quire.server.transcript.detect import REASONING_PARSERS_BY_TEXT, TOOL_PARSERS_BY_TEXT
+from quire.server.output_parsing.detect import REASONING_PARSERS_BY_TEXT, TOOL_PARSERS_BY_TEXT
 from quire.text.chat_template import ChatTemplate
 
 CALL = "{% for call in messages[0].tool_calls %}{% set f = call.function %}"

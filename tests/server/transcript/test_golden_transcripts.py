@@ -9,7 +9,7 @@ from golden_transcripts import GOLDENS, TOOLS, Golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.transcript import (
+from quire.server.output_parsing import (
     ArgumentText,
     CallStarted,
     Event,

@@ -10,7 +10,7 @@ from golden_transcripts import GOLDENS, TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.transcript import (
+from quire.server.output_parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     ArgumentText,

@@ -6,10 +6,10 @@ import pytest
 from golden_transcripts import TOOLS
 
 from quire.errors import InvalidParameter
-from quire.server.transcript import (
+from quire.server.output_parsing import (
+    ParserState,
     Reads,
     ReasoningFormat,
-    State,
     ToolFormat,
     TranscriptPlan,
     plan_transcripts,
@@ -92,23 +92,23 @@ def test_a_table_that_cannot_be_read_says_why():
     with pytest.raises(ValueError, match="needs a state 'content'"):
         ToolFormat("x", {})
     with pytest.raises(ValueError, match=r"leads to \['call'\]"):
-        ToolFormat("x", {"content": State(Reads.CONTENT, {"<c>": "call"})})
+        ToolFormat("x", {"content": ParserState(Reads.CONTENT, {"<c>": "call"})})
     with pytest.raises(ValueError, match="ends by itself"):
-        call = State(Reads.ENVELOPE)
-        ToolFormat("x", {"content": State(Reads.CONTENT, {"<c>": "call"}), "call": call})
+        call = ParserState(Reads.ENVELOPE)
+        ToolFormat("x", {"content": ParserState(Reads.CONTENT, {"<c>": "call"}), "call": call})
     with pytest.raises(ValueError, match="lies within"):
-        ToolFormat("x", {"content": State(Reads.CONTENT, {"<c>": "content", "c": "content"})})
+        ToolFormat("x", {"content": ParserState(Reads.CONTENT, {"<c>": "content", "c": "content"})})
     with pytest.raises(ValueError, match="its start and its end"):
         ReasoningFormat("x", ("<t>",))
 
 
 def test_the_worked_example_of_the_table_s_page():
     states = {
-        "content": State(Reads.CONTENT, {"CALL ": "name"}),
-        "name": State(Reads.HEAD, {" ": "key", "END": "done"}, kept={"END"}),
-        "key": State(Reads.KEY, {": ": "value"}),
-        "value": State(Reads.VALUE, {" END": "done", "; ": "key"}),
-        "done": State(Reads.CONTENT, {"END": "content"}, closes=True),
+        "content": ParserState(Reads.CONTENT, {"CALL ": "name"}),
+        "name": ParserState(Reads.HEAD, {" ": "key", "END": "done"}, kept={"END"}),
+        "key": ParserState(Reads.KEY, {": ": "value"}),
+        "value": ParserState(Reads.VALUE, {" END": "done", "; ": "key"}),
+        "done": ParserState(Reads.CONTENT, {"END": "content"}, closes=True),
     }
     plan = TranscriptPlan(ToolFormat("spoken", states))
     said = plan.read("CALL weather city: Bonn; days: 2 END ok", tools=TOOLS)

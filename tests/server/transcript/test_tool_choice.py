@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from quire import embedded
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.server.transcript import ToolUse, decide_tool_use, plan_transcripts
+from quire.server.output_parsing import ToolUse, decide_tool_use, plan_transcripts
 
 HERMES = plan_transcripts("hermes")
 NO_PARSER = plan_transcripts()

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.transcript import plan_transcripts
-from quire.server.transcript.ends import End
-from quire.server.transcript.json_value import JsonValue
-from quire.server.transcript.marks import Marks
-from quire.server.transcript.parameters import typed_json
-from quire.server.transcript.python_value import PythonValue
-from quire.server.transcript.tool_schemas import ToolSchemas
+from quire.server.output_parsing import plan_transcripts
+from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.ends import End
+from quire.server.output_parsing.formats.json_value import JsonValue
+from quire.server.output_parsing.formats.parameters_as_text import typed_json
+from quire.server.output_parsing.formats.python_value import PythonValue
+from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT

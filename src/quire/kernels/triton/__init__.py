@@ -10,21 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.triton import (
-    attention,
-    edits,
-    experts,
-    gates,
-    kv,
-    mask,
-    norms,
-    products,
-    rank,
-    rope,
-    sample,
-)
+from quire.kernels.triton import gates, norms
+from quire.kernels.triton.attention import attend, paged_kv, rope_store
+from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
-from quire.kernels.triton.plan import Means, TritonPlan, plan_rows
+from quire.kernels.triton.linear import triton_linear
+from quire.kernels.triton.moe import experts
+from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.embed import embed, embed_packed
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
@@ -50,8 +42,8 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
 
     def pack_linear(
         weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
-    ) -> products.TritonLinear:
-        return products.pack(weight, bias, stored_as, is_fixed=is_fixed)
+    ) -> triton_linear.TritonLinear:
+        return triton_linear.pack(weight, bias, stored_as, is_fixed=is_fixed)
 
     def pack_experts(
         gate_up: Tensor,
@@ -60,13 +52,17 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
     ) -> experts.TritonExperts:
-        up = products.pack(gate_up, gate_up_bias, stored_as, is_fixed=is_fixed)
+        up = triton_linear.pack(gate_up, gate_up_bias, stored_as, is_fixed=is_fixed)
         return experts.TritonExperts(
-            up, products.pack(down, down_bias, stored_as, is_fixed=is_fixed)
+            up, triton_linear.pack(down, down_bias, stored_as, is_fixed=is_fixed)
         )
 
     def mlp(
-        x: Tensor, up: products.TritonLinear, down: products.TritonLinear, act: str, gated: bool
+        x: Tensor,
+        up: triton_linear.TritonLinear,
+        down: triton_linear.TritonLinear,
+        act: str,
+        gated: bool,
     ) -> Tensor:
         return down.multiply(gates.activate(up.multiply(x), act, gated=gated))
 
@@ -83,21 +79,21 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "logits": logits.definition,
         "pack_experts": pack_experts,
         "moe": experts.moe,
-        "allocate_kv": kv.allocate_kv,
-        "export_kv": kv.export_kv,
-        "import_kv": kv.import_kv,
-        "copy_kv": kv.copy_kv,
-        "zero_kv": kv.zero_kv,
-        "rope_store": rope.rope_store,
+        "allocate_kv": paged_kv.allocate_kv,
+        "export_kv": paged_kv.export_kv,
+        "import_kv": paged_kv.import_kv,
+        "copy_kv": paged_kv.copy_kv,
+        "zero_kv": paged_kv.zero_kv,
+        "rope_store": rope_store.rope_store,
         "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
-        "attend": attention.attend,
-        "mask_logits": mask.mask_logits,
-        "bias_logits": edits.bias_logits,
-        "penalize": edits.penalize,
-        "forbid_words": edits.forbid_words,
-        "greedy": sample.greedy,
-        "draw": sample.draw,
-        "truncate": sample.truncate,
+        "attend": attend.attend,
+        "mask_logits": mask_logits.mask_logits,
+        "bias_logits": edit_logits.bias_logits,
+        "penalize": edit_logits.penalize,
+        "forbid_words": edit_logits.forbid_words,
+        "greedy": draw.greedy,
+        "draw": draw.draw,
+        "truncate": draw.truncate,
         "rank": rank.rank,
     }
     varies = {"linear", "mlp", "logits", "moe", "plan_attention", "attend"}

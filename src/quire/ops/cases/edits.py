@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.ops.cases.case import Arguments, Case, Draw, Prepared
-from quire.ops.edits import WILD
+from quire.ops.sampling.edits import WILD
 from quire.ops.select import Ops
 
 VOCAB = 151_936

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.ops.cases.case import Case, Draw, Prepared, by_row
-from quire.ops.noise import noise_keys, token_hashes
+from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.ops.select import Ops
 
 VOCAB = 151_936

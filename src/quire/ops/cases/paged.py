@@ -26,7 +26,7 @@ SPARE_BLOCKS = 3
 
 
 @dataclass(frozen=True)
-class Shape:
+class PagedShape:
     """Heads H and K, head dim D, block size S."""
 
     heads: int = 4
@@ -36,11 +36,11 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a step in KV memory: (new tokens, length with them) of each, blocks in no order."""
+class PagedRows:
+    """PagedRows of a step in KV memory: (new tokens, length with them) of each, blocks in no order."""
 
     lengths: tuple[tuple[int, int], ...]
-    shape: Shape
+    shape: PagedShape
     window: int | None = None
 
     @property
@@ -57,7 +57,7 @@ class Rows:
         return 0 if self.window is None else max(0, length - new + 1 - self.window)
 
 
-def _tables(rows: Rows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+def _tables(rows: PagedRows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Block table [R, B] int32 and the number of blocks in the pool."""
     size = rows.shape.block_size
     counts = [-(-length // size) for _, length in rows.lengths]
@@ -73,7 +73,7 @@ def _tables(rows: Rows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
 def _fill(
     ops: Ops,
     draw: Draw,
-    rows: Rows,
+    rows: PagedRows,
     table: np.ndarray,
     pool: int,
     stored: torch.dtype | None,
@@ -98,7 +98,7 @@ def _fill(
 def _attend(
     name: str,
     lengths: Sequence[tuple[int, int]],
-    shape: Shape = Shape(),  # noqa: B008  (frozen)
+    shape: PagedShape = PagedShape(),  # noqa: B008  (frozen)
     *,
     window: int | None = None,
     softcap: float | None = None,
@@ -109,7 +109,7 @@ def _attend(
     stored: torch.dtype | None = None,
     size: float = 1.0,
 ) -> Case:
-    rows = Rows(tuple(lengths), shape, window)
+    rows = PagedRows(tuple(lengths), shape, window)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         table, pool = _tables(rows, draw.rng)
@@ -168,10 +168,10 @@ def _attends() -> list[Case]:
             _attend(f"one_row-{feature}", ((1, 10),), is_strided=True, **options),
             _attend(f"one_chunk-{feature}", ((6, 10),), is_strided=True, **options),
         ]
-    small = Shape(2, 1, 8, 16)
+    small = PagedShape(2, 1, 8, 16)
     cases += [
-        _attend("mixed-mha-odd", MIXED, Shape(3, 3, 5, 1)),
-        _attend("mixed-mqa", MIXED, Shape(6, 1, 16, 3), is_strided=True),
+        _attend("mixed-mha-odd", MIXED, PagedShape(3, 3, 5, 1)),
+        _attend("mixed-mqa", MIXED, PagedShape(6, 1, 16, 3), is_strided=True),
         _attend("row_without_new_tokens", ((1, 4), (0, 6), (3, 8))),
         _attend("ragged", RAGGED, small),
         _attend("ragged-all", RAGGED, small, window=300, softcap=2.0, sinks=True),
@@ -189,13 +189,15 @@ def _attends_scaled(name: str, stored: torch.dtype) -> list[Case]:
             _attend(f"{name}-mixed-{feature}", MIXED, stored=stored, **options),
             _attend(f"{name}-decode-{feature}", DECODE, stored=stored, **options),
         ]
-    small = Shape(2, 1, 16, 16)
+    small = PagedShape(2, 1, 16, 16)
     return [
         *cases,
         _attend(f"{name}-no_tokens", (), stored=stored),
         _attend(f"{name}-decode-small", ((1, 70), (1, 30)), stored=stored, size=2.0**-11),
-        _attend(f"{name}-mixed-mha-odd", MIXED, Shape(3, 3, 5, 1), stored=stored),
-        _attend(f"{name}-mixed-mqa", MIXED, Shape(6, 1, 16, 3), stored=stored, is_strided=True),
+        _attend(f"{name}-mixed-mha-odd", MIXED, PagedShape(3, 3, 5, 1), stored=stored),
+        _attend(
+            f"{name}-mixed-mqa", MIXED, PagedShape(6, 1, 16, 3), stored=stored, is_strided=True
+        ),
         _attend(f"{name}-ragged", RAGGED, small, stored=stored),
         _attend(f"{name}-ragged-window", RAGGED, small, window=300, sinks=True, stored=stored),
         _attend(f"{name}-long-window", LONG, small, window=70, stored=stored),
@@ -203,7 +205,7 @@ def _attends_scaled(name: str, stored: torch.dtype) -> list[Case]:
 
 
 def _benches() -> list[Case]:
-    shape = Shape(16, 8, 128, 16)
+    shape = PagedShape(16, 8, 128, 16)
     return [
         _attend("decode_0.6b_32x160", ((1, 160),) * 32, shape, is_bench=True),
         _attend("decode_0.6b_8x4096", ((1, 4096),) * 8, shape, is_bench=True),
@@ -218,7 +220,7 @@ def _benches() -> list[Case]:
 def _rope_store(
     name: str,
     num_tokens: int,
-    shape: Shape = Shape(),  # noqa: B008  (frozen)
+    shape: PagedShape = PagedShape(),  # noqa: B008  (frozen)
     *,
     dim: int | None = None,
     interleaved: bool = False,
@@ -262,7 +264,7 @@ def _rope_store(
     return Case("rope_store", name, prepare)
 
 
-def _qk_norm(draw: Draw, s: Shape, kind: str, over: str, after_rope: bool) -> QKNorm:
+def _qk_norm(draw: Draw, s: PagedShape, kind: str, over: str, after_rope: bool) -> QKNorm:
     shapes = {
         "head": ((s.head_dim,), (s.head_dim,)),
         "full": ((s.heads * s.head_dim,), (s.kv_heads * s.head_dim,)),
@@ -280,7 +282,7 @@ def _rope_stores() -> list[Case]:
         _rope_store("partial-interleaved", 5, dim=6, interleaved=True),
         _rope_store("none", 5, has_rotary=False),
         _rope_store("padding", 7, padding=3),
-        _rope_store("strided-mha", 5, Shape(3, 3, 6, 2), is_strided=True),
+        _rope_store("strided-mha", 5, PagedShape(3, 3, 6, 2), is_strided=True),
         _rope_store("clip", 5, clip=0.7),
         _rope_store("clip-nan", 5, clip=0.7, has_nan=True),
         *(_rope_store(f"{k}-head", 5, norm=k) for k in ("rms", "rms1p", "layer")),
@@ -295,14 +297,14 @@ def _rope_stores_scaled(name: str, stored: torch.dtype) -> list[Case]:
     return [
         _rope_store(name, 9, stored=stored),
         _rope_store(f"{name}-none-padding", 7, has_rotary=False, padding=3, stored=stored),
-        _rope_store(f"{name}-mha-odd", 5, Shape(3, 3, 6, 2), stored=stored, is_strided=True),
-        _rope_store(f"{name}-wide-norm", 5, Shape(2, 1, 40, 16), norm="rms", stored=stored),
+        _rope_store(f"{name}-mha-odd", 5, PagedShape(3, 3, 6, 2), stored=stored, is_strided=True),
+        _rope_store(f"{name}-wide-norm", 5, PagedShape(2, 1, 40, 16), norm="rms", stored=stored),
     ]
 
 
 def _move(op: str, name: str, stored: torch.dtype | None = None, **ids: Sequence[int]) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        s = Shape()
+        s = PagedShape()
         kv = ops.allocate_kv(6, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
         block = (2, s.block_size, s.kv_heads, s.head_dim)
         ops.import_kv(kv, range(6), draw.normal(6, *block))

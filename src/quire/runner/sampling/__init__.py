@@ -2,7 +2,7 @@
 
 from quire.runner.sampling.batch_update import Member
 from quire.runner.sampling.columns import (
-    LogprobColumns,
+    SampledLogprobs,
     SampledTokens,
     SamplerOutput,
     join_columns,
@@ -25,7 +25,7 @@ __all__ = [
     "DrawInputs",
     "LogitsPart",
     "LogitsProcessor",
-    "LogprobColumns",
+    "SampledLogprobs",
     "Member",
     "MoveDirectionality",
     "RequestLogitsProcessor",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Send, Stage
+from quire.runner.sampling.part import Edit, EditedRow, Send, Stage
 from quire.runner.sampling.resident import Resident
 
 
@@ -39,7 +39,7 @@ class AllowedIds:
     def wants(self, row: int, position: int) -> bool:
         return True
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         [bits] = self._bits.of([place.row for place in places])
         rows = stage(np.array([place.index for place in places], dtype=np.int64))
         return partial(self._ops.mask_logits, rows=rows, mask=bits)

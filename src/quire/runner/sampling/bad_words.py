@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from quire.ops import Ops
-from quire.ops.edits import WILD
+from quire.ops.sampling.edits import WILD
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Send, Stage, TokenHistory, staged
+from quire.runner.sampling.part import Edit, EditedRow, Send, Stage, TokenHistory, staged
 from quire.runner.sampling.resident import Resident, with_place
 
 
@@ -26,7 +26,7 @@ class _Words:
 
 class BadWords:
     """Forbids words of one token always, longer ones where the output ends with their beginning
-    (`quire.ops.edits.forbid_words`).
+    (`quire.ops.sampling.edits.forbid_words`).
     """
 
     def __init__(self, ops: Ops, history: TokenHistory, send: Send) -> None:
@@ -49,7 +49,7 @@ class BadWords:
     def wants(self, row: int, position: int) -> bool:
         return True
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         [words] = self._rows.of([place.row for place in places])
         borders = [self._rows[place.row].num_prompt_tokens for place in places]
         at = staged(places, borders, stage)

@@ -13,7 +13,7 @@ PAD_ID = -1
 
 
 @dataclass(slots=True)
-class LogprobColumns:
+class SampledLogprobs:
     """Log-probabilities (or logits, by the engine's `logprobs_mode`) of M tokens in W columns.
 
     index[m] says which of the sampled rows (or prompt positions) entry m belongs to. Column 0 is
@@ -28,14 +28,14 @@ class LogprobColumns:
     ranks: Tensor
     counts: list[int]
 
-    def without(self, failed: Collection[int]) -> LogprobColumns | None:
+    def without(self, failed: Collection[int]) -> SampledLogprobs | None:
         """The entries of other rows; None if there are none."""
         kept = [m for m, row in enumerate(self.index) if row not in failed]
         if len(kept) == len(self.index):
             return self
         if not kept:
             return None
-        return LogprobColumns(
+        return SampledLogprobs(
             [self.index[m] for m in kept],
             self.token_ids[kept],
             self.values[kept],
@@ -54,7 +54,7 @@ class SampledTokens:
     """
 
     token_ids: Tensor
-    logprobs: LogprobColumns | None
+    logprobs: SampledLogprobs | None
     errors: dict[int, str]
 
 
@@ -64,29 +64,29 @@ class SamplerOutput:
     and log-probabilities of the rows that asked. `errors` by index: what is known already.
 
     Which rows have no token is in the peaks. So nothing here has to be waited for: `tensors` are
-    brought to the host whenever that suits, and `learn` says what they mean.
+    brought to the host whenever that suits, and `to_host` says what they mean.
     """
 
     token_ids: Tensor
     peaks: Tensor
-    logprobs: LogprobColumns | None = None
+    logprobs: SampledLogprobs | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Everything that `learn` looks at."""
+        """Everything that `to_host` looks at."""
         columns = self.logprobs
         described = [] if columns is None else [columns.token_ids, columns.values, columns.ranks]
         return [self.token_ids, self.peaks, *described]
 
-    def learn(self, values: Sequence[Tensor]) -> SampledTokens:
+    def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
         """The outcome, given the values of `tensors` on the host."""
         token_ids, peaks, *described = values
         errors = _errors_of(peaks) | dict(self.errors)
         columns = self.logprobs
         if columns is not None:
             ids, chances, ranks = described
-            columns = LogprobColumns(columns.index, ids, chances, ranks, columns.counts)
+            columns = SampledLogprobs(columns.index, ids, chances, ranks, columns.counts)
             columns = columns.without(errors)
         return SampledTokens(token_ids, columns, errors)
 
@@ -103,19 +103,19 @@ def _what_is_wrong(peak: float) -> str:
     return "the model's logits are not finite (NaN or infinity), so no token can be drawn"
 
 
-def empty_columns(index: list[int], counts: list[int], device: torch.device) -> LogprobColumns:
+def empty_columns(index: list[int], counts: list[int], device: torch.device) -> SampledLogprobs:
     """Columns for entries of so many each (not empty), all of them padding."""
     shape = (len(index), max(counts))
     token_ids = torch.full(shape, PAD_ID, dtype=torch.int32, device=device)
     values = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
     ranks = torch.empty(len(index), dtype=torch.int32, device=device)
-    return LogprobColumns(index, token_ids, values, ranks, counts)
+    return SampledLogprobs(index, token_ids, values, ranks, counts)
 
 
-def join_columns(parts: Sequence[LogprobColumns]) -> LogprobColumns:
+def join_columns(parts: Sequence[SampledLogprobs]) -> SampledLogprobs:
     """The entries of all parts (not empty), one after the other."""
     width = max(part.token_ids.shape[1] for part in parts)
-    return LogprobColumns(
+    return SampledLogprobs(
         index=[index for part in parts for index in part.index],
         token_ids=torch.cat([_widened(part.token_ids, width, PAD_ID) for part in parts]),
         values=torch.cat([_widened(part.values, width, -torch.inf) for part in parts]),

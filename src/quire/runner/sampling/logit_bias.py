@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Send, Stage, staged
+from quire.runner.sampling.part import Edit, EditedRow, Send, Stage, staged
 from quire.runner.sampling.resident import Resident, with_place
 
 
@@ -41,7 +41,7 @@ class Biases:
         """A row has none any more."""
         self._rows.remove(row)
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         """Adds the values of rows that have some."""
         entries, values = self._rows.of([place.row for place in places])
         at = staged(places, [0] * len(places), stage)
@@ -72,5 +72,5 @@ class LogitBias:
     def wants(self, row: int, position: int) -> bool:
         return True
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         return self._biases.edit(places, stage)

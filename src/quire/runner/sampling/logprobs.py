@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.columns import LogprobColumns, empty_columns
+from quire.runner.sampling.columns import SampledLogprobs, empty_columns
 from quire.runner.sampling.part import Send
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -59,7 +59,7 @@ def describe(
     token_ids: Tensor,
     *,
     normalize: bool,
-) -> LogprobColumns:
+) -> SampledLogprobs:
     """The columns of tokens [M] in rows of logits: log-softmax values, or the logits themselves.
 
     `index` [M] is what the entries are called; the pieces hold their rows in order. M > 0. One pass

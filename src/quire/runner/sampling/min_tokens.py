@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.ops import Ops
 from quire.params import SamplingParams
 from quire.runner.sampling.logit_bias import Biases
-from quire.runner.sampling.part import Edit, Place, Send, Stage
+from quire.runner.sampling.part import Edit, EditedRow, Send, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class MinTokens:
     def wants(self, row: int, position: int) -> bool:
         return position < self._floors[row].first_free_position
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         stop_ids = [(place, self._floors[place.row].stop_ids) for place in places]
         others = [place for place, ids in stop_ids if ids is None]
         forbid = self._biases.edit(others, stage) if others else None

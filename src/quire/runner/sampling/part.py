@@ -36,7 +36,7 @@ class TokenHistory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EditedRow:
     """Where a row of a step stands: its index in the logits, its row, and the position of the token
     that is to be drawn.
     """
@@ -68,13 +68,13 @@ class LogitsPart(Protocol):
         """Whether the token at `position` is affected; if no part wants a row, it is not copied."""
         ...
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         """What edits these rows, each of which `wants`; not empty."""
         ...
 
 
-def staged(places: Sequence[Place], borders: Sequence[int], stage: Stage) -> Tensor:
-    """The places as `quire.ops.edits` takes them; borders: where the prompts end."""
+def staged(places: Sequence[EditedRow], borders: Sequence[int], stage: Stage) -> Tensor:
+    """The places as `quire.ops.sampling.edits` takes them; borders: where the prompts end."""
     rows = zip(places, borders, strict=True)
     found = [(place.index, place.row, border, place.position) for place, border in rows]
     return stage(np.array(found, dtype=np.int64))

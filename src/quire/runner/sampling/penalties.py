@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.runner.sampling.part import Edit, Place, Send, Stage, TokenHistory, staged
+from quire.runner.sampling.part import Edit, EditedRow, Send, Stage, TokenHistory, staged
 from quire.runner.sampling.resident import Resident
 
 
@@ -28,7 +28,7 @@ class _Penalties:
 
 
 class TokenPenalties:
-    """Lowers the logits of tokens that occurred (`quire.ops.edits.penalize`).
+    """Lowers the logits of tokens that occurred (`quire.ops.sampling.edits.penalize`).
 
     Repetition looks at prompt and output, the others at the output alone.
     """
@@ -58,7 +58,7 @@ class TokenPenalties:
         asked = self._rows[row]
         return asked.repetition != 1.0 or position > asked.num_prompt_tokens
 
-    def edit(self, places: Sequence[Place], stage: Stage) -> Edit:
+    def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
         [penalties] = self._rows.of([place.row for place in places])
         borders = [self._rows[place.row].num_prompt_tokens for place in places]
         longest = max(place.position for place in places)

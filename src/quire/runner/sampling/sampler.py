@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from quire.ops import Ops
-from quire.ops.noise import noise_keys, token_hashes
+from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.params import SamplingParams
-from quire.runner.device import Device
+from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
 from quire.runner.sampling.batch_update import Member
-from quire.runner.sampling.columns import LogprobColumns, SampledTokens, SamplerOutput
+from quire.runner.sampling.columns import SampledLogprobs, SampledTokens, SamplerOutput
 from quire.runner.sampling.custom import CustomProcessors
 from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
 from quire.runner.sampling.logprobs import Described, LogprobRequest, LogprobsMode, describe, runs
 from quire.runner.sampling.min_tokens import MinTokens
-from quire.runner.sampling.part import Edit, LogitsPart, Place, Send, Stage, TokenHistory
+from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, Send, Stage, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Sampler:
                     logger.exception("the sampled token at %d was not kept", index)
                     sampled.errors[index] = "the sampled token could not be kept"
 
-    def prompt_logprobs(self, logits: Tensor, targets: Tensor, k: int) -> LogprobColumns:
+    def prompt_logprobs(self, logits: Tensor, targets: Tensor, k: int) -> SampledLogprobs:
         """Log-probabilities of prompt tokens.
 
         targets [n] are the tokens, logits [n, V] fp32 those of the positions before them.
@@ -226,15 +226,15 @@ class Sampler:
 
     def _wanting(
         self, rows: np.ndarray, positions: np.ndarray
-    ) -> list[tuple[LogitsPart, list[Place]]]:
+    ) -> list[tuple[LogitsPart, list[EditedRow]]]:
         """The parts that edit something in a step, in their order, and the rows that they edit."""
-        wanted: dict[int, list[Place]] = {}
+        wanted: dict[int, list[EditedRow]] = {}
         for index, (row, position) in enumerate(
             zip(rows.tolist(), positions.tolist(), strict=True)
         ):
             for part in self._states[row].parts:
                 if part.wants(row, position):
-                    wanted.setdefault(id(part), []).append(Place(index, row, position))
+                    wanted.setdefault(id(part), []).append(EditedRow(index, row, position))
         return [(part, wanted[id(part)]) for part in self._parts if id(part) in wanted]
 
     @property
@@ -279,7 +279,7 @@ class Sampler:
         raw: dict[int, Tensor],
         settings: Tensor,
         token_ids: Tensor,
-    ) -> LogprobColumns | None:
+    ) -> SampledLogprobs | None:
         if not asking:
             return None
         wanted = [(i, request) for i in asking if (request := states[i].logprobs) is not None]

@@ -16,7 +16,7 @@ from quire.server.anthropic.replies import (
     ToolUseBlock,
 )
 from quire.server.openai.chat_deltas import Answer
-from quire.server.transcript import ArgumentText, CallStarted, ContentText, ReasoningText
+from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, ReasoningText
 
 Tale = dict[str, Any]
 """An event of the stream."""

@@ -12,7 +12,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.server.batch.direct_call import Reply, post
 from quire.server.batch.lines import BadLine, Judge, Line, Order
 from quire.server.batch.results import BatchError, BatchResponse, BatchResult, Results
-from quire.server.failures import ErrorBody, Refusal, error_json
+from quire.server.http.failures import ErrorBody, Refusal, error_json
 
 _OK, _BAD, _BUSY, _FAILED = 200, 400, 503, 500
 

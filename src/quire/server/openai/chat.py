@@ -2,7 +2,7 @@
 parameters, or an error that names the field.
 
 In: a conversation. Out: token ids and `SamplingParams`; later deltas, or a whole reply. Next:
-engine/input_processor.py, behind `AsyncLLM.add_request`.
+engine/frontend/input_processor.py, behind `AsyncLLM.add_request`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from quire.server.openai.replies import (
 )
 from quire.server.openai.requests import ChatRequest
 from quire.server.openai.usage import UsageCounter
-from quire.server.transcript import ToolUse
+from quire.server.output_parsing import ToolUse
 
 
 async def chat_completions(server: Server, request: Request) -> Response:

@@ -22,7 +22,7 @@ from quire.server.openai.replies import (
     ToolCallDelta,
 )
 from quire.server.openai.requests import ChatRequest
-from quire.server.transcript import (
+from quire.server.output_parsing import (
     ArgumentText,
     CallStarted,
     ContentText,

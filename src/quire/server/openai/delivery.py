@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from quire.outputs import RequestOutput
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.event_stream import DONE, event
-from quire.server.failures import JSON, error_json
+from quire.server.http.event_stream import DONE, event
+from quire.server.http.failures import JSON, error_json
 from quire.server.openai.fields import GenerationFields
 from quire.server.outcome import Outputs, close_all, last_outputs, merged, raise_error
 

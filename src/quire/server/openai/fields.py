@@ -15,8 +15,8 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import SamplingParams
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
-from quire.server.limits import Limits
 from quire.server.openai.structured import GuidedFields
+from quire.server.request_limits import Limits
 
 _PASSED_ON = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p"),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.context import Server
-from quire.server.failures import JSON
+from quire.server.http.failures import JSON
 
 
 class ModelCard(msgspec.Struct):

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.server.context import Server, off_loop
-from quire.server.failures import Refusal
+from quire.server.http.failures import Refusal
 from quire.server.openai.fields import GenerationFields
 from quire.server.openai.requests import ChatRequest
 from quire.text.chat import render_chat

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.failures import JSON
+from quire.server.http.failures import JSON
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.completions import completion_prompts
 from quire.server.openai.fields import GenerationFields

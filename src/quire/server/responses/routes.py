@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import RequestName, Server
-from quire.server.event_stream import event
-from quire.server.failures import JSON, Refusal, as_refusal
+from quire.server.http.event_stream import event
+from quire.server.http.failures import JSON, Refusal, as_refusal
+from quire.server.http.security import KEY_SLOT
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.chat_deltas import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
@@ -27,7 +28,6 @@ from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem,
 from quire.server.responses.requests import ResponsesRequest
 from quire.server.responses.store import StoredResponse
 from quire.server.responses.writer import ResponseWriter, Tale, empty_usage
-from quire.server.security import KEY_SLOT
 
 
 class Deleted(msgspec.Struct):

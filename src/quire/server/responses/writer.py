@@ -12,6 +12,8 @@ from quire.server.openai.chat_deltas import Answer
 from quire.server.openai.logprobs import chat_logprobs
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
+from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event
+from quire.server.output_parsing import ReasoningText as ReasoningPiece
 from quire.server.responses.replies import (
     CallItem,
     InputDetails,
@@ -24,8 +26,6 @@ from quire.server.responses.replies import (
     ResponseObject,
     ResponseUsage,
 )
-from quire.server.transcript import ArgumentText, CallStarted, ContentText, Event
-from quire.server.transcript import ReasoningText as ReasoningPiece
 from quire.text.tokenizer import Tokenizer
 
 Tale = dict[str, Any]

@@ -1,0 +1,1 @@
+"""The parts of `quire bench serve`: the load, its metrics, its picture."""

@@ -1,0 +1,1 @@
+"""The parts of `quire bench sweep`: grid, commands, server, report."""

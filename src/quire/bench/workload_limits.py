@@ -1,0 +1,152 @@
+"""The least time that a workload takes on a machine, from the spec of the model: formulas, no
+measurement.
+
+Each part (the prompts together, every decode step) is bound by the larger of two: its arithmetic,
+or reading the weights once and the K/V of its requests. An engine that reads while it computes
+could come close; none is faster.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from quire.config.plan import EnginePlan
+from quire.config.resolve.dtype import ITEMSIZE, SCALED_KV
+from quire.models.costs import active_parameters, flops_per_token, num_parameters
+from quire.models.parameters import parameters
+from quire.models.spec import Block, Decoder, Moe
+from quire.ops import WeightFormat
+from quire.quantization import RECIPES, UNQUANTIZED
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """`num_requests` of `input_len` + `output_len` tokens each, of which `max_num_seqs` run
+    together.
+    """
+
+    num_requests: int
+    input_len: int
+    output_len: int
+    max_num_seqs: int
+
+    @property
+    def num_together(self) -> int:
+        """Requests in one step."""
+        return min(self.num_requests, self.max_num_seqs)
+
+
+class Store(msgspec.Struct, frozen=True):
+    """Bytes that one value takes in memory: of the layers' weights, of the head's, of K and V."""
+
+    layers: float
+    head: float
+    kv: float
+
+
+def store_of(plan: EnginePlan, head_dim: int) -> Store:
+    """How an engine with this plan keeps a model."""
+    recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
+    size = ITEMSIZE[plan.dtype]
+    kv = 1 + 4 / head_dim if plan.kv_dtype in SCALED_KV else ITEMSIZE[plan.kv_dtype]
+    return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
+
+
+def operand_of(plan: EnginePlan) -> str:
+    """What the products of an engine with this plan multiply: a dtype or int8."""
+    recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
+    form = recipe.projections
+    return plan.dtype if form is None or not form.rounds_rows else "int8"
+
+
+def _bytes(form: WeightFormat | None, itemsize: int) -> float:
+    """Of one weight, with its part of the scales: an int4 group has one of two bytes."""
+    if form is None:
+        return itemsize
+    return 0.5 + 2 / form.group if form.name == "int4" else 1.0
+
+
+def least_seconds(
+    decoder: Decoder, work: Workload, store: Store, read_bytes_per_s: float, flops_per_s: float
+) -> float:
+    """Time below which the workload cannot end on a machine with these two limits."""
+    limits = (read_bytes_per_s, flops_per_s)
+    return prefill_seconds(decoder, work, store, *limits) + decode_seconds(
+        decoder, work, store, *limits
+    )
+
+
+def prefill_seconds(
+    decoder: Decoder, work: Workload, store: Store, read_bytes_per_s: float, flops_per_s: float
+) -> float:
+    """The part of it until every request has its first token, if none gets a second meanwhile."""
+    waves = work.num_requests / work.num_together
+    flops = work.num_requests * prefill_flops(decoder, work.input_len)
+    tokens = work.num_together * work.input_len
+    reads = waves * store.layers * _layer_weights_read(decoder, tokens)
+    reads += waves * store.head * _head_weights(decoder)
+    return max(flops / flops_per_s, reads / read_bytes_per_s)
+
+
+def decode_seconds(
+    decoder: Decoder, work: Workload, store: Store, read_bytes_per_s: float, flops_per_s: float
+) -> float:
+    """The part of it after that: output_len - 1 steps of all requests that run together."""
+    rows = work.num_together
+    waves = work.num_requests / rows
+    return waves * sum(
+        max(
+            step_bytes(decoder, rows, context, store) / read_bytes_per_s,
+            rows * flops_per_token(decoder, context) / flops_per_s,
+        )
+        for context in range(work.input_len + 1, work.input_len + work.output_len)
+    )
+
+
+def prefill_flops(decoder: Decoder, length: int) -> float:
+    """Operations of one prompt: a token sees half of it on average, and the head runs once."""
+    head = 2 * _head_weights(decoder)
+    body = flops_per_token(decoder, length // 2) - head
+    return length * body + head
+
+
+def step_bytes(decoder: Decoder, num_rows: int, context: int, store: Store) -> float:
+    """Bytes that a decode step reads: the weights that its rows use, once, and their K/V."""
+    weights = store.layers * _layer_weights_read(decoder, num_rows)
+    weights += store.head * _head_weights(decoder)
+    return weights + store.kv * num_rows * sum(_kv_read(b, context) for b in decoder.blocks)
+
+
+def _kv_read(block: Block, context: int) -> int:
+    """Values of keys and values that a new token sees."""
+    attn = block.attn
+    seen = context if attn.window is None else min(context, attn.window)
+    return 2 * seen * attn.kv_heads * attn.head_dim
+
+
+def _head_weights(decoder: Decoder) -> int:
+    return decoder.vocab * decoder.dim
+
+
+def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
+    """Weights that some row uses, without the head. Of the experts, each is chosen by a row with
+    equal chance.
+    """
+    head = _head_weights(decoder)
+    active = active_parameters(decoder) - head
+    embedding = 0 if decoder.tie else parameters(decoder)["embed.weight"].size
+    whole = num_parameters(decoder) - embedding - head
+    if active >= whole:
+        return active
+    experts, top_k = _experts(decoder)
+    used = experts * (1 - math.pow(1 - top_k / experts, num_rows))
+    return active + (whole - active) * (used - top_k) / (experts - top_k)
+
+
+def _experts(decoder: Decoder) -> tuple[int, int]:
+    return next(
+        (block.mlp.experts, block.mlp.top_k)
+        for block in decoder.blocks
+        if isinstance(block.mlp, Moe) and block.mlp.experts > block.mlp.top_k
+    )

@@ -1,0 +1,218 @@
+"""The command line of the engine options: flags from the declaration, and a parser with the
+reference's conveniences.
+
+The parser takes `--max_model_len` for `--max-model-len`, and dotted pieces of an object:
+`--hf-overrides.a.b 3`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from quire.config.args.config_file import words_of
+from quire.config.args.option import Kind, Option, default_of, fields_of
+from quire.errors import RequestError
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SUFFIXES |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)([kKmMgGtT]?)")
+
+
+def parse_size(text: str) -> int:
+    """`text` as an integer: 8192, 8k = 8000, 8K = 8192, 1.5k = 1500; `auto` is -1. Fractions only
+    with k, m, g, t.
+    """
+    if text == "auto":
+        return -1
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 8192, 8k or 8K")
+    digits, suffix = match.groups()
+    if "." in digits and (not suffix or suffix.isupper()):
+        raise argparse.ArgumentTypeError(f"{text!r}: fractions go with k, m, g and t only")
+    value = float(digits) if "." in digits else int(digits)
+    return round(value * _SUFFIXES.get(suffix, 1))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """`text` as a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def parse_any(text: str) -> Any:
+    """`text` as JSON where it is JSON, None, True and False as in Python, else itself."""
+    words = {"None": None, "True": True, "False": False}
+    if text in words:
+        return words[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_PARSERS: dict[Kind, Callable[[str], Any]] = {
+    Kind.TEXT: str,
+    Kind.NAMES: str,
+    Kind.PROCESSORS: str,
+    Kind.TOKEN: str,
+    Kind.INTEGER: int,
+    Kind.SIZE: parse_size,
+    Kind.NUMBER: float,
+    Kind.OBJECT: parse_object,
+    Kind.OVERRIDES: parse_object,
+    Kind.ANY: parse_any,
+}
+
+
+def add_options(
+    parser: argparse.ArgumentParser, declaration: type, only: Sequence[str] | None = None
+) -> argparse.ArgumentParser:
+    """Give `parser` one flag per field of a dataclass of options, in help groups.
+
+    `only` names the fields that get one; None: all.
+    """
+    groups: dict[str, Any] = {}
+    for field in fields_of(declaration):
+        if only is not None and field.name not in only:
+            continue
+        option = field.metadata["option"]
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add_flag(groups[option.group], field, option)
+    return parser
+
+
+def _add_flag(group: Any, field: dataclasses.Field[Any], option: Option) -> None:
+    flag = "--" + field.name.replace("_", "-")
+    names = (*option.flags, flag)
+    default = default_of(field)
+    help = option.help.replace("%", "%%") if option.is_built else argparse.SUPPRESS
+    if option.kind is Kind.FLAG or isinstance(default, bool):
+        action = "store_true" if field.name.startswith("disable_log") else None
+        group.add_argument(
+            *names, action=action or argparse.BooleanOptionalAction, default=default, help=help
+        )
+        return
+    store: Any = MergeObject if option.kind in (Kind.OBJECT, Kind.OVERRIDES) else "store"
+    group.add_argument(
+        *names,
+        type=_PARSERS[option.kind],
+        action=store,
+        default=default,
+        help=help,
+        **_value_form(option),
+    )
+
+
+def _value_form(option: Option) -> dict[str, Any]:
+    """How many values a flag takes, and how the help names them."""
+    if option.kind in (Kind.NAMES, Kind.PROCESSORS):
+        return {"nargs": "+", "metavar": "NAME"}
+    if option.kind is Kind.TOKEN:
+        return {"nargs": "?", "const": True, "metavar": "TOKEN"}
+    if option.choices:
+        return {"metavar": "{" + ",".join(option.choices) + "}"}
+    return {"metavar": option.unit.upper() or option.kind.name}
+
+
+class MergeObject(argparse.Action):
+    """Given several times, the objects are merged; what comes later wins."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        before = vars(namespace).get(self.dest) or {}
+        setattr(namespace, self.dest, merged(before, values))
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A new dict: `base` with `changes`, dicts within dicts merged alike."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merged(old, value) if both and old is not None else value
+    return result
+
+
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that shows a default where there is one to speak of."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        nothing = action.default is None or action.default is False or action.default == {}
+        return action.help if nothing else super()._get_help_string(action)
+
+
+class QuireParser(argparse.ArgumentParser):
+    """argparse with `_` for `-` in flags, dotted pieces of JSON objects, and an error that is one
+    line.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", HelpWithDefaults)
+        super().__init__(*args, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Rewrite the words of the command line first, where they were given."""
+        return super().parse_known_args(args if args is None else rewrite(args), namespace)
+
+    def parse_with_config(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments: what the file of `--config` says, and over it what the words say."""
+        if "--config" not in self._option_string_actions:
+            return self.parse_args(words)
+        probe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        probe.add_argument("--config")
+        path = probe.parse_known_args(rewrite(words))[0].config
+        try:
+            from_file = words_of(path, self._option_string_actions) if path else []
+        except RequestError as error:
+            self.error(str(error))
+        return self.parse_args(words, self.parse_args(from_file))
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where the help is; exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def rewrite(words: Sequence[str]) -> list[str]:
+    """The command line with dashes in flags, and all dotted pieces of one object put together as
+    its JSON.
+    """
+    plain: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            plain += [word, *rest]
+            break
+        flag, equals, value = word.partition("=")
+        if not re.match(r"--[A-Za-z]", flag):
+            plain.append(word)
+            continue
+        name, dot, path = flag.partition(".")
+        name = name.replace("_", "-")
+        if not dot:
+            plain.append(name + equals + value)
+            continue
+        _put(objects.setdefault(name, {}), path.split("."), value if equals else next(rest, ""))
+    flags = [f"{name}={json.dumps(tree)}" for name, tree in objects.items()]
+    return flags + plain
+
+
+def _put(tree: dict[str, Any], path: list[str], text: str) -> None:
+    *parents, leaf = path
+    for key in parents:
+        tree = tree.setdefault(key, {})
+    tree[leaf] = parse_any(text)

@@ -1,0 +1,52 @@
+"""`EngineArgs`: the options of an engine with what turns them into a plan.
+
+The fields are declared in engine_options.py, so that `resolve()` can read them without importing
+what calls it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from quire.config.args.engine_options import SAMPLING_AND_OUTPUT, EngineOptions
+from quire.config.args.option import Kind, option
+
+if TYPE_CHECKING:
+    from quire.config.plan import EnginePlan
+
+
+@dataclass
+class EngineArgs(EngineOptions):
+    """Everything that can be chosen when an engine is made; the fields are those of
+    `EngineOptions`. None means that `resolve()` decides.
+
+    Plain and mutable: assign fields, `vars(args)`, `dataclasses.asdict(args)` and
+    `LLM(**vars(args))` all work. Values are checked when the engine is made. Raises
+    UnknownParameter for a keyword that is not a field, with the nearest name.
+    """
+
+    def create_engine_config(
+        self, usage_context: object = None, headless: bool = False
+    ) -> EnginePlan:
+        """Look at model and machine and decide everything: what an engine is built from.
+
+        `headless`: its cores serve a front end on another machine. `usage_context` is for reports
+        of usage, which are never sent.
+        """
+        from quire.config.planning import make_plan  # with it the reading of model files
+
+        return make_plan(self, is_headless=headless)
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """`EngineArgs` for an engine that serves several callers at once: its steps are shorter unless
+    `max_num_batched_tokens` is given.
+    """
+
+    serves_several_callers: ClassVar[bool] = True
+
+    enable_log_requests: bool = option(
+        False, "Log the id of every request on arrival.", Kind.FLAG, SAMPLING_AND_OUTPUT
+    )

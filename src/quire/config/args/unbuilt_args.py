@@ -1,0 +1,149 @@
+"""The documented names that this release does not implement, with the values at which they change
+nothing.
+
+A call that was written for the reference engine passes these names at such values; it works here.
+Any other value is refused by name. When a feature is built, its name moves from here to
+`EngineArgs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.config.args.option import unbuilt
+
+_ONE_DEVICE = "This release runs on one device in one process; start one engine for each device."
+_TEXT_ONLY = "This release serves text only; leave it out."
+_NO_LORA = "Merge the adapter into the checkpoint before loading it."
+_NO_OFFLOAD = "Weights stay in memory whole; use a smaller model or a machine with more memory."
+_NO_POOLING = "This release generates text only; it has no embedding, classification or scoring."
+_NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
+_SERVER = "It is for servers: give it to `quire serve`."
+_NO_EVENTS = "Nobody publishes events of the KV cache; leave it out."
+_NO_DRAFTS = (
+    "Speculative decoding is not built; leave it out and the answers are the same, only slower."
+)
+_NO_COMPILER = "There is no compilation step and no captured graph in this release; leave it out."
+
+
+@dataclass(kw_only=True)
+class UnbuiltArgs:
+    """Names of `EngineArgs` that are accepted at their neutral value only; the checks are in
+    `resolve()`.
+    """
+
+    # Model
+    trust_remote_code: bool = unbuilt(False, "run code of the model folder", _NO_MODEL_CODE)
+    code_revision: str | None = unbuilt(None, "revision of that code", _NO_MODEL_CODE)
+    model_impl: str = unbuilt(
+        "auto", "whose model code runs", "Every model runs on Quire's own decoder.", "vllm", "quire"
+    )
+    quantization_config: dict[str, Any] | None = unbuilt(
+        None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'."
+    )
+    runner: str = unbuilt("auto", "generation or pooling", _NO_POOLING, "generate")
+    convert: str = unbuilt("auto", "turn a generator into an embedder", _NO_POOLING, "none")
+    pooler_config: dict[str, Any] | None = unbuilt(None, "pooling settings", _NO_POOLING)
+    enable_prompt_embeds: bool = unbuilt(
+        False, "prompts as embeddings", "Pass prompts as text or token ids."
+    )
+    enable_sleep_mode: bool = unbuilt(
+        False,
+        "give device memory back while asleep",
+        "sleep() needs no preparation here: True and False are the same.",
+        True,
+    )
+    allowed_local_media_path: str = unbuilt("", "folder of local media", _TEXT_ONLY)
+    allowed_media_domains: list[str] | None = unbuilt(None, "hosts of media", _TEXT_ONLY)
+    enable_return_routed_experts: bool = unbuilt(
+        False, "return the experts chosen for each token", "Leave it out."
+    )
+    return_sampling_mask: bool = unbuilt(
+        False, "return the tokens that sampling left possible", "Ask for logprobs instead."
+    )
+    # Memory
+    prefix_caching_hash_algo: str = unbuilt(
+        "sha256",
+        "hash of the block keys",
+        "Block keys are SHA-256, which cannot be made to collide.",
+    )
+    kv_offloading_size: float | None = unbuilt(None, "GiB of second-tier K/V", _NO_OFFLOAD)
+    kv_offloading_backend: str = unbuilt("native", "who moves K/V out", _NO_OFFLOAD)
+    cpu_offload_gb: float = unbuilt(0, "GiB of weights kept off the device", _NO_OFFLOAD)
+    offload_group_size: int = unbuilt(0, "layers of an offload group", _NO_OFFLOAD)
+    offload_num_in_group: int = unbuilt(1, "offloaded layers of a group", _NO_OFFLOAD)
+    offload_prefetch_step: int = unbuilt(1, "layers fetched ahead", _NO_OFFLOAD)
+    offload_params: Any = unbuilt(None, "parameters to offload", _NO_OFFLOAD, [], set())
+    # Scheduler
+    disable_hybrid_kv_cache_manager: bool | None = unbuilt(
+        None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False
+    )
+    # Parallel and distributed
+    tensor_parallel_size: int = unbuilt(1, "devices per layer", _ONE_DEVICE, flags=("-tp",))
+    pipeline_parallel_size: int = unbuilt(1, "stages of layers", _ONE_DEVICE, flags=("-pp",))
+    data_parallel_backend: str = unbuilt(
+        "mp",
+        "who starts the copies",
+        "Start the copies of other machines there with --headless.",
+        flags=("-dpb",),
+    )
+    distributed_executor_backend: Any = unbuilt(None, "how workers are started", _ONE_DEVICE, "uni")
+    nnodes: int = unbuilt(1, "machines", _ONE_DEVICE, flags=("-n",))
+    node_rank: int = unbuilt(0, "number of this machine", _ONE_DEVICE, flags=("-r",))
+    master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_DEVICE)
+    master_port: int = unbuilt(29501, "port of machine 0", _ONE_DEVICE)
+    disable_custom_all_reduce: bool = unbuilt(
+        False, "no own all-reduce", "With one device there is none to disable; leave it out.", True
+    )
+    worker_cls: Any = unbuilt("auto", "class of the worker", "Use collective_rpc with a callable.")
+    worker_extension_cls: str = unbuilt(
+        "", "class mixed into the worker", "Use collective_rpc with a callable."
+    )
+    # LoRA
+    enable_lora: bool = unbuilt(False, "LoRA adapters", _NO_LORA)
+    max_loras: int = unbuilt(1, "adapters in a step", _NO_LORA)
+    max_lora_rank: int = unbuilt(16, "largest rank", _NO_LORA)
+    max_cpu_loras: int | None = unbuilt(None, "adapters kept ready", _NO_LORA)
+    # Media
+    limit_mm_per_prompt: dict[str, Any] | None = unbuilt({}, "media items", _TEXT_ONLY, None)
+    mm_processor_kwargs: dict[str, Any] | None = unbuilt(None, "media options", _TEXT_ONLY, {})
+    media_io_kwargs: dict[str, Any] | None = unbuilt({}, "media options", _TEXT_ONLY, None)
+    mm_processor_cache_gb: float = unbuilt(4, "GiB of processed media", _TEXT_ONLY, 0)
+    language_model_only: bool = unbuilt(False, "drop the encoders", _TEXT_ONLY)
+    mm_encoder_tp_mode: str = unbuilt("weights", "how the encoder is split", _TEXT_ONLY)
+    # Speculation, compilation, kernels
+    speculative_config: dict[str, Any] | None = unbuilt(None, "drafts", _NO_DRAFTS, flags=("-sc",))
+    spec_method: str | None = unbuilt(None, "kind of drafts", _NO_DRAFTS)
+    spec_model: str | None = unbuilt(None, "model of the drafts", _NO_DRAFTS)
+    spec_tokens: int | None = unbuilt(None, "tokens of a draft", _NO_DRAFTS)
+    compilation_config: Any = unbuilt(
+        None, "compilation and graphs", _NO_COMPILER, 0, {}, {"mode": 0}, flags=("-cc",)
+    )
+    optimization_level: int | None = unbuilt(
+        None, "how much is compiled at start", _NO_COMPILER, 0, 2, flags=("-O",)
+    )
+    cudagraph_capture_sizes: list[int] | None = unbuilt(None, "sizes of graphs", _NO_COMPILER, [])
+    max_cudagraph_capture_size: int | None = unbuilt(None, "largest graph", _NO_COMPILER, 0)
+    attention_backend: str | None = unbuilt(
+        None, "library of the attention", "The provider is chosen by what it supports."
+    )
+    attention_config: dict[str, Any] | None = unbuilt(
+        None,
+        "settings of the attention",
+        "The provider is chosen by what it supports.",
+        {},
+        flags=("-ac",),
+    )
+    # Transfer, observation
+    reasoning_parser: str | None = unbuilt(
+        None, "split reasoning from the answer", "Split the text after generation.", ""
+    )
+    kv_transfer_config: dict[str, Any] | None = unbuilt(None, "K/V to other engines", _ONE_DEVICE)
+    kv_events_config: dict[str, Any] | None = unbuilt(None, "events of the KV cache", _NO_EVENTS)
+    aggregate_engine_logging: bool = unbuilt(False, "one log for all copies", _ONE_DEVICE)
+    shutdown_timeout: int = unbuilt(0, "seconds to drain", _SERVER)
+    fail_on_environ_validation: bool = unbuilt(
+        False, "refuse unknown environment variables", "`quire doctor` lists unknown ones."
+    )
+    tokens_only: bool = unbuilt(False, "serve token ids only", _SERVER)

@@ -1,0 +1,213 @@
+"""From wishes to a plan: read what the model's files say, look at the machine, and let `resolve()`
+decide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from quire import embedded
+from quire.config.args.command_line import merged
+from quire.config.args.engine_options import EngineOptions
+from quire.config.facts import KVGroupFacts, ModelFacts, ModelLength
+from quire.config.plan import EnginePlan
+from quire.config.resolve.resolve import check_args, resolve
+from quire.errors import InvalidParameter, LoadError, ModelNotFound
+from quire.hardware.host import gather_machine_facts
+from quire.models import kv_groups, read_spec
+from quire.models.kv_groups import layer_slots
+from quire.models.loading.source import What, locate
+from quire.models.max_length import length_facts
+from quire.models.parameters import num_expert_parameters, num_parameters
+from quire.models.spec import Block, Moe
+
+EMBEDDED_NAME = "quire-embedded"
+"""What the model inside the package is called."""
+
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+_LARGEST_HEADER = 100 << 20
+
+
+def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
+    """Everything about the engine that `args` describe, on this machine as it is now;
+    `is_headless`: its cores serve a front end elsewhere.
+
+    Raises RequestError for an argument, LoadError for a model that cannot be.
+    """
+    check_args(args)
+    model, machine = gather_model_facts(args), gather_machine_facts()
+    return resolve(args, model, machine, is_headless=is_headless)
+
+
+def gather_model_facts(args: EngineOptions) -> ModelFacts:
+    """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
+    folder = _model_folder(args)
+    config = overridden(read_json(folder / "config.json"), args.hf_overrides)
+    decoder = read_spec(config)
+    groups = kv_groups(decoder)
+    generation, generation_source = _generation_config(args, folder)
+    template, template_source = _chat_template(args.chat_template)
+    first, length = decoder.blocks[0].attn, length_facts(config)
+    return ModelFacts(
+        name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
+        folder=str(folder),
+        tokenizer_folder=_tokenizer_folder(args, folder),
+        architecture=config["architectures"][0],
+        model_type=str(config.get("model_type", "")),
+        checkpoint_dtype=checkpoint_dtype(config, folder),
+        hf_config=config,
+        num_parameters=num_parameters(decoder),
+        num_layers=len(decoder.blocks),
+        hidden_size=decoder.dim,
+        widest=max(map(_width, decoder.blocks)),
+        num_experts=max(b.mlp.experts if isinstance(b.mlp, Moe) else 0 for b in decoder.blocks),
+        num_expert_parameters=num_expert_parameters(decoder),
+        vocab_size=decoder.vocab,
+        kv_groups=tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
+        kv_values_per_token=layer_slots(groups) * 2 * first.kv_heads * first.head_dim,
+        kv_vectors_per_token=layer_slots(groups) * 2 * first.kv_heads,
+        length=ModelLength(length.limit, length.default, length.source),
+        generation_config=generation,
+        generation_config_source=generation_source,
+        chat_template=template,
+        chat_template_source=template_source,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelNotFound without the file, LoadError if it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFound(
+            f"{path.parent} has no {path.name}: it is no model folder in Hugging Face form."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} is not a JSON object.")
+    return value
+
+
+def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
+    """`config` with the user's changes: a dict to merge, or a callable from dict to dict."""
+    if not callable(overrides):
+        return merged(config, overrides or {})
+    changed = overrides(config)
+    if not isinstance(changed, dict):
+        raise InvalidParameter(
+            "hf_overrides", overrides, "a callable must return the dict of config.json"
+        )
+    return changed
+
+
+def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:
+    """The type of the stored weights: what config.json says, else the first weight file's header,
+    else float32.
+    """
+    named = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(named, str) and named != "auto":
+        return named.removeprefix("torch.")
+    for file in sorted(folder.glob("*.safetensors")):
+        return _header_dtype(file)
+    return "float32"
+
+
+def _header_dtype(file: Path) -> str:
+    """The type of the first tensor of a safetensors file; the loader checks the file in earnest."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _LARGEST_HEADER:
+            raise LoadError(
+                f"{file} is no safetensors file: its header would be {size} bytes long."
+            )
+        try:
+            header = json.loads(stream.read(size))
+            named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
+    return _DTYPES.get(named[0], named[0]) if named else "float32"
+
+
+def _model_folder(args: EngineOptions) -> Path:
+    if args.model is None:
+        return _embedded_folder()
+    return locate(
+        os.fspath(args.model),
+        revision=args.revision,
+        token=args.hf_token,
+        download_dir=args.download_dir,
+        what=_wanted_files(args),
+    )
+
+
+def _embedded_folder() -> Path:
+    try:
+        return embedded.path()
+    except FileNotFoundError as error:
+        raise ModelNotFound(str(error)) from None
+
+
+def _wanted_files(args: EngineOptions) -> What:
+    """What has to be downloaded: dummy weights are none, and another tokenizer replaces the own
+    one.
+    """
+    own_tokenizer = args.tokenizer is None and not args.skip_tokenizer_init
+    if args.load_format == "dummy":
+        return "tokenizer" if own_tokenizer else "config"
+    return "all" if own_tokenizer else "weights"
+
+
+def _tokenizer_folder(args: EngineOptions, folder: Path) -> str | None:
+    if args.skip_tokenizer_init:
+        return None
+    if args.tokenizer is None:
+        return str(folder)
+    found = locate(
+        os.fspath(args.tokenizer),
+        revision=args.tokenizer_revision or args.revision,
+        token=args.hf_token,
+        download_dir=args.download_dir,
+        what="tokenizer",
+    )
+    return str(found)
+
+
+def _generation_config(args: EngineOptions, folder: Path) -> tuple[dict[str, Any], str]:
+    source = os.fspath(args.generation_config)
+    if source in ("vllm", "quire"):
+        return {}, f"generation_config={source}: nothing from the model"
+    path = (folder if source == "auto" else Path(source)) / "generation_config.json"
+    if path.exists():
+        return read_json(path), path.name if source == "auto" else str(path)
+    if source == "auto":
+        return {}, "the model has no generation_config.json"
+    raise InvalidParameter(
+        "generation_config", source, "auto, vllm, quire or a folder with a generation_config.json"
+    )
+
+
+def _chat_template(given: str | None) -> tuple[str | None, str]:
+    """The template's text: itself if it looks like Jinja, else a file's; a plain word names one of
+    the tokenizer's.
+    """
+    if given is None:
+        return None, ""
+    text = os.fspath(given)
+    if any(mark in text for mark in "{}\n"):
+        return text, "chat_template was given as text"
+    if Path(text).is_file():
+        return Path(text).read_text(encoding="utf-8"), f"the file {text}"
+    if os.sep in text or text.endswith((".jinja", ".jinja2", ".txt")):
+        raise InvalidParameter("chat_template", text, "a file that exists, or a Jinja template")
+    return text, "chat_template names one of the tokenizer's"
+
+
+def _width(block: Block) -> int:
+    """Values of the widest activation of one token in a layer."""
+    attn, mlp = block.attn, block.mlp
+    feed_forward = mlp.width * 2 * (mlp.top_k if isinstance(mlp, Moe) else 1)
+    return max((attn.heads + 2 * attn.kv_heads) * attn.head_dim, feed_forward)

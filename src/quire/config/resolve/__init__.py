@@ -1,0 +1,1 @@
+"""From options and facts to a plan: one module for each kind of decision."""

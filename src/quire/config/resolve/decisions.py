@@ -1,0 +1,50 @@
+"""A plan in the making: values with reasons, each decided once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config.args.engine_options import EngineOptions
+from quire.config.facts import ModelFacts
+from quire.config.plan import EnginePlan
+from quire.hardware.facts import MachineFacts
+
+
+class Decisions:
+    """What is wished for, what is known, and what has been decided so far.
+
+    Invariant: a field is decided at most once, and never without a reason.
+    """
+
+    def __init__(self, args: EngineOptions, model: ModelFacts, machine: MachineFacts) -> None:
+        self.args, self.model, self.machine = args, model, machine
+        self._values: dict[str, Any] = {}
+        self._reasons: dict[str, str] = {}
+        self._notes: list[str] = []
+
+    def decide(self, name: str, value: Any, reason: str) -> Any:
+        """Fix one field of the plan; gives the value back."""
+        assert name not in self._values, f"{name} is decided twice"
+        assert reason, f"{name} has no reason"
+        self._values[name], self._reasons[name] = value, reason
+        return value
+
+    def value(self, name: str) -> Any:
+        """What was decided for a field."""
+        return self._values[name]
+
+    def wished(self, name: str, field: str | None = None) -> Any:
+        """Fix a field to what the argument of that name says, which is never None."""
+        value = vars(self.args)[name]
+        is_default = value == EngineOptions.__dataclass_fields__[name].default
+        return self.decide(
+            field or name, value, "the default" if is_default else f"{name} was given"
+        )
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence that the user should hear."""
+        self._notes.append(sentence)
+
+    def plan(self) -> EnginePlan:
+        """The finished plan."""
+        return EnginePlan(**self._values, reasons=self._reasons, notes=tuple(self._notes))

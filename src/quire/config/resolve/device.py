@@ -1,0 +1,73 @@
+"""Which device an engine runs on, and what of the machine that leaves it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from quire.config.args.engine_options import EngineOptions
+from quire.config.kv_pool_size import gib
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.hardware.facts import GpuFacts, MachineFacts
+
+_LEAST_CAPABILITY = (8, 0)
+"""Ampere: older GPUs do not multiply bfloat16, which the kernels are written for."""
+
+
+class ChosenDevice(NamedTuple):
+    """The machine as the device shows it (its memory is the one that is planned), and why."""
+
+    machine: MachineFacts
+    reason: str
+
+
+def choose_device(args: EngineOptions, machine: MachineFacts) -> ChosenDevice:
+    """A GPU where one can be used, unless the arguments say otherwise.
+
+    Raises InvalidParameter for "cuda" where there is none, NotBuiltYet for copies over GPUs.
+    """
+    trouble = _trouble(machine)
+    if args.device == "cpu":
+        return ChosenDevice(machine, f"{machine.cpu_name}; device was given")
+    if args.device == "cuda" and trouble:
+        raise InvalidParameter(
+            "device", "cuda", trouble, "Leave it out, or pass device='cpu', to run on the CPU."
+        )
+    if trouble or machine.gpu is None:
+        return ChosenDevice(machine, f"{machine.cpu_name}; no GPU: {trouble}")
+    if args.data_parallel_size > 1:
+        raise NotBuiltYet(
+            "data_parallel_size",
+            f"{args.data_parallel_size} on GPUs",
+            "Start one engine for each GPU, with CUDA_VISIBLE_DEVICES set to it.",
+        )
+    given = "device was given" if args.device == "cuda" else "a GPU that can be used"
+    return ChosenDevice(_on(machine.gpu, machine), f"{_described(machine.gpu)}; {given}")
+
+
+def _trouble(machine: MachineFacts) -> str:
+    """Why no GPU can be used; empty if one can."""
+    gpu = machine.gpu
+    if gpu is None:
+        return machine.gpu_missing
+    if gpu.capability < _LEAST_CAPABILITY:
+        has = ".".join(map(str, gpu.capability))
+        return f"{gpu.name} has compute capability {has}, and 8.0 is the least that is supported"
+    if machine.torch_cuda is None:
+        return "the installed torch is built without CUDA"
+    return ""
+
+
+def _on(gpu: GpuFacts, machine: MachineFacts) -> MachineFacts:
+    return msgspec.structs.replace(
+        machine,
+        device="cuda",
+        total_memory_bytes=gpu.total_memory_bytes,
+        free_memory_bytes=gpu.free_memory_bytes,
+        memory_limit_source=gpu.name,
+    )
+
+
+def _described(gpu: GpuFacts) -> str:
+    return f"{gpu.name} with {gib(gpu.total_memory_bytes)}, {gpu.num_multiprocessors} SMs"

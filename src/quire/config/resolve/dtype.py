@@ -1,0 +1,155 @@
+"""Rule 12.2: which type the weights, activations and K/V have, and whether weights are rounded."""
+
+from __future__ import annotations
+
+from quire.config.resolve.decisions import Decisions
+from quire.errors import InvalidParameter, NotBuiltYet, UnsupportedConfigValue
+
+_LONG_NAMES = {"half": "float16", "float": "float32"}
+_NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
+"""Models whose activations leave float16's range."""
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one value."""
+
+_FP8_KV = "float8_e4m3fn"
+SCALED_KV = ("int8", _FP8_KV)
+"""Types of K/V that have a scale for each vector: `LARGEST_NUMBER` of quire.ops.kv."""
+
+_SCALED_NAMES = {
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+    "fp8": _FP8_KV,
+    "fp8_e4m3": _FP8_KV,
+    "fp8_per_token_head": _FP8_KV,
+}
+
+
+def decide_dtype(d: Decisions) -> None:
+    """Fix `dtype` and `kv_dtype`."""
+    if d.args.dtype == "auto":
+        dtype, reason = _automatic(d)
+    else:
+        dtype, reason = _LONG_NAMES.get(d.args.dtype, d.args.dtype), "dtype was given"
+        _check_given(d, dtype)
+    d.decide("dtype", dtype, reason)
+    _decide_kv_dtype(d, dtype)
+
+
+def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
+    given = d.args.kv_cache_dtype
+    if given in _SCALED_NAMES:
+        stored = _SCALED_NAMES[given]
+        if stored == _FP8_KV:
+            _require_fp8(d, "kv_cache_dtype", given)
+        d.decide("kv_dtype", stored, f"kv_cache_dtype={given}: a scale per token and head")
+    elif given in ("auto", dtype):
+        d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
+    else:
+        hint = f"Use 'auto', which is {dtype} here, or 'int8'."
+        raise NotBuiltYet("kv_cache_dtype", f"{given} beside dtype={dtype}", hint)
+
+
+def _require_fp8(d: Decisions, name: str, given: str) -> None:
+    """Raise InvalidParameter where the device has no 8-bit floats."""
+    gpu = d.machine.gpu
+    if d.machine.device != "cuda" or gpu is None:
+        where = "this engine runs on the CPU"
+    elif not gpu.has_fp8:
+        where = f"{gpu.name} has {'.'.join(map(str, gpu.capability))}"
+    else:
+        return
+    allowed = f"8-bit floats are for GPUs of compute capability 8.9 or more, and {where}"
+    raise InvalidParameter(name, given, allowed, "Use 'int8', which is as small.")
+
+
+BITS_PER_WEIGHT = {
+    "fp8": 8.0,
+    "int8": 8.0,
+    "int8_weight_only": 8.0,
+    "int4": 4.5,
+    "int4_g64": 4.25,
+    "int4_g128": 4.125,
+    "int4_weight_only": 4.5,
+}
+"""Of the layers' weights: int4 has a scale of 16 bits for every group."""
+
+
+def decide_quantization(d: Decisions) -> None:
+    """Fix `quantization`."""
+    given = d.args.quantization
+    if given == "fp8":
+        _require_fp8(d, "quantization", given)
+    d.decide(
+        "quantization",
+        given,
+        "quantization was not given: weights keep their values"
+        if given is None
+        else f"quantization was given; embedding, norms and routers stay {d.value('dtype')}",
+    )
+
+
+def weight_bytes(d: Decisions) -> int:
+    """Memory of a core's weights; for rounded ones an upper estimate, since a head that shares the
+    embedding's table is a matrix of its own then.
+    """
+    model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
+    count = model.num_parameters
+    if d.value("enable_expert_parallel"):
+        own = -(-model.num_experts // d.value("data_parallel_size"))
+        count -= model.num_expert_parameters * (model.num_experts - own) // model.num_experts
+    rounded = d.value("quantization")
+    if rounded is None:
+        return count * itemsize
+    table = model.vocab_size * model.hidden_size
+    layers = (count - table) * BITS_PER_WEIGHT[rounded] / 8
+    return table * (itemsize + 1) + int(layers)
+
+
+def _automatic(d: Decisions) -> tuple[str, str]:
+    stored = d.model.checkpoint_dtype
+    if stored not in ITEMSIZE:
+        raise UnsupportedConfigValue(
+            f"The checkpoint is stored as {stored}, which this release cannot compute in. "
+            "Pass dtype='bfloat16' or dtype='float32'."
+        )
+    if stored == "float32":
+        return _for_float32(d)
+    if stored == "float16" and d.model.model_type in _NOT_IN_FLOAT16:
+        return "bfloat16", f"{d.model.model_type} leaves the range of float16"
+    fast = d.machine.has_fast_bfloat16 if stored == "bfloat16" else d.machine.has_fast_float16
+    if fast:
+        return stored, f"the checkpoint's type, which this {_kind(d)} multiplies in hardware"
+    return stored, (
+        "the checkpoint's type, half the memory traffic of float32; this CPU has no instructions "
+        "for it, so that dtype=float32 is faster for many tokens at once"
+    )
+
+
+def _for_float32(d: Decisions) -> tuple[str, str]:
+    if d.machine.has_fast_bfloat16:
+        return (
+            "bfloat16",
+            f"float32 checkpoint, and this {_kind(d)} multiplies bfloat16 in hardware",
+        )
+    return "float32", (
+        "the checkpoint's type; this CPU has no bfloat16 instructions, so that rounding would cost "
+        "digits and time"
+    )
+
+
+def _kind(d: Decisions) -> str:
+    return "GPU" if d.machine.device == "cuda" else "CPU"
+
+
+def _check_given(d: Decisions, dtype: str) -> None:
+    stored, model_type = d.model.checkpoint_dtype, d.model.model_type
+    if dtype == "float16" and model_type in _NOT_IN_FLOAT16:
+        raise InvalidParameter(
+            "dtype",
+            "float16",
+            f"activations of {model_type} leave its range",
+            "Use bfloat16 or float32.",
+        )
+    if {stored, dtype} == {"float16", "bfloat16"}:
+        d.note(f"dtype={dtype} converts a {stored} checkpoint; neither holds the other's values.")

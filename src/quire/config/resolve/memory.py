@@ -1,0 +1,160 @@
+"""How much memory the KV cache gets, and whether one request of the promised length fits."""
+
+from __future__ import annotations
+
+from quire.config.kv_pool_size import PoolShape, describe_groups, gib
+from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.dtype import ITEMSIZE, SCALED_KV, weight_bytes
+from quire.config.resolve.schedule import length_limit
+from quire.errors import LoadError
+
+_BLOCK_SIZE = 32
+_BLOCK_REASON = (
+    "K/V of a head in a block (8 KiB at 128 values of 16 bits) stay in the L1 cache, and a prefix "
+    "hit loses 31 tokens at most"
+)
+_GPU_BLOCK_REASON = "a head's keys of a block are whole cache lines, a prefix hit loses 31 tokens"
+_LARGEST_CPU_SHARE = 0.9
+"""Of the memory that weights and workspace leave, unless gpu_memory_utilization says otherwise."""
+_GPU_SHARE = 0.9
+"""Of the free memory: what is left is for allocations of others and of the libraries."""
+
+
+def decide_memory(d: Decisions, length: int | None) -> None:
+    """Fix block_size, num_blocks, kv_cache_bytes and, where `length` is None, max_model_len.
+
+    Raises LoadError when weights or one request of `length` tokens do not fit.
+    """
+    given = d.args.block_size
+    why = _GPU_BLOCK_REASON if d.machine.device == "cuda" else _BLOCK_REASON
+    size = d.decide("block_size", given or _BLOCK_SIZE, "block_size was given" if given else why)
+    shape = PoolShape(size, _token_bytes(d), d.model.kv_groups, d.value("enable_chunked_prefill"))
+    bound = length_limit(d) if length is None else length
+    _decide_share(d)
+    num_blocks, reason = _num_blocks(d, shape, bound)
+    fits = shape.longest(num_blocks, bound)
+    if fits < (1 if length is None else length):
+        raise LoadError(_refusal(d, shape, num_blocks, bound, fits, reason))
+    if length is None:
+        d.decide(
+            "max_model_len", fits, f"the longest that fits in {num_blocks} blocks, at most {bound}"
+        )
+    d.decide("num_blocks", num_blocks, reason)
+    d.decide(
+        "kv_cache_bytes",
+        num_blocks * shape.block_bytes,
+        f"num_blocks of {gib(shape.block_bytes)}: {describe_groups(d.model.kv_groups)}",
+    )
+    _note_shortage(d, shape, num_blocks)
+
+
+def _decide_share(d: Decisions) -> None:
+    """Fix memory_share: None where the number of blocks is final."""
+    args = d.args
+    is_fixed = args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None
+    if d.machine.device != "cuda" or is_fixed:
+        d.decide("memory_share", None, "num_blocks is final")
+    elif args.gpu_memory_utilization is None:
+        d.decide("memory_share", _GPU_SHARE, "of the GPU's free memory; the default")
+    else:
+        given = "gpu_memory_utilization was given: of the GPU's free memory"
+        d.decide("memory_share", args.gpu_memory_utilization, given)
+
+
+def _token_bytes(d: Decisions) -> int:
+    """K/V of one token in one group; where a number has a byte, every key and value of a head has
+    an fp32 scale.
+    """
+    model, kv_dtype = d.model, d.value("kv_dtype")
+    if kv_dtype in SCALED_KV:
+        return model.kv_values_per_token + ITEMSIZE["float32"] * model.kv_vectors_per_token
+    return model.kv_values_per_token * ITEMSIZE[kv_dtype]
+
+
+def _num_blocks(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
+    """How many blocks the pool has, the null block included."""
+    args = d.args
+    if args.num_gpu_blocks_override is not None:
+        return args.num_gpu_blocks_override, "num_gpu_blocks_override was given"
+    if args.kv_cache_memory_bytes is not None:
+        return args.kv_cache_memory_bytes // shape.block_bytes, (
+            f"kv_cache_memory_bytes={gib(args.kv_cache_memory_bytes)} was given"
+        )
+    room, source = _room(d, shape, length)
+    if d.value("memory_share") is not None:
+        source = f"an estimate until it is measured: {source}"
+    seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
+    enough = shape.enough(seqs, length, step)
+    if enough * shape.block_bytes <= room:
+        return enough, f"enough for max_num_seqs={seqs} requests of {length} tokens"
+    return room // shape.block_bytes, source
+
+
+def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
+    """Bytes for the KV cache, by what is free now, and the sum in words."""
+    weights = weight_bytes(d)
+    workspace = _workspace_bytes(d, length)
+    free = d.machine.free_memory_bytes // max(1, len(d.value("data_parallel_ranks")))
+    share = d.args.gpu_memory_utilization
+    if share is None:
+        share = d.value("memory_share")
+    taken = f"weights {gib(weights)}, workspace {gib(workspace)}"
+    if share is None:
+        room, source = _room_on_a_shared_machine(
+            free - weights - workspace, shape.block_bytes * (1 + shape.request_blocks(length))
+        )
+        source += f" what {taken} leave of the {gib(free)} free now"
+    else:
+        room = int(free * share) - weights - workspace
+        source = f"gpu_memory_utilization={share:g} of the {gib(free)} free now, less {taken}"
+    if room <= 0:
+        raise LoadError(
+            f"No memory is left for the KV cache: {taken}, and {gib(free)} are free now "
+            f"({d.machine.memory_limit_source} has {gib(d.machine.total_memory_bytes)}"
+            + ("" if share is None else f", gpu_memory_utilization={share:g}")
+            + "). Free memory, lower max_num_seqs, or set kv_cache_memory_bytes."
+        )
+    return room, source
+
+
+def _room_on_a_shared_machine(left: int, one_request: int) -> tuple[int, str]:
+    """Half of the memory that is left, or as much as one request of full length needs."""
+    half, most = left // 2, int(left * _LARGEST_CPU_SHARE)
+    if half < one_request <= most:
+        return one_request, "one request of full length, which is more than half of"
+    return half, "a CPU's memory is shared: half of"
+
+
+def _workspace_bytes(d: Decisions, length: int) -> int:
+    """An upper estimate of what a step needs besides weights and K/V.
+
+    Activations of the step's tokens (a few of the hidden width, two of the widest), the fp32 logits
+    of all rows with the sampler's copies, and the token history.
+    """
+    model, seqs = d.model, d.value("max_num_seqs")
+    activations = d.value("max_num_batched_tokens") * (4 * model.hidden_size + 2 * model.widest)
+    logits = 4 * seqs * model.vocab_size
+    return int(4 * (activations + logits + seqs * length))
+
+
+def _refusal(
+    d: Decisions, shape: PoolShape, num_blocks: int, length: int, fits: int, reason: str
+) -> str:
+    needed = shape.request_blocks(length)
+    advice = f"Pass max_model_len={fits} (or -1)" if fits else "Use a smaller block_size"
+    return (
+        f"One request of max_model_len={length} needs {needed} KV blocks of {shape.block_size} "
+        f"tokens ({gib(needed * shape.block_bytes)}), but there are {max(num_blocks - 1, 0)} "
+        f"({reason}). {advice}, or give the KV cache more memory with kv_cache_memory_bytes."
+    )
+
+
+def _note_shortage(d: Decisions, shape: PoolShape, num_blocks: int) -> None:
+    """Say so when fewer requests of full length fit than may run."""
+    seqs, length = d.value("max_num_seqs"), d.value("max_model_len")
+    together = (num_blocks - 1) / shape.request_blocks(length)
+    if together < seqs:
+        d.note(
+            f"The KV cache holds {together:.1f} requests of {length} tokens at once; up to {seqs} "
+            "shorter ones run together."
+        )

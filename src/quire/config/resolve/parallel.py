@@ -1,0 +1,120 @@
+"""Which copies of an engine run here, and who balances the load between them (rule 12.7)."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from quire.config.resolve.decisions import Decisions
+from quire.errors import InvalidParameter
+
+INTERNAL, HYBRID, EXTERNAL = "internal", "hybrid", "external"
+
+
+def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
+    """Fix the fields data_parallel_*. Raises InvalidParameter for wishes that do not go
+    together.
+    """
+    args, size = d.args, d.wished("data_parallel_size")
+    mode, reason = _mode(d, is_headless)
+    d.decide("data_parallel_mode", mode, reason)
+    ranks = _ranks(d, mode, is_headless)
+    if ranks[-1:] >= (size,):
+        raise InvalidParameter(
+            "data_parallel_start_rank", ranks[0],
+            f"with {len(ranks)} of them here the ranks reach beyond data_parallel_size={size}",
+        )  # fmt: skip
+    where = "of this headless machine" if is_headless else "of this machine"
+    d.decide("data_parallel_ranks", ranks, f"those {where}")
+    others = mode == INTERNAL and (is_headless or len(ranks) < size)
+    given = args.data_parallel_address
+    if others or given is not None:
+        address = given or "127.0.0.1"
+        why = "the default" if given is None else "data_parallel_address was given"
+        d.decide("data_parallel_address", address, why)
+    else:
+        d.decide("data_parallel_address", None, "no core runs elsewhere")
+    d.wished("data_parallel_rpc_port")
+
+
+def decide_expert_parallel(d: Decisions) -> None:
+    """Fix whether the experts are spread over the cores, which are all on this machine then."""
+    size = d.value("data_parallel_size")
+    if not d.args.enable_expert_parallel:
+        each = "each core has all experts" if d.model.num_experts else "the model has no experts"
+        d.decide("enable_expert_parallel", False, each)
+        return
+    if not d.model.num_experts:
+        _refuse_spreading("the model has no experts to spread", "Leave it out.")
+    if size > d.model.num_experts:
+        _refuse_spreading(
+            f"the model has {d.model.num_experts} experts for {size} cores",
+            "Use a smaller data_parallel_size.",
+        )
+    if len(d.value("data_parallel_ranks")) < size:
+        _refuse_spreading(
+            "cores that share experts must be on one machine in this release",
+            "Leave it out: then each core holds all experts and steps for itself.",
+        )
+    reason = f"experts are spread over {size} cores" if size > 1 else "one core has all experts"
+    d.decide("enable_expert_parallel", size > 1, reason)
+
+
+def _refuse_spreading(why: str, hint: str) -> NoReturn:
+    raise InvalidParameter("enable_expert_parallel", True, why, hint)
+
+
+def _mode(d: Decisions, is_headless: bool) -> tuple[str, str]:
+    args = d.args
+    size, local = args.data_parallel_size, args.data_parallel_size_local
+    if args.data_parallel_hybrid_lb and args.data_parallel_external_lb:
+        raise InvalidParameter(
+            "data_parallel_hybrid_lb", True, "data_parallel_external_lb is True too: choose one"
+        )
+    if args.data_parallel_external_lb or args.data_parallel_rank is not None:
+        _check_external(d)
+        return EXTERNAL, "data_parallel_external_lb or data_parallel_rank was given"
+    starts = local is not None and args.data_parallel_start_rank is not None
+    if args.data_parallel_hybrid_lb or (starts and not is_headless):
+        if local is None:
+            raise InvalidParameter(
+                "data_parallel_hybrid_lb", True, "it needs data_parallel_size_local"
+            )
+        if local != size:
+            return HYBRID, "data_parallel_hybrid_lb, or a start rank with a local size"
+    return INTERNAL, "one front end for all"
+
+
+def _check_external(d: Decisions) -> None:
+    args = d.args
+    if args.data_parallel_size_local not in (None, 1):
+        raise InvalidParameter(
+            "data_parallel_size_local", args.data_parallel_size_local,
+            "an engine that is balanced from outside has 1 core",
+        )  # fmt: skip
+    if args.data_parallel_rank is None:
+        raise InvalidParameter("data_parallel_rank", None, "data_parallel_external_lb needs it")
+    if not d.model.num_experts:
+        raise InvalidParameter(
+            "data_parallel_rank", args.data_parallel_rank,
+            "copies of a dense model know nothing of each other",
+            "Start independent engines, each with its own address, and balance between them.",
+        )  # fmt: skip
+
+
+def _ranks(d: Decisions, mode: str, is_headless: bool) -> tuple[int, ...]:
+    args = d.args
+    if mode == EXTERNAL:
+        assert args.data_parallel_rank is not None, "checked with the mode"
+        return (args.data_parallel_rank,)
+    local = args.data_parallel_size_local
+    count = args.data_parallel_size if local is None else local
+    start = args.data_parallel_start_rank or 0
+    if start and mode == INTERNAL and not is_headless:
+        raise InvalidParameter(
+            "data_parallel_start_rank", start,
+            "the front end has the first copies: 0",
+            "Give data_parallel_size_local too, or start these copies headless.",
+        )  # fmt: skip
+    if is_headless and not count:
+        raise InvalidParameter("data_parallel_size_local", count, "a headless machine has some")
+    return tuple(range(start, start + count))

@@ -1,0 +1,171 @@
+"""Wishes and facts become a plan: a pure function, so that a changed default is a changed line in a
+golden file.
+
+Rules 12.2 to 12.7 and 12.13 of the reference, as far as this release has what they speak of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.config.args.engine_options import EngineOptions
+from quire.config.args.option import check, options_of
+from quire.config.facts import ModelFacts
+from quire.config.generation_defaults import eos_token_ids, sampling_defaults
+from quire.config.plan import EnginePlan
+from quire.config.profiler_config import profiler_config
+from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.device import choose_device
+from quire.config.resolve.dtype import decide_dtype, decide_quantization
+from quire.config.resolve.memory import decide_memory
+from quire.config.resolve.parallel import decide_data_parallel, decide_expert_parallel
+from quire.config.resolve.schedule import decide_schedule
+from quire.config.structured_outputs_config import structured_outputs_config
+from quire.errors import InvalidParameter
+from quire.hardware.facts import MachineFacts
+
+
+def resolve(
+    args: EngineOptions, model: ModelFacts, machine: MachineFacts, *, is_headless: bool = False
+) -> EnginePlan:
+    """Decide everything about an engine. Pure; `args` is not changed. `is_headless`: its cores
+    serve a front end elsewhere.
+
+    Raises InvalidParameter, InvalidType or NotBuiltYet for an argument that cannot be, LoadError
+    where model and machine do not go together.
+    """
+    check_args(args)
+    machine, reason = choose_device(args, machine)
+    decisions = Decisions(args, model, machine)
+    decisions.decide("device", machine.device, reason)
+    _decide_model(decisions)
+    decide_dtype(decisions)
+    decide_quantization(decisions)
+    _decide_machine(decisions, is_headless)
+    decide_memory(decisions, decide_schedule(decisions))
+    _decide_output(decisions)
+    return decisions.plan()
+
+
+def check_args(args: EngineOptions) -> None:
+    """Raise for the first argument with a value that it may not have, by type, range and choice."""
+    values = vars(args)
+    for name, option in options_of(args).items():
+        check(name, values[name], option)
+
+
+def _decide_model(d: Decisions) -> None:
+    args, model = d.args, d.model
+    embedded = args.model is None
+    d.decide("model", model.name, "no model was given" if embedded else "model was given")
+    d.decide("model_folder", model.folder, "where its files are")
+    _decide_names(d)
+    d.decide("architecture", model.architecture, "architectures of config.json")
+    d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
+    if args.load_format == "auto":
+        d.decide("load_format", "safetensors", "the one format of weights that is read")
+    else:
+        d.wished("load_format")
+    d.wished("seed")
+    if args.skip_tokenizer_init:
+        d.decide("tokenizer_folder", None, "skip_tokenizer_init was given")
+    else:
+        own = "the model's own" if args.tokenizer is None else "tokenizer was given"
+        d.decide("tokenizer_folder", model.tokenizer_folder, own)
+    d.decide("tokenizer_mode", "hf", "the one kind of tokenizer files that is read")
+    source = model.chat_template_source or "left to the tokenizer"
+    d.decide("chat_template", model.chat_template, source)
+
+
+def _decide_names(d: Decisions) -> None:
+    given = d.args.served_model_name
+    if given is None:
+        d.decide("served_model_names", (d.model.name,), "the model's name")
+        return
+    names = (given,) if isinstance(given, str) else tuple(given)
+    d.decide("served_model_names", names, "served_model_name was given")
+
+
+def _decide_machine(d: Decisions, is_headless: bool) -> None:
+    decide_data_parallel(d, is_headless)
+    decide_expert_parallel(d)
+    d.wished("max_core_restarts")
+    d.wished("spare_core")
+    _decide_threads(d)
+    _decide_graphs(d)
+    d.wished("deterministic", "is_deterministic")
+
+
+def _decide_graphs(d: Decisions) -> None:
+    if d.value("enable_expert_parallel"):
+        d.decide("use_graphs", False, "tokens leave the core in the middle of a step")
+    elif d.args.enforce_eager:
+        d.decide("use_graphs", False, "enforce_eager")
+    elif d.machine.device == "cuda":
+        d.decide("use_graphs", True, "steps of decodes replay CUDA graphs captured at start")
+    else:
+        d.decide("use_graphs", True, "steps replay a program recorded at start")
+
+
+def _decide_threads(d: Decisions) -> None:
+    machine, size = d.machine, max(1, len(d.value("data_parallel_ranks")))
+    limit = machine.thread_limit
+    if d.args.cpu_threads is not None:
+        d.decide("num_threads", d.args.cpu_threads, "cpu_threads was given")
+    elif limit is not None and limit < machine.num_cores // size:
+        d.decide("num_threads", limit, "OMP_NUM_THREADS")
+    elif size > 1:
+        share = max(1, machine.num_cores // size)
+        d.decide("num_threads", share, f"{machine.num_cores} cores shared by {size} engines")
+    else:
+        d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
+
+
+def _decide_output(d: Decisions) -> None:
+    args, model = d.args, d.model
+    if args.max_logprobs == -1:
+        d.decide("max_logprobs", model.vocab_size, "max_logprobs=-1: the whole vocabulary")
+    else:
+        d.wished("max_logprobs")
+    d.wished("logprobs_mode")
+    processors = tuple(args.logits_processors or ())
+    d.decide(
+        "logits_processors",
+        processors,
+        "logits_processors" + (" were given" if processors else ": none"),
+    )
+    override = args.override_generation_config or {}
+    source = model.generation_config_source or "no generation config"
+    if override:
+        source += " and override_generation_config"
+    defaults = sampling_defaults(model.generation_config, override)
+    d.decide("sampling_defaults", defaults, source)
+    ids = eos_token_ids(model.generation_config, override)
+    d.decide("generation_eos_token_ids", ids, source)
+    d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
+    d.wished("stream_interval")
+    why = "reasoning_config" + (" was given" if args.reasoning_config else ": none")
+    d.decide("reasoning_marks", _reasoning_marks(args.reasoning_config), why)
+    d.wished("otlp_traces_endpoint")
+    profiler = profiler_config(args.profiler_config)
+    why = "profiler_config" + (" was given" if profiler else ": none")
+    d.decide("profiler", profiler, why)
+    forms = structured_outputs_config(args.structured_outputs_config)
+    given_forms = args.structured_outputs_config
+    d.decide(
+        "structured_outputs",
+        forms,
+        "structured_outputs_config was given" if given_forms else "the one library that is used",
+    )
+
+
+def _reasoning_marks(given: dict[str, Any] | None) -> tuple[str, ...]:
+    """The marks of a reasoning's start and end; none if they are not known."""
+    if not given:
+        return ()
+    names = ("reasoning_start_str", "reasoning_end_str")
+    marks = tuple(given.get(name) for name in names)
+    if set(given) != set(names) or not all(isinstance(mark, str) and mark for mark in marks):
+        allowed = f"it has {names[0]} and {names[1]}, both texts that are not empty"
+        raise InvalidParameter("reasoning_config", given, allowed)
+    return tuple(str(mark) for mark in marks)

@@ -1,0 +1,152 @@
+"""Rules 12.3 to 12.6: length, chunks, and how many tokens and requests a step may have."""
+
+from __future__ import annotations
+
+from quire.config.resolve.decisions import Decisions
+from quire.errors import InvalidParameter
+
+DEFAULT_LENGTH = 2048
+"""Tokens of a model whose config.json names no length."""
+_DEFAULT_TOKENS = 4096
+_DEFAULT_TOKENS_SERVING = 2048
+"""On a CPU, where a step of so many tokens takes seconds and every stream waits for it."""
+_DEFAULT_TOKENS_GPU = 8192
+_DEFAULT_SEQS = 256
+_QUEUED_BATCHES = 16
+_QUEUED_TOKENS = 2**22
+
+
+def decide_schedule(d: Decisions) -> int | None:
+    """Fix everything of the schedule and give back the longest context; None: whatever fits in
+    memory.
+    """
+    length = _length(d)
+    bound = length if length is not None else length_limit(d)
+    _decide_switches(d)
+    chunked = True if d.args.enable_chunked_prefill is None else d.args.enable_chunked_prefill
+    _decide_budget(d, bound, chunked)
+    _decide_queue(d)
+    d.wished("scheduling_policy")
+    d.wished("long_prefill_token_threshold")
+    return length
+
+
+def length_limit(d: Decisions) -> int:
+    """The longest context that the model allows."""
+    limit = d.model.length.limit
+    return DEFAULT_LENGTH if limit is None else limit
+
+
+def _length(d: Decisions) -> int | None:
+    """The wished length; None where it follows from memory."""
+    given, known = d.args.max_model_len, d.model.length
+    if given == -1:
+        return None
+    if given == 0:
+        raise InvalidParameter("max_model_len", 0, "at least 1, -1 or None")
+    if given is None:
+        length = DEFAULT_LENGTH if known.default is None else known.default
+        if known.default is None:
+            d.note(f"{known.source}; max_model_len={length} is a guess: pass the real one.")
+        d.decide("max_model_len", length, known.source)
+        return length
+    if known.limit is not None and given > known.limit:
+        raise InvalidParameter(
+            "max_model_len",
+            given,
+            f"the model's limit is {known.limit} ({known.source})",
+            "To go beyond it, change the key itself with hf_overrides.",
+        )
+    _warn_of_longer(d, given)
+    d.decide("max_model_len", given, "max_model_len was given")
+    return given
+
+
+def _warn_of_longer(d: Decisions, given: int) -> None:
+    default = d.model.length.default
+    if default is not None and given > default:
+        d.note(
+            f"max_model_len={given} is longer than {default} ({d.model.length.source}): all "
+            "positions use the long form's frequencies, which changes answers to short prompts too."
+        )
+
+
+def _decide_switches(d: Decisions) -> None:
+    for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        given = vars(d.args)[name]
+        why = "on for models that generate" if given is None else f"{name} was given"
+        d.decide(name, True if given is None else given, why)
+    overlap = d.args.async_scheduling
+    if overlap is None and d.machine.device == "cuda":
+        d.decide("max_steps_in_flight", 2, "the next step is planned while the GPU runs one")
+    elif overlap is None:
+        d.decide(
+            "max_steps_in_flight", 1, "on a CPU the scheduler and the step would share the cores"
+        )
+    else:
+        d.decide("max_steps_in_flight", 2 if overlap else 1, f"async_scheduling={overlap}")
+
+
+def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
+    """Fix max_num_seqs and max_num_batched_tokens; a default bends to what was given, never the
+    other way round.
+    """
+    given_tokens, given_seqs = d.args.max_num_batched_tokens, d.args.max_num_seqs
+    seqs = _DEFAULT_SEQS if given_seqs is None else given_seqs
+    tokens, why = _tokens(given_tokens, seqs, length, chunked, *_default_tokens(d))
+    if not chunked and tokens < length:
+        raise InvalidParameter(
+            "max_num_batched_tokens",
+            tokens,
+            f"at least max_model_len={length}, since enable_chunked_prefill is off",
+        )
+    if given_seqs is not None and tokens < given_seqs:
+        raise InvalidParameter(
+            "max_num_batched_tokens",
+            tokens,
+            f"at least max_num_seqs={given_seqs}: each needs one token a step",
+        )
+    d.decide("max_num_batched_tokens", tokens, why)
+    if given_seqs is not None:
+        d.decide("max_num_seqs", given_seqs, "max_num_seqs was given")
+    elif tokens < seqs:
+        d.decide("max_num_seqs", tokens, "not more requests than tokens in a step")
+    else:
+        d.decide("max_num_seqs", seqs, "the default for programs")
+
+
+def _decide_queue(d: Decisions) -> None:
+    """How much may wait before a serving engine says no; offline callers are never refused."""
+    if d.args.max_num_queued_reqs is None:
+        unfinished = _QUEUED_BATCHES * d.value("max_num_seqs")
+        d.decide("max_num_queued_reqs", unfinished, f"{_QUEUED_BATCHES} * max_num_seqs")
+    else:
+        d.wished("max_num_queued_reqs")
+    if d.args.max_num_queued_tokens is None:
+        why = "the ids of the prompts that wait take some 150 MB at most"
+        d.decide("max_num_queued_tokens", _QUEUED_TOKENS, why)
+    else:
+        d.wished("max_num_queued_tokens")
+
+
+def _tokens(
+    given: int | None, seqs: int, length: int, chunked: bool, default: int, why_default: str
+) -> tuple[int, str]:
+    if given is not None:
+        return given, "max_num_batched_tokens was given"
+    if not chunked and length > default:
+        return length, "a whole prompt at once, since enable_chunked_prefill is off"
+    if seqs > default:
+        return seqs, "one token for each of max_num_seqs"
+    if seqs * length < default:
+        return seqs * length, "max_num_seqs * max_model_len: there are never more"
+    return default, why_default
+
+
+def _default_tokens(d: Decisions) -> tuple[int, str]:
+    is_gpu = d.machine.device == "cuda"
+    if d.args.serves_several_callers and not is_gpu:
+        why = "the default for servers: what runs waits for the prompts of a step"
+        return _DEFAULT_TOKENS_SERVING, why
+    default = _DEFAULT_TOKENS_GPU if is_gpu else _DEFAULT_TOKENS
+    return default, "the default for programs: long prompts in few steps"

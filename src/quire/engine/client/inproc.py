@@ -1,0 +1,66 @@
+"""The client of a core in this process: `get_output` runs a step in the calling thread."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar, cast
+
+from quire.engine.client.client import CoreStatus
+from quire.engine.core.core import EngineCore
+from quire.engine.wire.control_calls import Utility, perform
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.errors import EngineDeadError
+
+T = TypeVar("T")
+
+
+class InprocClient:
+    """`EngineCoreClient` without processes: functions may be given to `collective_rpc`."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.engine_core = core
+        self._held: deque[EngineCoreOutputs] = deque()
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        return (0,)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.engine_core.add_request(request)
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        self.engine_core.abort_requests(handles)
+
+    def engine_of(self, handle: int) -> int | None:
+        return 0 if handle in self.engine_core.scheduler.requests else None
+
+    def get_output(self) -> EngineCoreOutputs:
+        return self._held.popleft() if self._held else self.engine_core.step()
+
+    def call(self, utility: Utility[T]) -> T:
+        """`timeout_s` cannot end a call in this process; the call returns when it is done. Where it
+        waits for steps they are made here, and what they bring is held for `get_output`.
+        """
+        answer = perform(self.engine_core, utility.method, utility.args)
+        if isinstance(answer, Future):
+            while not answer.done():
+                self._held.append(self.engine_core.step())
+            answer = answer.result()
+        return cast(T, answer)
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """A core that can be asked here is alive: its loop is the caller's."""
+        has_work = self.engine_core.has_work
+        return CoreStatus(engine_index, 0, os.getpid(), True, True, has_work)
+
+    def restart_core(self, engine_index: int) -> None:
+        raise EngineDeadError("A core in this process ends with it; make a new engine.")
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """`timeout_s`: a core in this process runs only while somebody asks for outputs, so its
+        requests end now.
+        """
+        self.engine_core.shutdown()

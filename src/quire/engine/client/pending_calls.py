@@ -1,0 +1,82 @@
+"""Utility calls that wait for the answers of cores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire import errors
+from quire.engine.wire.control_calls import Utility, combined
+from quire.engine.wire.messages import UtilityOutput
+from quire.errors import EngineError
+
+
+@dataclass(slots=True)
+class _Call:
+    utility: Utility[Any]
+    future: Future[Any]
+    missing: set[int]
+    results: dict[int, Any] = field(default_factory=dict)
+
+
+class CoreCalls:
+    """Collects the answers of the cores that a call went to; the future gets their one answer, or
+    the first failure.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._ids = itertools.count(1)
+
+    def begin(
+        self, utility: Utility[Any], engine_indices: Iterable[int]
+    ) -> tuple[int, Future[Any]]:
+        """Expect an answer from each of these cores."""
+        call_id, future = next(self._ids), Future[Any]()
+        self._calls[call_id] = _Call(utility, future, set(engine_indices))
+        return call_id, future
+
+    def forget(self, call_id: int) -> None:
+        """Nobody waits any more; answers that still come are dropped."""
+        self._calls.pop(call_id, None)
+
+    def answer(self, engine_index: int, output: UtilityOutput) -> None:
+        """Take in one core's answer."""
+        call = self._calls.get(output.call_id)
+        if call is None or engine_index not in call.missing:
+            return
+        if output.failure_message is not None:
+            self.forget(output.call_id)
+            call.future.set_exception(_error(output))
+            return
+        call.missing.discard(engine_index)
+        call.results[engine_index] = output.result
+        if not call.missing:
+            self.forget(output.call_id)
+            results = [call.results[index] for index in sorted(call.results)]
+            call.future.set_result(combined(call.utility, results))
+
+    def fail(self, engine_index: int, error: EngineError) -> None:
+        """A core has died: the calls that wait for it fail."""
+        for call_id, call in list(self._calls.items()):
+            if engine_index in call.missing:
+                self.forget(call_id)
+                call.future.set_exception(error)
+
+
+def _error(output: UtilityOutput) -> Exception:
+    """The error that the core raised: of its own class where one text makes one."""
+    text = output.failure_message or ""
+    kinds: dict[str, type[EngineError] | type[TimeoutError]] = {
+        "TimeoutError": TimeoutError,
+        "EngineDeadError": errors.EngineDeadError,
+        "CapacityError": errors.CapacityError,
+        "InvalidParameter": errors.RequestError,
+        "InvalidType": errors.RequestError,
+        "NotBuiltYet": errors.RequestError,
+        "RequestError": errors.RequestError,
+    }
+    return kinds.get(output.failure_type, EngineError)(text)

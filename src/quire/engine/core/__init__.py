@@ -1,0 +1,1 @@
+"""One engine core without sockets: schedule, execute, update; and the builder that assembles it."""

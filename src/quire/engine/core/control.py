@@ -1,0 +1,204 @@
+"""What a front end may do to a core besides sending requests: pause, sleep, reset, profile, ask.
+
+The methods are the utilities of engine/wire/control_calls.py, which says which of them a front end
+may call. Those that wait for the device to be idle give a `Future`, done when the steps in flight
+have been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from quire.errors import EngineError, InvalidParameter
+from quire.executor.abstract import Executor
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import Pause
+
+PAUSE_MODES = ("abort", "wait", "keep")
+_LARGEST_LEVEL = 2
+WAKE_TAGS = ("weights", "kv_cache", "scheduling")
+
+
+class CoreControl:
+    """The state of a core as a whole: paused, asleep, awake.
+
+    `abort_all` ends every request with the reason "abort". `keeps_weights`: they are needed while
+    it sleeps, by cores that share its experts. `has_own_memory`: weights are in memory of the
+    device's own, so that light sleep moves them to the host's. Invariants: nothing is scheduled
+    while a tag is in `asleep`; memory is released only when no step is in flight.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        abort_all: Callable[[], None],
+        *,
+        keeps_weights: bool = False,
+        has_own_memory: bool = False,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._abort_all = abort_all
+        self._keeps_weights = keeps_weights
+        self._has_own_memory = has_own_memory
+        self._is_paused = False
+        self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
+        self.asleep: set[str] = set()
+
+    # pausing
+
+    def pause_scheduler(self, mode: str = "keep", clear_cache: bool = False) -> Future[None]:
+        """Schedule nothing more: requests are ended (abort), finished first while new ones queue
+        (wait), or frozen (keep). Done when the device is idle and, if wished, the caches are empty.
+        """
+        self._is_paused = True
+        return self._stop(mode, self._forget_cached if clear_cache else lambda: None)
+
+    def resume_scheduler(self) -> None:
+        """Go on where `pause_scheduler` stopped; while memory is released, `wake_up` does that."""
+        self._is_paused = False
+        self._abandon_waiting()
+        if not self.asleep:
+            self._scheduler.pause = Pause.NONE
+
+    def is_scheduler_paused(self) -> bool:
+        """Whether new requests wait, whatever for."""
+        return self._scheduler.pause is not Pause.NONE
+
+    def settle(self) -> None:
+        """Complete what waited for the device to be idle; called after every step."""
+        if self._waiting and not self._scheduler.has_work:
+            self._scheduler.pause = Pause.ALL
+            waiting, self._waiting = self._waiting, []
+            for future, then in waiting:
+                _complete(future, then)
+
+    def _stop(self, mode: str, then: Callable[[], None]) -> Future[None]:
+        if mode not in PAUSE_MODES:
+            raise InvalidParameter("mode", mode, f"the modes are {', '.join(PAUSE_MODES)}")
+        if mode == "abort":
+            self._abort_all()
+        is_frozen = self._scheduler.pause is Pause.ALL
+        self._scheduler.pause = Pause.NEW if mode == "wait" and not is_frozen else Pause.ALL
+        future: Future[None] = Future()
+        self._waiting.append((future, then))
+        self.settle()
+        return future
+
+    def _abandon_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future, _ in waiting:
+            future.set_exception(EngineError("The pause was ended before it was complete."))
+        if waiting and not self.asleep and not self._is_paused:
+            self._scheduler.pause = Pause.NONE
+
+    # sleeping
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> Future[None]:
+        """Pause, then give memory back: at level 1 the KV cache and the device's own memory of the
+        weights, which wait in host memory; at level 2 the weights altogether.
+
+        Requests that `mode` keeps compute their K/V anew after `wake_up`.
+        """
+        if not 0 <= level <= _LARGEST_LEVEL:
+            raise InvalidParameter("level", level, "the levels are 0, 1 and 2")
+        if level == 2 and self._keeps_weights:
+            raise InvalidParameter(
+                "level", level, "other cores compute with the experts of this one", "Use level 1."
+            )
+        tags: tuple[str, ...] = ("kv_cache",) if level else ()
+        if level == _LARGEST_LEVEL or (level and self._has_own_memory):
+            tags = ("weights", *tags)
+        return self._stop(mode, lambda: self._release(tags, keep_weights=level < _LARGEST_LEVEL))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Take back what `sleep` gave (None: all); scheduling goes on once everything is there.
+
+        Weights are loaded again as they were at the start. Whether the core is awake now.
+        """
+        wanted = WAKE_TAGS if tags is None else tuple(tags)
+        for tag in wanted:
+            if tag not in WAKE_TAGS:
+                raise InvalidParameter("tags", tags, f"the tags are {', '.join(WAKE_TAGS)}")
+        self._abandon_waiting()
+        memory = [tag for tag in wanted if tag in self.asleep and tag != "scheduling"]
+        if memory:
+            self._executor.collective_rpc("wake_up", (memory,), {})
+            self.asleep.difference_update(memory)
+        if self.asleep == {"scheduling"} and (memory or "scheduling" in wanted):
+            self.asleep.clear()
+            if not self._is_paused:
+                self._scheduler.pause = Pause.NONE
+        return not self.asleep
+
+    def is_sleeping(self) -> bool:
+        """Whether `sleep` is in force, at any level."""
+        return bool(self.asleep)
+
+    def release_kv_cache_memory(self) -> None:
+        """Give back the KV cache alone, while paused. Raises EngineError when it is not."""
+        if self._scheduler.pause is not Pause.ALL or self._scheduler.has_work:
+            raise EngineError("KV memory can go only while paused: call sleep(level=0) first.")
+        self._release(("kv_cache",))
+
+    def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
+        if tags:
+            self._forget_cached()
+            self._executor.collective_rpc("sleep", (list(tags), keep_weights), {})
+        self.asleep.update(tags, ("scheduling",))
+
+    # caches
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached blocks; False while requests hold blocks, unless those may be preempted.
+
+        `reset_connector`: there is no connector, so there is nothing of it to reset.
+        """
+        return self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to forget: a text model has no media."""
+
+    def reset_encoder_cache(self) -> None:
+        """Nothing to forget: a text model has no encoder."""
+
+    def _forget_cached(self) -> None:
+        forgotten = self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        assert forgotten, "nothing holds blocks when every request was preempted"
+
+    # workers
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What requests can be for."""
+        return ("generate",)
+
+    def get_weight_version(self) -> str:
+        """Weights are those of the start, or the same loaded again."""
+        return "default"
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker, or a function with the worker in front."""
+        return self._executor.collective_rpc(method, tuple(args), kwargs or {})
+
+    def profile(self, is_start: bool = True, prefix: str | None = None) -> list[str | None]:
+        """Begin or end a trace of every worker's steps; the files when it ends."""
+        return self._executor.collective_rpc("profile", (is_start, prefix), {})
+
+
+def _complete(future: Future[None], then: Callable[[], None]) -> None:
+    try:
+        then()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)

@@ -1,0 +1,278 @@
+"""Step 4 of 8 on a request's path: the loop that schedules, executes, learns and reports.
+
+In: `EngineCoreRequest` from engine/client/client.py. Out: `EngineCoreOutputs`, columns of new
+tokens. Next: scheduling/scheduler.py decides each step, the executor runs it.
+
+One synchronous core; it keeps up to `depth` steps in flight (1: plain stepping, 2: the next step is
+scheduled and launched before the last one's ids are read).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from quire.engine.core.control import CoreControl
+from quire.engine.core.core_face import CoreFace
+from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
+from quire.engine.core.lockstep import LockStep
+from quire.engine.wire.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    LogprobColumns,
+    PromptLogprobs,
+    SchedulerStats,
+    Started,
+)
+from quire.errors import EngineDeadError, RequestError
+from quire.executor.abstract import Executor
+from quire.grammar.compiler import GrammarCompiler
+from quire.params import SamplingParams
+from quire.params.thinking import Thinking
+from quire.runner.runner_output import RunnerOutput
+from quire.scheduling.outputs import Ending, StepOutputs
+from quire.scheduling.request import Request
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.step import StepPlan
+from quire.scheduling.step_record import handles_of
+
+logger = logging.getLogger(__name__)
+
+_COMPILE_NAP_S = 0.01
+"""So late may input be seen while all that waits waits for its grammar."""
+
+
+class EngineCore(CoreFace):
+    """A scheduler and an executor, stepped by whoever holds the core.
+
+    A failure that concerns one request ends that request with an error, the others do not notice
+    (engine/core/fault_isolation.py). Only a device that takes no step at all raises out of `step`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        depth: int = 1,
+        log_stats: bool = True,
+        grammars: GrammarCompiler | None = None,
+        lock_step: LockStep | None = None,
+        has_own_memory: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._depth = depth
+        self._log_stats = log_stats
+        self._clock = clock
+        self.lock_step = lock_step
+        """The rounds that this core makes together with others; None: it steps for itself."""
+        self._grammars = grammars or GrammarCompiler(None)
+        self._boundary = FaultBoundary(executor, self._grammars.masks_of(scheduler.constrained))
+        self._steps: deque[GuardedStep] = deque()
+        self._refused: list[Finished] = []
+        self._counted = (0, 0, 0, 0)
+        self.on_launch: Callable[[Collection[int]], None] | None = None
+        """Told before each launch which requests are in the steps that have not been read."""
+        self.control = CoreControl(
+            scheduler,
+            executor,
+            self._abort_all,
+            keeps_weights=lock_step is not None,
+            has_own_memory=has_own_memory,
+        )
+        """What a front end may ask for beside requests (engine/wire/control_calls.py)."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request. One that can never run ends with an error in the next outputs."""
+        if request.continues:
+            self._continue(request)
+            return
+        params = request.sampling_params
+        try:
+            self.scheduler.add(
+                Request(
+                    handle=request.handle,
+                    prompt_token_ids=request.prompt_token_ids,
+                    params=params,
+                    seed=request.seed,
+                    priority=request.priority,
+                    arrival_time=request.arrival_time,
+                    cache_salt=request.cache_salt,
+                    output_token_ids=list(request.output_token_ids),
+                    needs_host_ids=self._needs_host_ids(params, request.thinking),
+                    prompt_logprobs_done=request.prompt_logprobs_done,
+                    resumable=request.resumable,
+                    grammar=self._grammars.constraint(params, request.thinking),
+                )
+            )
+        except RequestError as error:
+            self._refuse(request.handle, str(error))
+        except EngineDeadError:
+            raise
+        except Exception:
+            logger.exception("request %d was not taken", request.handle)
+            self._refuse(request.handle, "the request could not be taken in")
+
+    def _continue(self, request: EngineCoreRequest) -> None:
+        """More input for a request that may have ended meanwhile."""
+        if request.handle not in self.scheduler.requests:
+            return
+        params = request.sampling_params
+        ending = self.scheduler.extend(
+            request.handle,
+            request.prompt_token_ids,
+            resumable=request.resumable,
+            params=params if request.prompt_token_ids else None,
+            needs_host_ids=self._needs_host_ids(params),
+        )
+        if ending is not None:
+            self._refused.append(_finished(ending))
+
+    def _needs_host_ids(self, params: SamplingParams, thinking: Thinking | None = None) -> bool:
+        """A mask is made from the ids so far, so nothing that has masks is scheduled ahead."""
+        has_masks = params.structured_outputs is not None or thinking is not None
+        is_ahead = self._depth > 1 and has_masks
+        return is_ahead or self.executor.needs_host_ids(params)
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """End requests without an output; handles that have ended already are left alone."""
+        for handle in handles:
+            self.scheduler.abort(handle)
+
+    @property
+    def has_work(self) -> bool:
+        """Would `step` bring anything forward?"""
+        return bool(self._steps or self._refused or self.scheduler.has_work)
+
+    @property
+    def max_handles_in_flight(self) -> int:
+        """So many requests can be in steps that have not been read."""
+        return self._depth * self.scheduler.config.max_num_seqs
+
+    def step(self) -> EngineCoreOutputs:
+        """Launch what can be launched, read the oldest step in flight, report what it brought."""
+        while len(self._steps) < self._depth:
+            plan = self.scheduler.schedule(self._clock())
+            if plan is None:
+                break
+            if self.on_launch is not None:
+                self.on_launch(handles_of(self.scheduler.in_flight))
+            self._steps.append(self._boundary.launch(plan))
+        if not self._steps:
+            self._wait_for_grammar()
+            return self._outputs(StepOutputs(), None)
+        brought = self._steps.popleft().result()
+        outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
+        self.control.settle()
+        return outputs
+
+    def step_with_batch_queue(self) -> EngineCoreOutputs:
+        """`step`, which keeps as many steps in flight as the core was made for."""
+        return self.step()
+
+    def execute_model(self, plan: StepPlan) -> RunnerOutput:
+        """Run one planned step and read it, inside the fault boundary; the scheduler learns nothing
+        of it.
+        """
+        return self._boundary.launch(plan).result()
+
+    def execute_dummy_batch(self) -> bool:
+        """Take part in the round of the cores that share experts with this one, without tokens of
+        its own; False when none of them has any left. A core that steps for itself has no rounds.
+        """
+        return self.lock_step is not None and self.lock_step.idle_round(self.has_work)
+
+    def shutdown(self) -> None:
+        """End all requests and let go of the device."""
+        self.abort_requests(list(self.scheduler.requests))
+        self._steps.clear()
+        self._grammars.close()
+        self.executor.shutdown()
+
+    def _wait_for_grammar(self) -> None:
+        """With nothing to run, sleep a moment beside the thread that compiles."""
+        for request in self.scheduler.waiting:
+            if request.grammar is not None and not request.grammar.is_ready:
+                request.grammar.wait(_COMPILE_NAP_S)
+                return
+
+    def _abort_all(self) -> None:
+        """End every request and say so."""
+        for handle in list(self.scheduler.requests):
+            self.scheduler.abort(handle)
+            self._refused.append(Finished(handle, FinishReason.ABORT))
+
+    def _refuse(self, handle: int, text: str) -> None:
+        self._refused.append(Finished(handle, FinishReason.ERROR, message=text))
+
+    def _outputs(self, learned: StepOutputs, brought: RunnerOutput | None) -> EngineCoreOutputs:
+        refused, self._refused = self._refused, []
+        for end in learned.endings:
+            if end.fault is not None:
+                logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
+        return EngineCoreOutputs(
+            handles=list(learned.handles),
+            token_ids=list(learned.token_ids),
+            finished=refused + [_finished(ending) for ending in learned.endings],
+            started=[
+                Started(start.handle, start.num_cached_tokens, start.scheduled_time)
+                for start in learned.starts
+            ],
+            logprobs=_columns(brought, learned.kept) if brought else None,
+            prompt_logprobs=[
+                PromptLogprobs(p.handle, p.token_ids, p.values, p.ranks)
+                for p in (brought.prompt_logprobs if brought else ())
+            ],
+            stats=self._stats() if self._log_stats else None,
+            timestamp=self._clock(),
+        )
+
+    def _stats(self) -> SchedulerStats:
+        scheduler = self.scheduler
+        counted = (
+            scheduler.prefix_queries,
+            scheduler.prefix_hits,
+            scheduler.num_preemptions,
+            scheduler.prefix_requests,
+        )
+        since = [now - then for now, then in zip(counted, self._counted, strict=True)]
+        self._counted = counted
+        return SchedulerStats(
+            len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage, *since
+        )
+
+
+def _finished(ending: Ending) -> Finished:
+    reason = FinishReason(ending.reason)
+    return Finished(
+        ending.handle,
+        reason,
+        ending.stop_reason,
+        ending.message,
+        ending.num_preemptions,
+        ending.is_in_text,
+    )
+
+
+def _columns(brought: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:
+    """The sampled rows' columns, cut down to those whose tokens count."""
+    found: Any = brought.logprobs
+    if found is None:
+        return None
+    places = range(len(brought.result.token_ids)) if kept is None else kept
+    where = {row: place for place, row in enumerate(places)}
+    taken = [m for m, row in enumerate(found.index) if row in where]
+    return LogprobColumns(
+        index=[where[found.index[m]] for m in taken],
+        token_ids=found.token_ids.numpy()[taken],
+        values=found.values.numpy()[taken],
+        ranks=found.ranks.numpy()[taken],
+        counts=[found.counts[m] for m in taken],
+    )

@@ -1,0 +1,166 @@
+"""A step whose failures cost only the requests that are at fault.
+
+The runner names the rows of most failures. One that names no row (a processor for the whole batch,
+a kernel) is attributed: the step is run again in halves, and the halves that fail in halves, until
+a row that fails is alone. That is sound since a step changes nothing before it has sampled, and
+cheap where it matters: without a failure it is one `try`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from quire.errors import EngineDeadError
+from quire.executor.abstract import Executor, LaunchedStep
+from quire.runner.faults import ProcessorFailure, RowFailures
+from quire.runner.grammar_mask import GrammarMask
+from quire.runner.runner_output import RunnerOutput
+from quire.runner.sampling import join_columns
+from quire.scheduling.step import StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+ALONE = "the request made a step of the engine fail, alone too; the engine's log says how"
+UNREAD = "the results of a step could not be read; the engine's log says why"
+
+
+class FaultBoundary:
+    """Launches steps on an executor.
+
+    Invariant: `_failed` has the rows that failed and that no plan has removed since; a step ahead,
+    planned when the scheduler did not know yet, runs without them.
+    """
+
+    def __init__(self, executor: Executor, masks: Callable[[StepPlan], GrammarMask | None]) -> None:
+        """`masks` gives those of a launched plan, while the device runs; it may raise
+        RowFailures.
+        """
+        self._executor = executor
+        self._masks = masks
+        self._failed: dict[int, str] = {}
+
+    def launch(self, plan: StepPlan) -> GuardedStep:
+        """Start a step, and find the culprits at once if it fails.
+
+        Raises EngineDeadError when the device has failed, or when the executor does not even take
+        the plan's changes of rows.
+        """
+        step = GuardedStep(plan)
+        if self._failed:
+            for row in plan.removed:
+                self._failed.pop(row, None)
+            self._leave_out(step, [row for row in _rows(plan) if row in self._failed])
+        self._run(step, without(plan, step.errors) if step.errors else plan)
+        if not step.parts:
+            self._only_change(step, without(plan, _rows(plan)))
+        return step
+
+    def _run(self, step: GuardedStep, plan: StepPlan) -> None:
+        if not plan.num_tokens:
+            return
+        try:
+            self._start(step, plan)
+        except EngineDeadError:
+            raise  # of the device or the group, not of a row
+        except RowFailures as failures:
+            self._blame(step, failures.errors)
+            self._run(step, without(plan, failures.errors))
+        except Exception as error:
+            self._attribute(step, plan, error)
+
+    def _start(self, step: GuardedStep, plan: StepPlan) -> None:
+        launched = self._executor.launch(plan)
+        launched.sample(self._masks(plan))
+        step.parts.append((plan, launched))
+
+    def _only_change(self, step: GuardedStep, plan: StepPlan) -> None:
+        """Nothing could run, but later steps stand on what was planned beside the tokens."""
+        try:
+            self._start(step, plan)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise EngineDeadError("The device does not run any step; see the log.") from error
+
+    def _attribute(self, step: GuardedStep, plan: StepPlan, error: Exception) -> None:
+        rows = _rows(plan)
+        logger.error("step %d failed with rows %s", plan.step_id, rows, exc_info=error)
+        if len(rows) == 1:
+            text = str(error) if isinstance(error, ProcessorFailure) else ALONE
+            self._blame(step, {rows[0]: text})
+            return
+        half = (len(rows) + 1) // 2
+        self._run(step, without(plan, rows[half:]))
+        self._run(step, without(plan, rows[:half]))
+
+    def _blame(self, step: GuardedStep, errors: Mapping[int, str]) -> None:
+        self._failed.update(errors)
+        self._leave_out(step, errors)
+
+    def _leave_out(self, step: GuardedStep, rows: Iterable[int]) -> None:
+        step.errors.update((row, self._failed[row]) for row in rows)
+
+
+class GuardedStep:
+    """A step in flight: `parts` ran, the rows in `errors` did not."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.parts: list[tuple[StepPlan, LaunchedStep]] = []
+        self.errors: dict[int, str] = {}
+
+    def result(self) -> RunnerOutput:
+        """Wait for the step's ids, in the plan's order. Raises EngineDeadError alone."""
+        found = [(plan, _read(plan, launched)) for plan, launched in self.parts]
+        if found[0][0] is self.plan:
+            return found[0][1]
+        return _merged(self.plan, found, self.errors)
+
+
+def without(plan: StepPlan, rows: Collection[int]) -> StepPlan:
+    """The same step, with its changes, without the tokens of some rows."""
+    return msgspec.structs.replace(
+        plan,
+        decode_rows=[row for row in plan.decode_rows if row not in rows],
+        chunks=[chunk for chunk in plan.chunks if chunk.row not in rows],
+    )
+
+
+def _rows(plan: StepPlan) -> list[int]:
+    return [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
+
+
+def _read(plan: StepPlan, launched: LaunchedStep) -> RunnerOutput:
+    """Reading changes nothing, so it is tried twice; if that fails too, the part's rows fail."""
+    for _ in range(2):
+        try:
+            return launched.result()
+        except EngineDeadError:
+            raise
+        except Exception:
+            logger.exception("the results of step %d could not be read", plan.step_id)
+    errors = dict.fromkeys(_rows(plan), UNREAD)
+    return RunnerOutput(StepResult(plan.step_id, [0] * len(plan.sampled_rows), errors))
+
+
+def _merged(
+    plan: StepPlan, parts: Sequence[tuple[StepPlan, RunnerOutput]], errors: Mapping[int, str]
+) -> RunnerOutput:
+    """One output for the whole plan; rows that did not run have the id 0."""
+    place = {row: index for index, row in enumerate(plan.sampled_rows)}
+    merged = RunnerOutput(StepResult(plan.step_id, [0] * len(place), dict(errors)))
+    columns = []
+    for part, output in parts:
+        rows = part.sampled_rows
+        for row, token_id in zip(rows, output.result.token_ids, strict=True):
+            merged.result.token_ids[place[row]] = token_id
+        merged.result.errors.update(output.result.errors)
+        merged.prompt_logprobs += output.prompt_logprobs
+        if output.logprobs is not None:
+            output.logprobs.index = [place[rows[index]] for index in output.logprobs.index]
+            columns.append(output.logprobs)
+    merged.logprobs = join_columns(columns) if columns else None
+    return merged

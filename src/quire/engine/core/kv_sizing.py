@@ -1,0 +1,71 @@
+"""How many KV blocks a device has room for, measured with everything else in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from quire.config.facts import KVGroupFacts
+from quire.config.kv_pool_size import MeasuredMemory, PoolShape, gib
+from quire.config.plan import EnginePlan
+from quire.errors import LoadError
+from quire.models.kv_groups import KVGroup
+from quire.runner.forward.forward import Forward
+from quire.runner.runner import ModelRunner
+from quire.runner.warm_up import SCRATCH_BLOCK
+
+logger = logging.getLogger(__name__)
+
+PROBE_BLOCKS = SCRATCH_BLOCK + 1
+"""Blocks of the pool while the workspace is measured."""
+
+
+def size_kv_cache(
+    plan: EnginePlan,
+    groups: tuple[KVGroup, ...],
+    runner: ModelRunner,
+    forward: Forward,
+    *,
+    free_at_start: int,
+    free_bytes: Callable[[], int],
+) -> None:
+    """Give the KV cache of a runner, which has PROBE_BLOCKS blocks and is warm, what the device has
+    room for.
+
+    `forward` has recorded over them, so its memory counts, and it records anew. Raises LoadError
+    when one request of full length would not fit.
+    """
+    kv_cache = runner.kv_cache
+    block_bytes = kv_cache.nbytes // PROBE_BLOCKS
+    assert plan.memory_share is not None, "the number of blocks is given"
+    memory = MeasuredMemory(free_at_start, free_bytes(), plan.memory_share)
+    num_blocks = blocks_for(plan, groups, memory, block_bytes)
+    forward.release()
+    runner.device.return_free_memory()
+    kv_cache.resize(num_blocks)
+    forward.record()
+    logger.info("The KV cache has %d blocks, %s.", num_blocks, gib(num_blocks * block_bytes))
+
+
+def blocks_for(
+    plan: EnginePlan, groups: tuple[KVGroup, ...], memory: MeasuredMemory, block_bytes: int
+) -> int:
+    """The number of blocks. Raises LoadError when one request of full length would not fit."""
+    shape = PoolShape(
+        plan.block_size,
+        block_bytes // plan.block_size,
+        tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
+        plan.enable_chunked_prefill,
+    )
+    length = plan.max_model_len
+    most = shape.enough(plan.max_num_seqs, length, plan.max_num_batched_tokens)
+    num_blocks = memory.num_blocks(block_bytes, most)
+    fits = shape.longest(num_blocks, length) if num_blocks > 0 else 0
+    if fits < length:
+        raise LoadError(
+            f"One request of max_model_len={length} does not fit in the {max(num_blocks, 0)} KV "
+            f"blocks that {gib(memory.room)} hold: {gib(memory.free_at_start)} of the device were "
+            f"free, and weights, graphs and workspace have left {gib(memory.free_now)}. "
+            f"Pass max_model_len={fits} (or -1), or a larger gpu_memory_utilization."
+        )
+    return num_blocks

@@ -1,0 +1,98 @@
+"""What a model runs on: a device, the ops that were chosen for it, and how steps are run there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quire.config.plan import EnginePlan
+from quire.environment import read_environment
+from quire.errors import InvalidParameter
+from quire.kernels.cpu.plain_ops import recordable
+from quire.kernels.cpu.runtime import open_runtime
+from quire.models.decoder import DecoderModel
+from quire.ops import Ops, select
+from quire.runner.batch import BatchBuilder
+from quire.runner.devices.cuda import CudaDriver, CudaGraphs
+from quire.runner.devices.device import CpuDevice, Device
+from quire.runner.devices.stream_device import StreamDevice
+from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
+from quire.runner.forward.forward import EagerForward, Forward, RecordedForward
+
+logger = logging.getLogger(__name__)
+
+_ARENA_BYTES = 1 << 20
+"""Beside what grows with a step's tokens: sampling settings, tables and new prompts of some KiB."""
+_TOKEN_BYTES = 128
+"""Positions, rows, and slots of a dozen KV groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A device and its ops; `make_forward` gives what runs a model's steps there.
+
+    `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` asks for the device's
+    free memory, None where it is not the device's own. `is_host`: weights are in host memory.
+    """
+
+    device: Device
+    ops: Ops
+    make_forward: Callable[[DecoderModel, BatchBuilder], Forward]
+    sizes: Sequence[int] = ()
+    free_bytes: Callable[[], int] | None = None
+    is_host: bool = True
+
+
+def open_platform(plan: EnginePlan) -> Platform:
+    """The device that the plan names. Raises InvalidParameter where it cannot be deterministic and
+    must.
+    """
+    target = _open_cuda(plan) if plan.device == "cuda" else _open_cpu(plan)
+    if plan.is_deterministic and not target.ops.batch_invariant:
+        raise InvalidParameter("deterministic", True, target.ops.invariance_reason, "Leave it out.")
+    return target
+
+
+def _open_cpu(plan: EnginePlan) -> Platform:
+    runtime = open_runtime(num_threads=plan.num_threads, isa=read_environment().cpu_isa)
+    ops = _select(plan, runtime)
+    if runtime is None or not plan.use_graphs:
+        return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
+    return Platform(
+        CpuDevice(),
+        recordable(ops, runtime),
+        lambda model, batches: RecordedForward(
+            model, runtime, batches.capacity_batch, num_rows=plan.max_num_seqs
+        ),
+    )
+
+
+def _open_cuda(plan: EnginePlan) -> Platform:
+    driver = CudaDriver()
+    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * plan.max_num_batched_tokens
+    device = StreamDevice(driver, arena_bytes=arena_bytes)
+    ops = _select(plan, device)
+    sizes = decode_sizes(plan.max_num_seqs) if plan.use_graphs else []
+
+    def make_forward(model: DecoderModel, batches: BatchBuilder) -> Forward:
+        if not sizes:
+            return EagerForward(model)
+        return GraphForward(model, CudaGraphs, batches.padding, sizes)
+
+    return Platform(device, ops, make_forward, sizes, driver.free_bytes, is_host=False)
+
+
+def _select(plan: EnginePlan, runtime: object | None) -> Ops:
+    ops = select(
+        device=plan.device,
+        dtype=getattr(torch, plan.dtype),
+        runtime=runtime,
+        deterministic=plan.is_deterministic,
+    )
+    attend = next(choice for choice in ops.report() if choice.op == "attend")
+    why = f" ({attend.why})" if attend.why else ""
+    logger.info("The provider %s serves attention%s.", attend.provider, why)
+    return ops

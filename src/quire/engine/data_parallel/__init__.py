@@ -1,0 +1,1 @@
+"""Cores on several hosts or in lock-step: coordinator, handshake, headless launcher."""

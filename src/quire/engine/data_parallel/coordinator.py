@@ -1,0 +1,170 @@
+"""The process between the cores of a group: it starts their waves, and tells front ends their load.
+
+It holds nothing that cannot be had again: cores ask for a wave until it has begun, and say how much
+they have to do whenever that changes. So it may be killed and started anew at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+
+import msgspec
+import zmq
+
+from quire.engine.process.child_main import begin, take_pipe
+from quire.engine.process.liveness import ORPHANED
+from quire.engine.process.start_message import ChildStart
+from quire.engine.wire.codec import has_input
+from quire.engine.wire.messages import (
+    Counts,
+    EngineCoreOutputs,
+    SchedulerStats,
+    StartWave,
+    core_identity,
+)
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_S = 0.1
+"""Counts that have changed are told so often, others every `REPEAT_S`."""
+REPEAT_S = 5.0
+
+
+class CoordinatorMessage(ChildStart, kw_only=True):
+    """What a coordinator must know. `cores_in`, `cores_out` and `counts_out` are where it binds."""
+
+    cores_in: str
+    cores_out: str
+    counts_out: str
+    num_cores: int
+
+
+class Waves:
+    """Which wave the cores are in, as far as they have said. Pure.
+
+    All cores of a group are in the same life: what an earlier one says is passed over. A wave that
+    was asked for is started once every core listens; `due` tells whom.
+    """
+
+    def __init__(self, num_cores: int) -> None:
+        self._num_cores = num_cores
+        self.incarnation = 0
+        self.wave = 0
+        self.is_running = False
+        self._is_asked_for = False
+        self._listeners: set[bytes] = set()
+
+    def listens(self, identity: bytes, does: bool) -> None:
+        """A core has begun to listen, or has gone."""
+        if does:
+            self._listeners.add(identity)
+        else:
+            self._listeners.discard(identity)
+
+    def ask(self, incarnation: int, wave: int) -> None:
+        """A core needs this wave, or is in it and misses others."""
+        self._meet(incarnation)
+        if incarnation == self.incarnation and wave >= self.wave:
+            self.wave, self.is_running, self._is_asked_for = wave, True, True
+
+    def complete(self, incarnation: int, wave: int) -> None:
+        """No core has anything left to do in this wave."""
+        self._meet(incarnation)
+        if incarnation == self.incarnation and wave >= self.wave:
+            self.wave, self.is_running, self._is_asked_for = wave + 1, False, False
+
+    def due(self) -> list[bytes]:
+        """Who is to be told now that `wave` begins; nobody until all listen."""
+        group = [core_identity(index, self.incarnation) for index in range(self._num_cores)]
+        if not self._is_asked_for or not self._listeners.issuperset(group):
+            return []
+        self._is_asked_for = False
+        return group
+
+    def _meet(self, incarnation: int) -> None:
+        if incarnation > self.incarnation:
+            self.incarnation, self.wave, self.is_running = incarnation, 0, False
+            self._is_asked_for = False
+
+
+class DPCoordinatorProc:
+    """The loop of the process; it ends when its front end has gone."""
+
+    def __init__(self, message: CoordinatorMessage, pipe: socket.socket) -> None:
+        self._pipe = pipe
+        self._context = zmq.Context(io_threads=1)
+        self._from_cores = self._bound(zmq.PULL, message.cores_in)
+        self._to_cores = self._bound(zmq.XPUB, message.cores_out)
+        self._to_front_ends = self._bound(zmq.PUB, message.counts_out)
+        self._waves = Waves(message.num_cores)
+        self._stats: dict[int, SchedulerStats] = {}
+        self._has_news = True
+        self._published_at = 0.0
+        self._outputs = msgspec.msgpack.Decoder(EngineCoreOutputs)
+
+    def run(self) -> int:
+        """Serve until the pipe ends; the exit code."""
+        poller = zmq.Poller()
+        for one in (self._from_cores, self._to_cores, self._pipe):
+            poller.register(one, zmq.POLLIN)
+        while self._pipe.fileno() not in dict(poller.poll(self._patience_ms())):
+            self._take()
+            self._start_wave()
+            self._publish()
+        self._context.destroy(linger=0)
+        return ORPHANED
+
+    def _patience_ms(self) -> int:
+        limit_s = PUBLISH_S if self._has_news else REPEAT_S
+        return max(0, int(1000 * (self._published_at + limit_s - time.monotonic())) + 1)
+
+    def _take(self) -> None:
+        while has_input(self._to_cores):
+            frame = self._to_cores.recv(zmq.NOBLOCK)
+            self._waves.listens(frame[1:], frame[:1] == b"\x01")
+        while has_input(self._from_cores):
+            try:
+                self._note(self._outputs.decode(self._from_cores.recv(zmq.NOBLOCK)))
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                logger.error("A core sent what is no message: %s", error)
+
+    def _note(self, said: EngineCoreOutputs) -> None:
+        if said.stats is not None:
+            self._stats[said.engine_index] = said.stats
+        if said.wave_complete is not None:
+            self._waves.complete(said.incarnation, said.wave_complete)
+        if said.start_wave is not None:
+            self._waves.ask(said.incarnation, said.start_wave)
+        self._has_news = True
+
+    def _start_wave(self) -> None:
+        payload = msgspec.msgpack.encode(StartWave(self._waves.wave))
+        for identity in self._waves.due():
+            self._to_cores.send_multipart([identity, payload])
+
+    def _publish(self) -> None:
+        now = time.monotonic()
+        if now - self._published_at < (PUBLISH_S if self._has_news else REPEAT_S):
+            return
+        counts = Counts(self._stats, self._waves.wave, self._waves.is_running)
+        self._to_front_ends.send(msgspec.msgpack.encode(counts))
+        self._published_at, self._has_news = now, False
+
+    def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        found = self._context.socket(kind)
+        found.set_hwm(0)
+        found.linger = 0
+        if kind == zmq.XPUB:
+            found.xpub_verboser = True
+        found.bind(endpoint)
+        return found
+
+
+def main(pipe_fd: int) -> None:
+    """Serve until the front end is gone or ends this process."""
+    pipe = take_pipe(pipe_fd)
+    message = begin(pipe, CoordinatorMessage, lambda _: "DPCoordinator")
+    sys.exit(DPCoordinatorProc(message, pipe).run())

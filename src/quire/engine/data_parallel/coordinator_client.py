@@ -1,0 +1,96 @@
+"""The coordinator as a front end sees it: started, heard, started anew when it dies, ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.engine.data_parallel.coordinator import CoordinatorMessage
+from quire.engine.process.core_process import CoreProcess
+from quire.engine.wire.codec import has_input
+from quire.engine.wire.messages import Counts, EngineZmqAddresses, SchedulerStats
+from quire.errors import EngineDeadError
+
+logger = logging.getLogger(__name__)
+
+SHORT_LIFE_S = 1.0
+MAX_SHORT_LIVES = 5
+"""After so many lives in a row as short as that it is not started again."""
+
+
+class DPCoordinator:
+    """One coordinator process after the other, at the same addresses in `folder`."""
+
+    def __init__(self, folder: Path, num_cores: int) -> None:
+        places = ("waves-in", "waves-out", "counts")
+        self._cores_in, self._cores_out, self._counts_out = (f"ipc://{folder}/{p}" for p in places)
+        self._num_cores = num_cores
+        self._context = zmq.Context(io_threads=1)
+        self.counts: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        """Readable when the coordinator has said something."""
+        self.counts.linger = 0
+        self.counts.subscribe(b"")
+        self.counts.connect(self._counts_out)
+        self._decoder = msgspec.msgpack.Decoder(Counts)
+        self._num_short_lives = 0
+        self.num_restarts = 0
+        self.latest = Counts()
+        self._start()
+
+    def addresses(self, of_front_end: EngineZmqAddresses) -> EngineZmqAddresses:
+        """The same with where cores find the coordinator."""
+        return msgspec.structs.replace(
+            of_front_end, coordinator_input=self._cores_in, coordinator_output=self._cores_out
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the present process."""
+        return self.process.pid
+
+    def take(self, note: Callable[[int, SchedulerStats], None]) -> bool:
+        """Take in what has come; `note` gets each core's counts. A coordinator that has died is
+        started anew: True. Raises EngineDeadError when it does not stay alive.
+        """
+        while has_input(self.counts):
+            self.latest = self._decoder.decode(self.counts.recv(zmq.NOBLOCK))
+            for engine_index, stats in self.latest.stats.items():
+                note(engine_index, stats)
+        if self.process.is_running:
+            return False
+        self._restart()
+        return True
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.end(SHORT_LIFE_S)
+        self._context.destroy(linger=0)
+
+    def _restart(self) -> None:
+        is_short = time.monotonic() - self._began < SHORT_LIFE_S
+        self._num_short_lives = self._num_short_lives + 1 if is_short else 0
+        ending = self.process.exit_words()
+        if self._num_short_lives >= MAX_SHORT_LIVES:
+            raise EngineDeadError(f"The coordinator of the cores {ending} again and again.")
+        logger.error("The coordinator of the cores %s; it is started anew.", ending)
+        self.process.end(0.0)
+        self.num_restarts += 1
+        self._start()
+
+    def _start(self) -> None:
+        self._began = time.monotonic()
+        self.process = CoreProcess("quire.engine.data_parallel.coordinator")
+        self.process.start(
+            CoordinatorMessage(
+                cores_in=self._cores_in,
+                cores_out=self._cores_out,
+                counts_out=self._counts_out,
+                num_cores=self._num_cores,
+            )
+        )

@@ -1,0 +1,124 @@
+"""Cores without a front end: they serve one on another machine, for as long as it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import zmq
+
+from quire.config.args.engine_args import EngineArgs
+from quire.config.plan import EnginePlan
+from quire.engine.data_parallel.cluster_keys import cluster_keys
+from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS, say_hello
+from quire.engine.process.core_pool import CoreHost
+from quire.engine.process.core_process import GRACE_S
+from quire.engine.process.liveness import ORPHANED
+from quire.engine.wire.messages import Welcome
+from quire.environment import read_environment
+
+logger = logging.getLogger(__name__)
+
+LOOK_MS = 500
+
+FAREWELL_S = 3.0
+"""Cores that were told to end have done so by then."""
+
+
+def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 60) -> int:
+    """Run this machine's share of the cores until the front end ends them; the exit code.
+
+    0: it told them to end, or a signal told us. 1: a core died; the others are ended too. 3: the
+    front end is gone. Raises RequestError, LoadError, TimeoutError when no front end answers within
+    `timeout_s`, EngineError when it refuses.
+    """
+    plan = args.create_engine_config(headless=True)
+    keys = cluster_keys(read_environment().cluster_secret)
+    context = zmq.Context(io_threads=1)
+    endpoint = f"tcp://{plan.data_parallel_address}:{plan.data_parallel_rpc_port}"
+    try:
+        front_end, welcome = say_hello(context, endpoint, keys.public, plan, timeout_s)
+        gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        host = _start(plan, welcome, keys.public)
+        with _told_to_end() as told:
+            return _serve(host, gone, told)
+    finally:
+        context.destroy(linger=0)
+
+
+def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CoreHost:
+    assert welcome.addresses is not None, "who is not refused gets addresses"
+    host = CoreHost(
+        plan,
+        welcome.addresses,
+        plan.data_parallel_ranks,
+        data_parallel_size=welcome.data_parallel_size,
+        is_headless=True,
+        server_key=server_key,
+    )
+    for engine_index, incarnation in zip(
+        plan.data_parallel_ranks, welcome.incarnations, strict=True
+    ):
+        host.incarnations[engine_index] = incarnation - 1
+        host.start(engine_index)
+    return host
+
+
+def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
+    poller = zmq.Poller()
+    poller.register(gone, zmq.POLLIN)
+    poller.register(told, zmq.POLLIN)
+    running = dict(host.processes)
+    given_up_at = math.inf
+    for process in running.values():
+        poller.register(process.pipe, zmq.POLLIN)
+    try:
+        while running:
+            seen = dict(poller.poll(LOOK_MS))
+            if told.fileno() in seen:
+                return 0
+            if gone in seen:
+                # it may have told the cores to end before it went
+                poller.unregister(gone)
+                given_up_at = time.monotonic() + FAREWELL_S
+            if time.monotonic() > given_up_at:
+                logger.error("The front end is gone: its cores end.")
+                return ORPHANED
+            for engine_index, process in list(running.items()):
+                if process.is_running:
+                    continue
+                if process.exit_code != 0:
+                    if given_up_at < math.inf:
+                        return ORPHANED
+                    logger.error("%s", host.death_of(engine_index))
+                    return 1
+                poller.unregister(process.pipe)
+                del running[engine_index]
+        return 0
+    finally:
+        host.terminate()
+        host.end(list(host.processes), GRACE_S)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[socket.socket]:
+    """A socket that becomes readable when SIGTERM or SIGINT comes; only the main thread hears."""
+    ours, theirs = socket.socketpair()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, lambda *_: os.write(theirs.fileno(), b"\0"))
+    try:
+        yield ours
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        ours.close()
+        theirs.close()

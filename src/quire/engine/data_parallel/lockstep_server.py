@@ -1,0 +1,156 @@
+"""A core that shares experts with others: they step together, in waves.
+
+While a wave lasts every core makes one round after the other (lockstep.py): its own steps where it
+has some, dummy rounds where it has not. Each round begins by telling the others whether work is
+left; when nobody has any, the wave is over for all of them at once, and they wait. Who gets work
+then asks the coordinator, which starts the next wave everywhere, and asks again until it has begun:
+neither the death of the coordinator nor a message lost with it leaves anybody waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import msgspec
+import zmq
+
+from quire.engine.core.core import EngineCore
+from quire.engine.process.core_server import EngineCoreProc
+from quire.engine.process.liveness import PEERS_LOST
+from quire.engine.process.start_message import StartMessage
+from quire.engine.wire.codec import has_input
+from quire.engine.wire.messages import EngineCoreOutputs, SchedulerStats, StartWave
+from quire.errors import PeersLost
+
+ASK_AGAIN_S = 0.5
+
+FAREWELL_S = 0.5
+"""Cores that are told to end do not end at the same moment: so long may the word take to come."""
+
+
+class DPEngineCoreProc(EngineCoreProc):
+    """The loop of such a core.
+
+    Invariant: cores of one group that are not in a wave are before the same `_wave`.
+    """
+
+    def __init__(self, core: EngineCore, message: StartMessage, pipe: socket.socket) -> None:
+        super().__init__(core, message, pipe)
+        addresses = message.addresses
+        assert core.lock_step is not None, "a core that steps for itself has no waves"
+        assert addresses.coordinator_input and addresses.coordinator_output
+        self._lock_step = core.lock_step
+        self._lock_step.while_waiting = self._on_waiting
+        self._to_coordinator = self._connected(zmq.PUSH, addresses.coordinator_input)
+        self._from_coordinator = self._connected(zmq.SUB, addresses.coordinator_output)
+        self._from_coordinator.subscribe(self._identity())
+        self._poller.register(self._from_coordinator, zmq.POLLIN)
+        self._start = msgspec.msgpack.Decoder(StartWave)
+        self._wave = 0
+        self._is_in_wave = False
+        self._asked = (-1, 0.0)
+        self._counts = SchedulerStats()
+
+    def _serve(self) -> None:
+        try:
+            super()._serve()
+        except PeersLost:
+            if self.core.on_launch is not None:
+                self.core.on_launch(())  # none of our requests is to blame
+            if not self._is_told_to_end_too():
+                raise
+            self._end_all()
+
+    def _is_told_to_end_too(self) -> bool:
+        """Perhaps the others have ended since everybody was told to."""
+        end = time.monotonic() + FAREWELL_S
+        while self._deadline is None and time.monotonic() < end:
+            self._poller.poll(int(FAREWELL_S * 1000))
+            super()._take_input()
+        return self._deadline is not None
+
+    def _exit_code(self, error: Exception) -> int:
+        return PEERS_LOST if isinstance(error, PeersLost) else super()._exit_code(error)
+
+    # the loop
+
+    def _has_more_to_do(self) -> bool:
+        return self._is_in_wave or self.core.has_work
+
+    def _is_over(self) -> bool:
+        if self._deadline is None:
+            return False
+        self._lock_step.is_ending = True
+        if not self._is_all_over() and time.monotonic() < self._deadline:
+            return False
+        self._end_all()
+        return True
+
+    def _is_all_over(self) -> bool:
+        """Nobody has work, and everybody has been told to end."""
+        return not self._has_more_to_do() and self._lock_step.all_end
+
+    def _wait_for_input(self) -> None:
+        if self._is_in_wave:
+            return
+        if not self.core.has_work and self._deadline is None:
+            self._poller.poll()
+            return
+        if self._asked[0] != self._wave or time.monotonic() - self._asked[1] > ASK_AGAIN_S:
+            self._ask()
+        self._poller.poll(int(ASK_AGAIN_S * 1000))
+
+    def _take_input(self) -> None:
+        super()._take_input()
+        while has_input(self._from_coordinator):
+            _, payload = self._from_coordinator.recv_multipart(zmq.NOBLOCK)
+            start = self._start.decode(payload)
+            if not self._is_in_wave and start.wave >= self._wave:
+                self._wave, self._is_in_wave = start.wave, True
+
+    def _turn(self) -> None:
+        if not self._is_in_wave:
+            return
+        num_rounds = self._lock_step.num_rounds
+        super()._turn()
+        if self._lock_step.num_rounds == num_rounds:
+            if self.core.execute_dummy_batch():
+                self._num_steps += 1
+            else:
+                self._end_wave()
+        self._tell_counts()
+
+    def _end_wave(self) -> None:
+        self._wave += 1
+        self._is_in_wave = False
+        if self._message.engine_index == 0:
+            self._tell(EngineCoreOutputs(wave_complete=self._wave - 1))
+
+    # what the coordinator hears
+
+    def _on_waiting(self) -> None:
+        """The others let us wait: their turn is long, not ours. Perhaps they missed the wave."""
+        self._turn_began = time.monotonic()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Let the others join the wave that we need, or are in already."""
+        self._asked = self._wave, time.monotonic()
+        self._tell(EngineCoreOutputs(start_wave=self._wave))
+
+    def _tell_counts(self) -> None:
+        scheduler = self.core.scheduler
+        counts = SchedulerStats(
+            len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage
+        )
+        if counts != self._counts:
+            self._counts = counts
+            self._tell(EngineCoreOutputs(stats=counts))
+
+    def _tell(self, outputs: EngineCoreOutputs) -> None:
+        message = self._message
+        outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
+        with contextlib.suppress(zmq.Again):  # what matters is said again
+            self._to_coordinator.send(msgspec.msgpack.encode(outputs), zmq.NOBLOCK)

@@ -1,0 +1,1 @@
+"""The caller's side of an engine: text to token ids and back, without torch."""

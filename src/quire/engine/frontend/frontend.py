@@ -1,0 +1,320 @@
+"""The parts of an engine on the caller's side of the core, put together from a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from quire.config.plan import EnginePlan
+from quire.engine.client.client import CoreConnection
+from quire.engine.core.structured_outputs import grammar_trials
+from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
+from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.output_stream import RequestOutputCollector
+from quire.engine.frontend.request_group import RequestGroup, fan_out
+from quire.engine.frontend.request_spans import begun_attributes
+from quire.engine.stats.engine_stats import EngineStats, Stats
+from quire.engine.stats.loggers import StatsOptions
+from quire.engine.stats.step_stats import IterationStats
+from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
+from quire.errors import EngineError, InvalidParameter, InvalidType
+from quire.models import read_spec
+from quire.models.spec import Decoder
+from quire.observability.tracing import RequestTracer, exporter_to
+from quire.outputs import RequestOutput
+from quire.params import PoolingParams, SamplingParams
+from quire.text.tokenizer import Tokenizer
+
+Client = TypeVar("Client", bound=CoreConnection)
+
+logger = logging.getLogger(__name__)
+
+_FEW = 64
+
+
+class FrontEnd(Generic[Client]):
+    """The requests of one engine on the caller's side: both faces, `LLMEngine` and `AsyncLLM`, add
+    to it, feed it the core's outputs and abort through it.
+
+    `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
+    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model and `plan`
+    is what all was built from, where there is one.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tokenizer: Tokenizer | None,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        model_name: str,
+        log_stats: bool = False,
+        chat_template: str | None = None,
+        sampling_defaults: Mapping[str, Any] | None = None,
+        client_index: int = 0,
+        spec: Decoder | None = None,
+        stats: Stats | None = None,
+        plan: EnginePlan | None = None,
+        tracer: RequestTracer | None = None,
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.inputs = inputs
+        self.outputs = outputs
+        self.model_name = model_name
+        self.log_stats = log_stats
+        self.chat_template = chat_template
+        self.sampling_defaults = dict(sampling_defaults or {})
+        self.spec = spec
+        self.plan = plan
+        self.tracer = tracer
+        self._has_warned = False
+        self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
+        self._next_handle = client_index << CLIENT_SHIFT
+        self._deadlines: list[tuple[float, str]] = []
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises EngineError when the engine was made without one."""
+        if self.tokenizer is None:
+            raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
+        return self.tokenizer
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+        data_parallel_rank: int | None = None,
+        resumable: bool = False,
+        has_mailbox: bool = False,
+        timeout_s: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        **inputs: Any,
+    ) -> RequestGroup:
+        """Check a request, expect its outputs and send it; `inputs` are for the input processor.
+        Where there are traces, its span belongs to the trace of `trace_headers`.
+
+        It ends `timeout_s` seconds from now; None: as its `extra_args` say, if they do.
+        Raises subclasses of RequestError; then everything is as before.
+        """
+        if not isinstance(request_id, str):
+            raise InvalidType("request_id", request_id, "it must be a str")
+        request, text = self.inputs.process(
+            prompt,
+            params,
+            handle=self._next_handle,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            priority=priority,
+            **inputs,
+        )
+        timeout_s = _timeout_s(timeout_s, request.sampling_params)
+        request.data_parallel_rank = data_parallel_rank
+        request.resumable = resumable
+        requests = fan_out(request)
+        group = RequestGroup(
+            request_id=request_id,
+            internal_id=f"{request_id}-{request.handle:08x}",
+            prompt=text if prompt_text is None else prompt_text,
+            prompt_token_ids=request.prompt_token_ids,
+            output_kind=request.sampling_params.output_kind,
+            handles=range(request.handle, request.handle + len(requests)),
+            num_open=len(requests),
+        )
+        if has_mailbox:
+            group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
+        self._next_handle += len(requests)
+        self._submit(group, requests)
+        self._trace(group, trace_headers, request)
+        if timeout_s is not None:
+            self._set_deadline(time.monotonic() + timeout_s, group.internal_id)
+        return group
+
+    def _trace(
+        self,
+        group: RequestGroup,
+        headers: Mapping[str, str] | None,
+        request: EngineCoreRequest,
+    ) -> None:
+        if self.tracer is not None:
+            attributes = begun_attributes(group, request.sampling_params)
+            group.span = self.tracer.begin(headers, request.arrival_time, attributes)
+            if group.mailbox is not None:
+                group.mailbox.traceparent = group.span.traceparent
+        elif headers and not self._has_warned:
+            self._has_warned = True
+            logger.warning("Trace headers come, and there are no traces: otlp_traces_endpoint.")
+
+    def extend(
+        self,
+        group: RequestGroup,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        **inputs: Any,
+    ) -> None:
+        """Send the next input of a resumable request. Raises subclasses of RequestError."""
+        request, _ = self.inputs.process(
+            prompt,
+            params,
+            handle=group.handles.start,
+            arrival_time=time.time(),
+            priority=priority,
+            **inputs,
+        )
+        request.resumable = request.continues = True
+        if self.outputs.is_unfinished(group):
+            self.client.add_request(request)
+            if self.log_stats:
+                more = IterationStats(time.time(), num_prompt_tokens=len(request.prompt_token_ids))
+                self.stats.record(None, more, self.client.engine_of(request.handle) or 0)
+
+    def end_input(self, group: RequestGroup, params: SamplingParams) -> None:
+        """No more input comes for a resumable request: it ends where it stops next."""
+        if self.outputs.is_unfinished(group):
+            handle = group.handles.start
+            end = EngineCoreRequest(handle, [], params, seed=0, arrival_time=time.time())
+            end.continues = True
+            self.client.add_request(end)
+
+    def take_in(self, step: EngineCoreOutputs) -> Processed:
+        """Turn a step of the core into outputs, and tell the core what they end."""
+        processed = self.outputs.process(step)
+        self._settle(processed, step)
+        return processed
+
+    def abort(
+        self, ids: Iterable[str], *, internal: bool, stop_reason: str | None = None
+    ) -> Processed:
+        """End requests here and in the core; the outputs are their last."""
+        processed = self.outputs.abort(ids, internal=internal, stop_reason=stop_reason)
+        self._settle(processed)
+        return processed
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the core, as its client does, and what helps on this side."""
+        self.client.shutdown(timeout_s)
+        self.inputs.close()
+        if self.tracer is not None:
+            self.tracer.close()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next (monotonic, seconds)."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> list[RequestOutput]:
+        """End the requests whose time is over (reason "abort", stop reason "timeout")."""
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late.append(heapq.heappop(self._deadlines)[1])
+        return self.abort(late, internal=True, stop_reason="timeout").outputs if late else []
+
+    def _set_deadline(self, when: float, internal_id: str) -> None:
+        """Those of requests that have ended are swept out once they are the most."""
+        heapq.heappush(self._deadlines, (when, internal_id))
+        if len(self._deadlines) > 2 * self.outputs.num_unfinished + _FEW:
+            live = set(self.outputs.unfinished_ids())
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
+            heapq.heapify(self._deadlines)
+
+    def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
+        """Give all the requests to the core, or none."""
+        self.outputs.add(group, requests, time.monotonic())
+        try:
+            for request in requests:
+                self.client.add_request(request)
+        except BaseException:
+            self.client.abort_requests(
+                self.outputs.abort([group.internal_id], internal=True).stopped
+            )
+            raise
+
+    def _settle(self, processed: Processed, step: EngineCoreOutputs | None = None) -> None:
+        if processed.stopped:
+            self.client.abort_requests(processed.stopped)
+        for engine_index, stats in processed.stats.items():
+            self.stats.record(None if step is None else step.stats, stats, engine_index)
+
+
+def _timeout_s(given: object, params: SamplingParams) -> float | None:
+    """The seconds that a request may take, by argument or from its `extra_args`; None: no limit."""
+    name = "timeout_s"
+    if given is None:
+        name, given = "extra_args['timeout_s']", (params.extra_args or {}).get("timeout_s")
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise InvalidParameter(name, given, "it must be a number of seconds above 0")
+    return float(given)
+
+
+def build_front_end(
+    plan: EnginePlan,
+    client: Client,
+    client_index: int = 0,
+    stats_wish: StatsOptions | None = None,
+    stats: Stats | None = None,
+) -> FrontEnd[Client]:
+    """Load the plan's tokenizer and put it in front of `client`, which runs the plan's core.
+
+    Of several front ends of one engine each has its `client_index`, from 1 on: their requests draw
+    different seeds. `stats` are theirs; None: made as `stats_wish` says.
+
+    Raises LoadError for tokenizer files that cannot be used.
+    """
+    tokenizer = None
+    if plan.tokenizer_folder is not None:
+        tokenizer = Tokenizer.from_folder(Path(plan.tokenizer_folder), mode=plan.tokenizer_mode)
+    spec = read_spec(plan.hf_config)
+    limits = ModelLimits(
+        vocab_size=spec.vocab,
+        max_model_len=plan.max_model_len,
+        max_logprobs=plan.max_logprobs,
+        eos_token_ids=plan.generation_eos_token_ids,
+    )
+    tracer = None
+    if plan.otlp_traces_endpoint is not None:
+        tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
+    stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_wish)
+    inputs = InputProcessor(
+        tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
+    )
+    if plan.reasoning_marks:
+        start, end = plan.reasoning_marks
+        inputs.reasoning_marks = ReasoningMarks(start, end)
+    return FrontEnd(
+        client=client,
+        tokenizer=tokenizer,
+        inputs=inputs,
+        outputs=OutputProcessor(
+            tokenizer,
+            stream_interval=plan.stream_interval,
+            log_stats=plan.log_stats or tracer is not None,  # a span tells of the same times
+        ),
+        model_name=plan.served_model_names[0],
+        log_stats=plan.log_stats,
+        chat_template=plan.chat_template,
+        sampling_defaults=plan.sampling_defaults,
+        client_index=client_index,
+        spec=spec,
+        stats=stats,
+        plan=plan,
+        tracer=tracer,
+    )
+
+
+def _seed_of(plan: EnginePlan, client_index: int) -> int:
+    if not client_index:
+        return plan.seed
+    name = f"{plan.seed}/{client_index}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

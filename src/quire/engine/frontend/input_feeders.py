@@ -1,0 +1,85 @@
+"""The tasks that send the later parts of streamed prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.frontend.frontend import FrontEnd
+from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.frontend.streaming_input import (
+    InputStream,
+    StreamingInput,
+    check_streamable,
+    feed,
+)
+from quire.errors import InputStreamError, RequestError
+from quire.params import PoolingParams, SamplingParams
+
+
+class InputFeeders:
+    """One task for each streamed prompt, until its stream or its request ends."""
+
+    def __init__(self, front_end: FrontEnd[AsyncEngineCoreClient]) -> None:
+        self._front_end = front_end
+        self._groups: dict[asyncio.Task[None], RequestGroup] = {}
+
+    def __len__(self) -> int:
+        """How many streams are still read."""
+        return len(self._groups)
+
+    async def add(
+        self,
+        add: Callable[..., RequestGroup],
+        request_id: str,
+        stream: InputStream,
+        params: SamplingParams | PoolingParams,
+        inputs: dict[str, Any],
+    ) -> RequestGroup:
+        """Add the stream's first part, and leave a task behind that sends the others. Raises
+        InputStreamError for what the stream raises, RequestError where it has no part.
+        """
+        check_streamable(params)
+        assert isinstance(params, SamplingParams)
+        try:
+            first = await anext(stream)
+        except StopAsyncIteration:
+            raise RequestError("The input stream ended before its first part.") from None
+        except Exception as error:
+            raise InputStreamError(error) from error
+        group = add(
+            request_id, first.prompt, first.sampling_params or params, resumable=True, **inputs
+        )
+        latest = params
+
+        def send(part: StreamingInput) -> None:
+            nonlocal latest
+            latest = part.sampling_params or latest
+            self._front_end.extend(group, part.prompt, latest, **inputs)
+
+        def end() -> None:
+            self._front_end.end_input(group, latest)
+
+        task = asyncio.create_task(feed(stream, send, end))
+        self._groups[task] = group
+        task.add_done_callback(partial(self._on_end, group))
+        return group
+
+    def end_unread(self) -> None:
+        """End the tasks of requests that have ended: nobody takes their input any more."""
+        for task, group in self._groups.items():
+            if not self._front_end.outputs.is_unfinished(group):
+                task.cancel()
+
+    def cancel(self) -> None:
+        """End all tasks."""
+        for task in self._groups:
+            task.cancel()
+
+    def _on_end(self, group: RequestGroup, task: asyncio.Task[None]) -> None:
+        del self._groups[task]
+        if not task.cancelled() and task.exception() is not None and group.mailbox is not None:
+            group.mailbox.put(task.exception() or AssertionError())

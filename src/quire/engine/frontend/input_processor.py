@@ -1,0 +1,257 @@
+"""Step 2 of 8: a prompt and its parameters become an `EngineCoreRequest`, or an error that names
+what is wrong.
+
+In: what the caller gave. Out: token ids, checked and completed parameters, a concrete seed:
+everything that the core needs, so that from here on a request can only be served. Next:
+client.py carries it to the core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from quire.engine.frontend.request_group import SEED_MASK
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
+from quire.grammar.thinking import num_thinking
+from quire.grammar.trial import GrammarTrials
+from quire.params import PoolingParams, SamplingParams, checks
+from quire.params.thinking import Thinking
+from quire.prompts import ParsedPrompt, parse_prompt
+from quire.text.tokenizer import Tokenizer
+
+_UNBUILT_PARAMS = {
+    "watermarking": "Leave it out.",
+    "trace_decode_token_ids": "Leave it out.",
+    "prompt_logprob_token_ids": "Ask for prompt_logprobs instead.",
+    "prompt_logprob_start": "Ask for prompt_logprobs instead.",
+}
+_UNBUILT_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the input processor must know of the model and the engine.
+
+    `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
+    generation config. `max_logprobs` -1 means no limit.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int = 20
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """How a model's outputs mark their reasoning; `is_assumed`: they begin inside one unless the
+    prompt has a mark.
+    """
+
+    start: str
+    end: str
+    is_assumed: bool = False
+
+
+class InputProcessor:
+    """Checks and completes requests. `seed` (None: random) makes the seeds of requests that bring
+    none.
+
+    With a seed, the n-th request without a seed of its own gets the same one in every run.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        limits: ModelLimits,
+        *,
+        seed: int | None,
+        forms: GrammarTrials | None = None,
+    ) -> None:
+        """`forms` checks structured outputs; without it they are refused."""
+        self._tokenizer = tokenizer
+        self._forms = forms
+        self.limits = limits
+        self._seed = seed
+        self.reasoning_marks: ReasoningMarks | None = None
+        """What a bound on the reasoning needs to know."""
+        self._num_drawn = 0
+
+    def process(
+        self,
+        prompt: object,
+        params: SamplingParams | PoolingParams,
+        *,
+        handle: int,
+        arrival_time: float,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        lora_request: object = None,
+    ) -> tuple[EngineCoreRequest, str | None]:
+        """The message for the core, and the prompt's text if it is known.
+
+        The caller's `params` stay as they are. Raises subclasses of RequestError, and changes
+        nothing if it does.
+        """
+        _refuse_unbuilt("lora_request", lora_request, "Adapters are not served yet; leave it out.")
+        own = self._own_params(params)
+        parsed = parse_prompt(prompt)
+        token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
+        own.limit_output(self.limits.max_model_len - len(token_ids))
+        allowed = "it must be an int that fits 32 bits"
+        request = EngineCoreRequest(
+            handle=handle,
+            prompt_token_ids=token_ids,
+            sampling_params=own,
+            seed=0,
+            arrival_time=arrival_time,
+            priority=checks.integer("priority", priority, -(2**31), 2**31 - 1, allowed),
+            cache_salt=parsed.cache_salt,
+        )
+        request.seed = self._seed_of(own)
+        request.thinking = self._thinking(own, token_ids)
+        return request, parsed.text
+
+    def _own_params(self, params: SamplingParams | PoolingParams) -> SamplingParams:
+        """A copy of the parameters, checked against the model and with all that ends a request
+        filled in.
+        """
+        if isinstance(params, PoolingParams):
+            hint = "Give SamplingParams: this release generates text only."
+            raise NotBuiltYet("params", params, hint)
+        if not isinstance(params, SamplingParams):
+            raise InvalidType("params", params, "it must be a SamplingParams")
+        own = params.clone()
+        own.validate()
+        _refuse_unbuilt_params(own)
+        limits = self.limits
+        own.verify(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
+        eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
+        own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
+        self._check_form(own)
+        self._encode_bad_words(own)
+        if own.prompt_logprobs is not None:
+            own.skip_reading_prefix_cache = True  # a cached block has no logits to report
+        if own.stop and self._tokenizer is None:
+            hint = "Give stop_token_ids, or an engine with a tokenizer."
+            raise InvalidParameter("stop", own.stop, "the engine has no tokenizer", hint)
+        return own
+
+    def prepare(self, params: object) -> Future[None] | None:
+        """What to await before `process`, so that it does not wait itself; None: nothing."""
+        if self._forms is None or not isinstance(params, SamplingParams):
+            return None
+        form = params.structured_outputs
+        return None if form is None else self._forms.submit(form)
+
+    def close(self) -> None:
+        """Nothing is processed any more."""
+        if self._forms is not None:
+            self._forms.close()
+
+    def _check_form(self, own: SamplingParams) -> None:
+        form = own.structured_outputs
+        if form is None:
+            return
+        if self._forms is None:
+            hint = "Give an engine with a tokenizer."
+            allowed = "the engine has no tokenizer"
+            raise InvalidParameter("structured_outputs", form.kind, allowed, hint)
+        if isinstance(form.starts_after, list):
+            name = "structured_outputs.starts_after"
+            checks.in_vocabulary(name, form.starts_after, self.limits.vocab_size)
+        own.structured_outputs = self._forms.completed(form)
+        self._forms.check(own.structured_outputs)
+
+    def _thinking(self, own: SamplingParams, prompt: list[int]) -> Thinking | None:
+        budget, marks = own.thinking_token_budget, self.reasoning_marks
+        if budget is None:
+            return None
+        if marks is None or self._tokenizer is None:
+            hint = "Give reasoning_config, or a server a --reasoning-parser with marks."
+            allowed = "it is not known how this model marks its reasoning"
+            raise InvalidParameter("thinking_token_budget", budget, allowed, hint)
+        start, end = (
+            self._tokenizer.encode(mark, add_special_tokens=False)
+            for mark in (marks.start, marks.end)
+        )
+        num_before = num_thinking(prompt, start, end)
+        if num_before is None and marks.is_assumed and not _has(prompt, start):
+            num_before = 0
+        return Thinking(budget, start, end, num_before)
+
+    def _encode_bad_words(self, own: SamplingParams) -> None:
+        if not own.bad_words:
+            return
+        if self._tokenizer is None:
+            hint = "Give logit_bias instead, or an engine with a tokenizer."
+            raise InvalidParameter("bad_words", own.bad_words, "the engine has no tokenizer", hint)
+        own.update_from_tokenizer(self._tokenizer)
+        for token_ids in own.bad_words_token_ids or ():
+            checks.in_vocabulary("bad_words", token_ids, self.limits.vocab_size)
+
+    def prompt_token_ids(
+        self, parsed: ParsedPrompt, tokenization_kwargs: Mapping[str, Any] | None
+    ) -> list[int]:
+        """The prompt's ids, of which the model can take one more at least.
+
+        Raises InvalidParameter for an empty prompt or an id that the model has not, PromptTooLong.
+        """
+        token_ids = parsed.token_ids
+        if token_ids is None:
+            token_ids = self._encode(parsed.text or "", tokenization_kwargs)
+        if not token_ids:
+            allowed = "it must have at least one token"
+            given = token_ids if parsed.text is None else parsed.text
+            raise InvalidParameter("prompt", given, allowed)
+        if len(token_ids) >= self.limits.max_model_len:
+            raise PromptTooLong(len(token_ids), self.limits.max_model_len)
+        vocab_size = self.limits.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            checks.in_vocabulary("prompt_token_ids", token_ids, vocab_size)
+        return token_ids
+
+    def _encode(self, text: str, tokenization_kwargs: Mapping[str, Any] | None) -> list[int]:
+        if self._tokenizer is None:
+            hint = "Give prompt_token_ids, or an engine with a tokenizer."
+            raise InvalidParameter("prompt", text, "the engine has no tokenizer", hint)
+        return self._tokenizer.encode(text, **dict(tokenization_kwargs or {}))
+
+    def _seed_of(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed & SEED_MASK
+        if self._seed is None:
+            return secrets.randbits(64)
+        self._num_drawn += 1
+        name = f"{self._seed}:{self._num_drawn}".encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def _has(ids: list[int], mark: list[int]) -> bool:
+    return any(ids[place : place + len(mark)] == mark for place in range(len(ids)))
+
+
+def _refuse_unbuilt(name: str, value: object, hint: str) -> None:
+    if value:
+        raise NotBuiltYet(name, value, hint)
+
+
+def _refuse_unbuilt_params(params: SamplingParams) -> None:
+    for name, hint in _UNBUILT_PARAMS.items():
+        value = getattr(params, name)
+        if value is not None:
+            raise NotBuiltYet(name, value, hint)
+    start = params.routed_experts_prompt_start
+    if start:
+        hint = "Leave it out: the experts that tokens went to are not reported."
+        raise NotBuiltYet("routed_experts_prompt_start", start, hint)
+    for name in _UNBUILT_EXTRA_ARGS:
+        if params.extra_args and params.extra_args.get(name) is not None:
+            hint = "Leave it out of extra_args."
+            raise NotBuiltYet(f"extra_args[{name!r}]", params.extra_args[name], hint)

@@ -1,0 +1,150 @@
+"""From columns of numbers to the logprobs of an output: one dict (or flat entry) per position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.engine.wire.messages import LogprobColumns, PromptLogprobs
+from quire.outputs import FlatLogprobs, Logprob
+from quire.params import SamplingParams
+
+MAX_CONTEXT = 4
+"""So many tokens before a token can help to make a character of its bytes."""
+
+
+class TokenDecoder(Protocol):
+    """The part of a tokenizer that shows single tokens."""
+
+    def token_text(self, id: int, context: Sequence[int] = ()) -> str:
+        """The text of one token behind the tokens of `context`."""
+        ...
+
+
+class LogprobFrame:
+    """The logprobs of one step, as Python numbers; `at[p]` is the row of the p-th new token of the
+    step.
+    """
+
+    __slots__ = ("_counts", "_ids", "_ranks", "_values", "at")
+
+    def __init__(self, columns: LogprobColumns) -> None:
+        self.at = {position: row for row, position in enumerate(columns.index)}
+        self._ids: list[list[int]] = columns.token_ids.tolist()
+        self._values: list[list[float]] = columns.values.tolist()
+        self._ranks: list[int] = columns.ranks.tolist()
+        self._counts = columns.counts
+
+    def row(self, row: int) -> tuple[list[int], list[float], int]:
+        """Ids, values and the first one's rank."""
+        count = self._counts[row]
+        return self._ids[row][:count], self._values[row][:count], self._ranks[row]
+
+
+class Positions:
+    """Grows the positions of one list of logprobs.
+
+    `most` is how many tokens a position may have beside its own (None: all that come). With
+    `listed` the others are the ones that the caller named, numbered in the caller's order in place
+    of a rank.
+    """
+
+    __slots__ = ("_listed", "_most", "_tokenizer", "positions")
+
+    def __init__(
+        self, *, flat: bool, most: int | None, listed: bool, tokenizer: TokenDecoder | None
+    ) -> None:
+        self.positions: list[dict[int, Logprob] | None] | FlatLogprobs
+        self.positions = FlatLogprobs() if flat else []
+        self._most = None if most is None or most < 0 else most
+        self._listed = listed
+        self._tokenizer = tokenizer
+
+    def add(self, ids: list[int], values: list[float], rank: int, context: Sequence[int]) -> None:
+        """Add a position from its columns, the token itself first; `context` are the tokens before
+        it.
+        """
+        end = len(ids) if self._most is None else self._most + 1
+        first, kept = ids[0], [0]
+        for place in range(1, len(ids[:end])):
+            if ids[place] != first:
+                kept.append(place)
+            elif self._listed:
+                rank = place
+        texts = self._texts([ids[place] for place in kept], context)
+        if isinstance(self.positions, FlatLogprobs):
+            kept_ids, kept_values = [ids[i] for i in kept], [values[i] for i in kept]
+            self.positions.append_fast(kept_ids, kept_values, [rank, *kept[1:]], texts)
+            return
+        position = {first: Logprob(values[0], rank, texts[0])}
+        for place, text in zip(kept, texts, strict=True):
+            if place:
+                position[ids[place]] = Logprob(values[place], place, text)
+        self.positions.append(position)
+
+    def _texts(self, token_ids: list[int], context: Sequence[int]) -> Sequence[str | None]:
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
+        token_text = self._tokenizer.token_text
+        return [token_text(token_id, context) for token_id in token_ids]
+
+
+class OutputLogprobs:
+    """The logprobs of one completion's tokens and their sum."""
+
+    __slots__ = ("_builder", "cumulative")
+
+    def __init__(self, params: SamplingParams, tokenizer: TokenDecoder | None) -> None:
+        self.cumulative = 0.0
+        self._builder = Positions(
+            flat=params.flat_logprobs,
+            most=None if params.logprob_token_ids is not None else params.logprobs,
+            listed=params.logprob_token_ids is not None,
+            tokenizer=tokenizer,
+        )
+
+    def add(self, frame: LogprobFrame, row: int, context: Sequence[int]) -> None:
+        """Take in one row of a step's frame; `context` are the output tokens before it."""
+        ids, values, rank = frame.row(row)
+        self.cumulative += values[0]
+        self._builder.add(ids, values, rank, context)
+
+    @property
+    def positions(self) -> list[dict[int, Logprob] | None] | FlatLogprobs:
+        """One entry per token; the list itself, which keeps growing."""
+        return self._builder.positions
+
+
+class PromptLogprobsBuilder:
+    """The logprobs of a prompt, from one message or, chunk by chunk, from several."""
+
+    __slots__ = ("_builder", "_prompt")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        tokenizer: TokenDecoder | None,
+    ) -> None:
+        self._prompt = prompt_token_ids
+        self._builder = Positions(
+            flat=params.flat_logprobs,
+            most=params.prompt_logprobs,
+            listed=False,
+            tokenizer=tokenizer,
+        )
+        self._builder.positions.append(None)
+
+    def add(self, message: PromptLogprobs) -> None:
+        """Take in the rows of a message, which continue those before."""
+        columns = message.token_ids.tolist(), message.values.tolist(), message.ranks.tolist()
+        for ids, values, rank in zip(*columns, strict=True):
+            count = ids.index(-1) if -1 in ids else len(ids)
+            here = len(self._builder.positions)
+            context = self._prompt[max(0, here - MAX_CONTEXT) : here]
+            self._builder.add(ids[:count], values[:count], rank, context)
+
+    @property
+    def positions(self) -> list[dict[int, Logprob] | None] | FlatLogprobs:
+        """One entry per prompt token, the first None."""
+        return self._builder.positions

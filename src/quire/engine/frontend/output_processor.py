@@ -1,0 +1,341 @@
+"""Step 8 of 8: new token ids become text and `RequestOutput`s.
+
+In: `EngineCoreOutputs`, the columns of one step. Out: the outputs that are due now, and the
+requests that a stop string has ended, which the core does not know yet. From here they go back to
+the caller in llm_engine.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.engine.frontend.output_logprobs import (
+    LogprobFrame,
+    OutputLogprobs,
+    PromptLogprobsBuilder,
+)
+from quire.engine.frontend.output_text import OutputText
+from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.frontend.request_spans import end_span
+from quire.engine.frontend.request_state import RequestState
+from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.outputs import RequestOutput, RequestStateStats
+from quire.text.detokenizer import IncrementalDetokenizer
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Processed(NamedTuple):
+    """What one step means to the callers, the handles that the core must abort, why
+    completions ended, and the figures by core. Outputs of requests with a mailbox are there.
+    """
+
+    outputs: list[RequestOutput]
+    stopped: list[int]
+    ended: list[FinishReason]
+    stats: dict[int, IterationStats]
+
+
+class OutputProcessor:
+    """Holds every unfinished request of a front end and turns steps of the core into outputs.
+
+    Invariants: `_states` has the completions that have not ended; `_groups` (by our id) and
+    `_by_name` (by the caller's) the requests that have one of these. An exception in one request's
+    text or logprobs ends that request alone, with the reason "error".
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, stream_interval: int = 1, log_stats: bool = False
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
+        self._log_stats = log_stats
+        self._states: dict[int, RequestState] = {}
+        self._groups: dict[str, RequestGroup] = {}
+        self._by_name: dict[str, list[RequestGroup]] = {}
+        self.num_queued_tokens = 0
+        """Prompt tokens of requests that have no output yet."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many completions are not finished."""
+        return len(self._states)
+
+    def add(self, group: RequestGroup, requests: Sequence[EngineCoreRequest], now: float) -> None:
+        """Expect the outputs of `requests`, the completions of one group; `now` is monotonic, in
+        seconds.
+        """
+        states = [self._new_state(group, request, now) for request in requests]
+        self._groups[group.internal_id] = group
+        self._by_name.setdefault(group.request_id, []).append(group)
+        self._states.update((state.handle, state) for state in states)
+        self.num_queued_tokens += len(group.prompt_token_ids)
+
+    def process(self, outputs: EngineCoreOutputs) -> Processed:
+        """Take in one step of the core. Costs a few microseconds per token; FINAL_ONLY waits with
+        the text.
+        """
+        processed = Processed([], [], [], {})
+        stats = self._new_stats(outputs, processed)
+        self._note_starts(outputs, stats)
+        self._note_prompts(outputs, processed)
+        frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
+        ended = {finished.handle: finished for finished in outputs.finished}
+        position = 0
+        for handle, ids in _rows(outputs):
+            state = self._states.get(handle)
+            if state is not None and ids:
+                end = ended.pop(handle, None) if ended else None
+                if stats is not None and state.times is not None:
+                    note_tokens(stats, state.times, len(ids), outputs.timestamp)
+                self._advance(state, ids, end, frame, position, processed)
+            position += len(ids)
+        for end in ended.values():
+            state = self._states.get(end.handle)
+            if state is not None:
+                state.engine_index = outputs.engine_index
+                self._advance(state, (), end, None, 0, processed)
+        return processed
+
+    def abort(
+        self, ids: Iterable[str], *, internal: bool = False, stop_reason: str | None = None
+    ) -> Processed:
+        """End requests by the caller's ids (every request that has such an id), or by ours.
+
+        Unknown ids are passed over: a request may have finished meanwhile. Gives the final outputs,
+        which carry what was generated and `stop_reason`, and the handles that the core must abort.
+        """
+        processed = Processed([], [], [], {})
+        for request_id in ids:
+            for handle in self._handles(request_id, internal):
+                state = self._states.get(handle)
+                if state is not None:
+                    self._abort(state, stop_reason, processed)
+        return processed
+
+    def _handles(self, request_id: str, internal: bool) -> list[int]:
+        if not internal:
+            namesakes = self._by_name.get(request_id, ())
+            return [handle for group in namesakes for handle in group.handles]
+        if request_id in self._groups:
+            return list(self._groups[request_id].handles)
+        index, _, parent = request_id.partition("_")
+        group = self._groups.get(parent)
+        return (
+            [] if group is None or not index.isdecimal() else list(group.handles)[int(index) :][:1]
+        )
+
+    def is_unfinished(self, group: RequestGroup) -> bool:
+        """Whether outputs of the group are still to come."""
+        return group.internal_id in self._groups
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request whose outputs go to a mailbox with `error`, and forget them all."""
+        for group in self._groups.values():
+            if group.mailbox is not None:
+                group.mailbox.put(error)
+            if group.span is not None:
+                group.span.end({}, str(error))
+        self._states.clear()
+        self._groups.clear()
+        self._by_name.clear()
+        self.num_queued_tokens = 0
+
+    def unfinished_ids(self) -> list[str]:
+        """Our own ids of the requests that are not finished."""
+        return list(self._groups)
+
+    def _new_state(
+        self, group: RequestGroup, request: EngineCoreRequest, now: float
+    ) -> RequestState:
+        params = request.sampling_params
+        tokenizer = self._tokenizer if params.detokenize else None
+        wants_logprobs = params.num_logprobs is not None
+        prompt = request.prompt_token_ids
+        return RequestState(
+            request.handle,
+            group,
+            OutputText(self._detokenizer(tokenizer, request), params),
+            interval=max(self._stream_interval, params.stream_interval or 1),
+            logprobs=OutputLogprobs(params, tokenizer) if wants_logprobs else None,
+            prompt_logprobs=None
+            if params.prompt_logprobs is None
+            else PromptLogprobsBuilder(params, prompt, tokenizer),
+            times=RequestStateStats(arrival_time=request.arrival_time, queued_ts=now)
+            if self._log_stats
+            else None,
+            max_tokens=params.max_tokens,
+        )
+
+    def _detokenizer(
+        self, tokenizer: Tokenizer | None, request: EngineCoreRequest
+    ) -> IncrementalDetokenizer | None:
+        if tokenizer is None:
+            return None
+        params = request.sampling_params
+        return IncrementalDetokenizer(
+            tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def _new_stats(self, outputs: EngineCoreOutputs, processed: Processed) -> IterationStats | None:
+        if not self._log_stats:
+            return None
+        stats = IterationStats(time.time(), len(outputs.token_ids))
+        processed.stats[outputs.engine_index] = stats
+        return stats
+
+    def _note_starts(self, outputs: EngineCoreOutputs, stats: IterationStats | None) -> None:
+        for started in outputs.started:
+            state = self._states.get(started.handle)
+            if state is not None:
+                if state.group.num_cached_tokens is None:
+                    state.group.num_cached_tokens = started.num_cached_tokens
+                self._dequeue(state.group)
+                state.engine_index = outputs.engine_index
+                if stats is not None and state.times is not None:
+                    state.times.scheduled_ts = started.scheduled_time
+                    stats.num_prompt_tokens += len(state.group.prompt_token_ids)
+                    stats.num_cached_tokens += started.num_cached_tokens
+
+    def _note_prompts(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
+        for message in outputs.prompt_logprobs:
+            state = self._states.get(message.handle)
+            if state is not None and state.prompt_logprobs is not None:
+                try:
+                    state.prompt_logprobs.add(message)
+                except Exception as error:
+                    state.prompt_logprobs = None
+                    self._fail(state, error, processed)
+
+    def _advance(
+        self,
+        state: RequestState,
+        ids: Sequence[int],
+        end: Finished | None,
+        frame: LogprobFrame | None,
+        position: int,
+        processed: Processed,
+    ) -> None:
+        """Take in one request's part of a step; what goes wrong in it ends this request alone."""
+        try:
+            is_stop = end is not None and end.reason is FinishReason.STOP
+            ends_by_token = is_stop and end is not None and not end.is_in_text
+            stop = state.take_in(ids, ends_by_token, frame, position)
+            if stop is None and end is None and state.group.mailbox is not None:
+                if state.is_due:
+                    state.group.mailbox.note(state)
+                return
+            if stop is not None:
+                end = Finished(state.handle, FinishReason.STOP, stop)
+                processed.stopped.append(state.handle)
+            output = state.partial() if end is None else state.final(end)
+        except Exception as error:
+            self._fail(state, error, processed)
+            return
+        if end is not None:
+            self._forget(state, end, processed)
+        _deliver(state.group, output, processed)
+
+    def _fail(self, state: RequestState, error: Exception, processed: Processed) -> None:
+        """End a request here, and have the core drop it."""
+        output = self._failed(state, error)
+        self._forget(state, Finished(state.handle, FinishReason.ERROR), processed)
+        processed.stopped.append(state.handle)
+        _deliver(state.group, output, processed)
+
+    def _abort(self, state: RequestState, stop_reason: str | None, processed: Processed) -> None:
+        end = Finished(state.handle, FinishReason.ABORT, stop_reason)
+        try:
+            output = state.final(end)
+        except Exception as error:
+            output = self._failed(state, error)
+        self._forget(state, end, processed)
+        processed.stopped.append(state.handle)
+        _deliver(state.group, output, processed)
+
+    def _dequeue(self, group: RequestGroup) -> None:
+        """The group waits for its first output no more."""
+        if group.is_queued:
+            group.is_queued = False
+            self.num_queued_tokens -= len(group.prompt_token_ids)
+
+    def _failed(self, state: RequestState, error: Exception) -> RequestOutput | None:
+        request_id = state.group.request_id
+        logger.error("Request %s failed in the front end.", request_id, exc_info=error)
+        return state.failed("the output could not be put together; the engine's log says why")
+
+    def _forget(self, state: RequestState, end: Finished, processed: Processed) -> None:
+        del self._states[state.handle]
+        processed.ended.append(end.reason)
+        group = state.group
+        if state.times is not None:
+            index = state.engine_index
+            if index not in processed.stats:
+                processed.stats[index] = IterationStats(time.time())
+            _note_end(processed.stats[index], state, end)
+        if group.is_finished:
+            self._dequeue(group)
+            del self._groups[group.internal_id]
+            namesakes = self._by_name[group.request_id]
+            namesakes.remove(group)
+            if not namesakes:
+                del self._by_name[group.request_id]
+
+
+def _deliver(group: RequestGroup, output: RequestOutput | None, processed: Processed) -> None:
+    if output is None:
+        return
+    if group.mailbox is None:
+        processed.outputs.append(output)
+    else:
+        group.mailbox.put(output)
+
+
+def child_id(group: RequestGroup, handle: int) -> str:
+    """Our id of one completion of a group; the group's own when there is only one."""
+    if len(group.handles) == 1:
+        return group.internal_id
+    return f"{handle - group.handles.start}_{group.internal_id}"
+
+
+def _rows(outputs: EngineCoreOutputs) -> Iterable[tuple[int, Sequence[int]]]:
+    if outputs.counts is None:
+        return zip(outputs.handles, zip(outputs.token_ids, strict=True), strict=True)
+    return _ragged_rows(outputs.handles, outputs.counts, outputs.token_ids)
+
+
+def _ragged_rows(
+    handles: list[int], counts: list[int], token_ids: list[int]
+) -> Iterable[tuple[int, Sequence[int]]]:
+    start = 0
+    for handle, count in zip(handles, counts, strict=True):
+        yield handle, token_ids[start : start + count]
+        start += count
+
+
+def _note_end(stats: IterationStats, state: RequestState, end: Finished) -> None:
+    group = state.group
+    assert state.times is not None
+    ended = finished_stats(
+        state.times,
+        end,
+        stats.iteration_timestamp,
+        num_prompt_tokens=len(group.prompt_token_ids),
+        num_cached_tokens=group.num_cached_tokens or 0,
+        max_tokens=state.max_tokens,
+    )
+    stats.finished_requests.append(ended)
+    group.num_generated += ended.num_generation_tokens
+    group.num_longest = max(group.num_longest, ended.num_generation_tokens)
+    if group.is_finished:
+        stats.n_params_iter.append(len(group.handles))
+        stats.max_num_generation_tokens_iter.append(group.num_longest)
+        end_span(group, end, ended, state.times)

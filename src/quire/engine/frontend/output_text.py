@@ -1,0 +1,135 @@
+"""The tokens of one completion and the text they make, as a state machine that is indifferent to
+how they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.engine.frontend.stop_strings import StopMatch, StopStringFinder
+from quire.params import RequestOutputKind, SamplingParams
+
+DECODE_EVERY = 512
+"""When nobody looks at the text before the end, so many tokens are turned into text at a time."""
+
+
+class Detokenizer(Protocol):
+    """Turns ids into text bit by bit: the newly complete characters of each bit."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that `ids` complete."""
+        ...
+
+
+class OutputText:
+    """Collects ids, makes text of them, looks for stop strings, holds back what one may begin in.
+
+    Either `take()` is used (each call gives the text that has become visible since the last) or
+    `so_far()` (all visible text); `detokenizer` None gives no text at all. For any way of cutting
+    the ids into `feed` calls the result is the same. Invariants: `"".join(_pieces)` is the text
+    from character `_taken` on; what was taken is never taken back.
+    """
+
+    __slots__ = (
+        *("token_ids", "_detokenizer", "_finder", "_hold", "_includes_stop", "_min_tokens"),
+        *("_num_decoded", "_num_textual", "_pieces", "_taken", "_waits"),
+    )
+
+    def __init__(self, detokenizer: Detokenizer | None, params: SamplingParams) -> None:
+        self.token_ids: list[int] = []
+        self._detokenizer = detokenizer
+        self._finder = StopStringFinder(params.stop) if params.stop else None
+        self._hold = params.output_text_buffer_length
+        self._includes_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._waits = params.output_kind is RequestOutputKind.FINAL_ONLY
+        self._num_decoded = 0
+        self._num_textual = 0
+        self._pieces: list[str] = []
+        self._taken = 0
+
+    def feed(self, ids: Sequence[int], ends_request: bool = False) -> str | None:
+        """Take in the next ids; the stop string that they complete, if any, after which no more may
+        come.
+
+        Ids behind the one that completes it are dropped. `ends_request`: the last of the ids is a
+        stop token, whose text counts only if stop strings are to be included.
+        """
+        silent = ends_request and not self._includes_stop
+        if self._finder is not None:
+            return self._feed_searching(self._finder, ids, silent)
+        token_ids = self.token_ids
+        if self._num_decoded == len(token_ids) and not (silent or self._waits):
+            token_ids += ids  # what nearly every call does, without a detour
+            self._num_decoded = self._num_textual = len(token_ids)
+            if self._detokenizer is not None:
+                self._pieces.append(self._detokenizer.feed(ids))
+            return None
+        token_ids += ids
+        self._num_textual = len(token_ids) - silent
+        if not self._waits or self._num_textual - self._num_decoded >= DECODE_EVERY:
+            self._decode()
+        return None
+
+    def close(self) -> None:
+        """The completion is over: everything it has becomes visible."""
+        self._decode()
+        self._hold = 0
+
+    def abandon(self) -> None:
+        """Make no more text: something is wrong with what would come."""
+        self._num_decoded = self._num_textual
+
+    def take(self) -> str:
+        """The text that has become visible since the last call."""
+        pieces, hold = self._pieces, self._hold
+        visible = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        pieces.clear()
+        if hold:
+            border = max(0, len(visible) - hold)
+            pieces.append(visible[border:])
+            visible = visible[:border]
+        self._taken += len(visible)
+        return visible
+
+    def so_far(self) -> str:
+        """All text that is visible."""
+        text = "".join(self._pieces)
+        self._pieces = [text]
+        return text[: max(0, len(text) - self._hold)]
+
+    def _decode(self) -> None:
+        if self._num_decoded < self._num_textual:
+            ids = self.token_ids[self._num_decoded : self._num_textual]
+            self._num_decoded = self._num_textual
+            if self._detokenizer is not None:
+                self._pieces.append(self._detokenizer.feed(ids))
+
+    def _feed_searching(
+        self, finder: StopStringFinder, ids: Sequence[int], silent: bool
+    ) -> str | None:
+        last = len(ids) - silent
+        for place, token_id in enumerate(ids):
+            self.token_ids.append(token_id)
+            if place < last:
+                self._num_textual += 1
+                match = self._search(finder)
+                if match is not None:
+                    self._cut(match)
+                    return match.stop
+        return None
+
+    def _search(self, finder: StopStringFinder) -> StopMatch | None:
+        num_pieces = len(self._pieces)
+        self._decode()
+        new = self._pieces[-1] if len(self._pieces) > num_pieces else ""
+        if self._num_decoded > self._min_tokens:
+            return finder.feed(new) if new else None
+        finder.skip(new)
+        return None
+
+    def _cut(self, match: StopMatch) -> None:
+        end = match.end if self._includes_stop else match.start
+        self._pieces = ["".join(self._pieces)[: end - self._taken]]
+        self._hold = 0

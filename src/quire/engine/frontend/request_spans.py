@@ -1,0 +1,42 @@
+"""What a request's span says, by the names that dashboards of this field look for."""
+
+from __future__ import annotations
+
+from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.stats.step_stats import FinishedRequestStats
+from quire.engine.wire.messages import Finished, FinishReason
+from quire.outputs import RequestStateStats
+from quire.params import SamplingParams
+
+
+def begun_attributes(group: RequestGroup, params: SamplingParams) -> dict[str, object]:
+    """What is known when a request comes; None: not asked for."""
+    return {
+        "gen_ai.request.id": group.request_id,
+        "gen_ai.request.n": params.n,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.usage.prompt_tokens": len(group.prompt_token_ids),
+    }
+
+
+def end_span(
+    group: RequestGroup, end: Finished, ended: FinishedRequestStats, times: RequestStateStats
+) -> None:
+    """The last completion of a request has ended: so has its span. Times are that completion's."""
+    if group.span is None:
+        return
+    attributes = {
+        "gen_ai.usage.completion_tokens": group.num_generated,
+        "gen_ai.response.finish_reasons": [str(end.reason)],
+        "gen_ai.latency.time_to_first_token": times.first_token_latency,
+        "gen_ai.latency.e2e": ended.e2e_latency,
+        "gen_ai.latency.time_in_queue": ended.queued_time,
+        "gen_ai.latency.time_in_model_prefill": ended.prefill_time,
+        "gen_ai.latency.time_in_model_decode": ended.decode_time,
+        "gen_ai.latency.time_in_model_inference": ended.inference_time,
+    }
+    is_failure = end.reason is FinishReason.ERROR
+    group.span.end(attributes, (end.message or "the request failed") if is_failure else None)
+    group.span = None

@@ -1,0 +1,144 @@
+"""One completion in the making: its text, its logprobs, and what of them the caller has had
+already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.engine.frontend.output_logprobs import (
+    MAX_CONTEXT,
+    LogprobFrame,
+    OutputLogprobs,
+    PromptLogprobsBuilder,
+)
+from quire.engine.frontend.output_text import OutputText
+from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.wire.messages import Finished, FinishReason
+from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from quire.params import RequestOutputKind
+
+_CUMULATIVE, _DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
+
+
+class RequestState:
+    """Takes in a completion's tokens and gives `RequestOutput`s of the kind that was asked for.
+
+    `interval`: a DELTA output comes with the first token, then with every so many, then at the end.
+    `engine_index` is the core that has begun it; `times` is kept where there are statistics.
+    """
+
+    __slots__ = (
+        *("_interval", "_kind", "_num_given", "engine_index", "group", "handle", "index"),
+        *("is_ended", "logprobs", "max_tokens", "prompt_logprobs", "text", "times"),
+    )
+
+    def __init__(
+        self,
+        handle: int,
+        group: RequestGroup,
+        text: OutputText,
+        *,
+        interval: int,
+        logprobs: OutputLogprobs | None = None,
+        prompt_logprobs: PromptLogprobsBuilder | None = None,
+        times: RequestStateStats | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        self.handle = handle
+        self.index = handle - group.handles.start
+        self.group = group
+        self.is_ended = False
+        self.text = text
+        self.logprobs = logprobs
+        self.prompt_logprobs = prompt_logprobs
+        self.times = times
+        self.max_tokens = max_tokens
+        self.engine_index = 0
+        self._kind = group.output_kind
+        self._interval = interval
+        self._num_given = 0
+
+    def take_in(
+        self, ids: Sequence[int], ends_request: bool, frame: LogprobFrame | None, position: int
+    ) -> str | None:
+        """Add the ids that stand at `position` of a step's output; the stop string that they
+        complete, if any.
+        """
+        if self.logprobs is None or frame is None:
+            return self.text.feed(ids, ends_request)
+        token_ids = self.text.token_ids
+        before = len(token_ids)
+        stop = self.text.feed(ids, ends_request)
+        for place in range(before, len(token_ids)):
+            context = token_ids[max(0, place - MAX_CONTEXT) : place]
+            self.logprobs.add(frame, frame.at[position + place - before], context)
+        return stop
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something that the caller should have before the end."""
+        if self._kind is _DELTA:
+            num_new = len(self.text.token_ids) - self._num_given
+            return self._num_given == 0 or num_new >= self._interval
+        return self._kind is _CUMULATIVE
+
+    def partial(self) -> RequestOutput | None:
+        """What the caller gets now, before the end; None when it is not time."""
+        return self.news() if self.is_due else None
+
+    def news(self) -> RequestOutput | None:
+        """The same whether it is time or not."""
+        completion = self._delta() if self._kind is _DELTA else self._whole()
+        if self.prompt_logprobs is not None:
+            return self._output(completion)
+        return self.group.output(completion, self.times)
+
+    def final(self, end: Finished) -> RequestOutput | None:
+        """The last output of this completion; None while FINAL_ONLY waits for its siblings."""
+        self.text.close()
+        completion = self._completion()
+        completion.finish_reason, completion.stop_reason = str(end.reason), end.stop_reason
+        completion.error = end.message
+        self.is_ended = True
+        self.group.num_open -= 1
+        return self._output(completion)
+
+    def failed(self, error: str) -> RequestOutput | None:
+        """The last output when something about the text or the logprobs went wrong: what was sound
+        before.
+        """
+        self.text.abandon()
+        self.logprobs = None
+        return self.final(Finished(self.handle, FinishReason.ERROR, None, error))
+
+    def _output(self, completion: CompletionOutput) -> RequestOutput | None:
+        if self.prompt_logprobs is not None:
+            self.group.prompt_logprobs = self.prompt_logprobs.positions
+            if self._kind is _DELTA:
+                self.prompt_logprobs = None
+        return self.group.output(completion, self.times)
+
+    def _completion(self) -> CompletionOutput:
+        return self._delta() if self._kind is _DELTA else self._whole()
+
+    def _delta(self) -> CompletionOutput:
+        start, ids = self._num_given, self.text.token_ids
+        self._num_given = len(ids)
+        if self.logprobs is None:
+            return CompletionOutput(self.index, self.text.take(), ids[start:])
+        logprobs = self.logprobs.positions[start:]
+        cumulative = self.logprobs.cumulative
+        return CompletionOutput(self.index, self.text.take(), ids[start:], cumulative, logprobs)
+
+    def _whole(self) -> CompletionOutput:
+        ids = self.text.token_ids.copy()
+        if self.logprobs is None:
+            return CompletionOutput(self.index, self.text.so_far(), ids)
+        return CompletionOutput(
+            self.index,
+            self.text.so_far(),
+            ids,
+            self.logprobs.cumulative,
+            self.logprobs.positions,
+        )

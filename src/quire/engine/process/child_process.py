@@ -1,0 +1,112 @@
+"""A process of ours as the one that started it sees it: a fresh interpreter, watched, ended.
+
+It is told what to be by one message (start_message.py) through a pipe that stays open for life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.engine.process.start_message import ChildStart, last_words, send_start
+
+GRACE_S = 5.0
+"""How long a process that was told to end may take, if nothing else is said."""
+
+_ROOT = str(Path(__file__).parents[2])
+_BOOT = "import sys; sys.path.append(sys.argv[2]); from {} import main; main(int(sys.argv[1]))"
+"""The starter's `sys.path` comes with the start message; until then ours is found here."""
+
+
+class ChildProcess:
+    """One life of a process. Making it starts the interpreter, which imports `module` and runs its
+    `main`; `start` tells it what to be.
+
+    `pipe` becomes readable when the process has ended, however it ended. `fds` are inherited under
+    their numbers.
+    """
+
+    def __init__(self, module: str, fds: Sequence[int] = ()) -> None:
+        self.pipe, theirs = socket.socketpair()
+        boot = _BOOT.format(module)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", boot, str(theirs.fileno()), _ROOT],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), *fds],
+                process_group=0,  # Ctrl-C is for the starter, which ends its children in order
+            )
+        except BaseException:
+            self.pipe.close()
+            raise
+        finally:
+            theirs.close()
+        self._is_in_main_thread = threading.current_thread() is threading.main_thread()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, message: ChildStart) -> None:
+        """Send the one message, filled up with what every process must know; a process that is gone
+        already is found by its pipe.
+        """
+        message.sys_path = [os.path.abspath(entry) for entry in sys.path]
+        message.parent_pid = os.getpid()
+        message.log_level = logging.getLogger("quire").getEffectiveLevel()
+        message.dies_with_thread = self._is_in_main_thread
+        try:
+            send_start(self.pipe, message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process exists."""
+        return self._process.poll() is None
+
+    def exit_words(self, timeout_s: float = GRACE_S) -> str:
+        """How the process ended, in words; waits for the end that its pipe has announced."""
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "closed its pipe and had to be killed"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; negative: by which signal. None while it runs."""
+        return self._process.poll()
+
+    def last_words(self) -> tuple[str, str] | None:
+        """The class and the text of the error that kept it from serving, if that was so."""
+        return last_words(self.pipe)
+
+    def terminate(self) -> None:
+        """Tell it to end, by signal."""
+        if self.is_running:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.is_running:
+            self._process.kill()
+        self._process.wait()
+
+    def end(self, timeout_s: float) -> None:
+        """Wait until it has ended by itself; kill it after `timeout_s`. Idempotent."""
+        try:
+            self._process.wait(max(timeout_s, 0.0))
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self.pipe.close()

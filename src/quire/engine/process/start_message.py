@@ -1,0 +1,110 @@
+"""The one message that a process of ours is started with, and the pipe that it comes through.
+
+The pipe stays open for life: its end is how each side learns at once that the other is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.config.plan import EnginePlan
+from quire.engine.wire.messages import PROTOCOL_VERSION, EngineZmqAddresses
+from quire.errors import EngineError, InvalidParameter
+
+_LENGTH = struct.Struct("<Q")
+
+
+class ChildStart(msgspec.Struct, kw_only=True):
+    """What every process must know; `ChildProcess.start` fills it in. `sys_path` is where the one
+    that starts it imports from, and `parent_pid` is that one. `dies_with_thread`: the system may
+    kill the process when the thread that started it ends.
+    """
+
+    protocol_version: int = PROTOCOL_VERSION
+    sys_path: list[str] = []
+    parent_pid: int = 0
+    dies_with_thread: bool = False
+    log_level: int = 30
+
+
+class StartMessage(ChildStart, kw_only=True):
+    """Everything a core process must know.
+
+    `socket_folder` is removed by a core that outlives the front end. `server_key`: the public key
+    of front ends that are not on this machine.
+    """
+
+    plan: EnginePlan
+    engine_index: int
+    incarnation: int
+    addresses: EngineZmqAddresses
+    socket_folder: str | None = None
+    heartbeat_s: float = 0.5
+    is_headless: bool = False
+    server_key: bytes | None = None
+    data_parallel_size: int = 1
+
+
+M = TypeVar("M", bound=ChildStart)
+
+
+def send_start(pipe: socket.socket, message: ChildStart) -> None:
+    """Write the message. Raises OSError when the process is gone."""
+    data = msgspec.msgpack.encode(message, enc_hook=_named)
+    pipe.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_start(pipe: socket.socket, kind: type[M]) -> M:
+    """Wait for the message, of the struct `kind`. Raises EOFError when the sender is gone,
+    EngineError when it is of another version.
+    """
+    (length,) = _LENGTH.unpack(_receive(pipe, _LENGTH.size))
+    data = _receive(pipe, length)
+    if msgspec.msgpack.decode(data)["protocol_version"] != PROTOCOL_VERSION:
+        raise EngineError("This process and its starter are of different releases; restart both.")
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def send_last_words(pipe: socket.socket, error: Exception) -> None:
+    """Tell the front end why this process ends before it could serve."""
+    with contextlib.suppress(OSError):
+        pipe.sendall(msgspec.msgpack.encode((type(error).__name__, str(error))))
+
+
+def last_words(pipe: socket.socket) -> tuple[str, str] | None:
+    """The class and the text of the error that a process has ended with, if it left them."""
+    data = bytearray()
+    pipe.setblocking(False)
+    try:
+        while part := pipe.recv(65536):
+            data += part
+        return msgspec.msgpack.decode(bytes(data), type=tuple[str, str])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None
+
+
+def _receive(pipe: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = pipe.recv(length - len(data))
+        if not part:
+            raise EOFError("the front end is gone")
+        data += part
+    return bytes(data)
+
+
+def _named(value: object) -> Any:
+    """A class goes by its name, under which the core imports it."""
+    if isinstance(value, type) and value.__module__ != "__main__" and "<" not in value.__qualname__:
+        return f"{value.__module__}:{value.__qualname__}"
+    raise InvalidParameter(
+        "engine argument",
+        value,
+        "another process imports it by name, which this has not",
+        "Put the class into a module of its own, or keep the core in this process.",
+    )

@@ -1,0 +1,1 @@
+"""Several API servers in front of the cores of one engine."""

@@ -1,0 +1,237 @@
+"""The client of an API server: the cores are the business of the process that started it
+(broker.py).
+
+To `AsyncLLM` it looks like any other client. Which core gets a request is decided there, and
+whether one has died is seen there: a stream pauses, and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from quire.engine.client.client import CoreStatus
+from quire.engine.client.pending_calls import CoreCalls
+from quire.engine.shared_cores import broker_messages as wire
+from quire.engine.shared_cores.broker_messages import (
+    CoreStates,
+    MetricsNow,
+    OwnerCall,
+    ServerReport,
+    Sign,
+)
+from quire.engine.wire.channel import Channel
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
+from quire.errors import EngineDeadError, EngineError, InvalidParameter
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SIGN_S = 0.5
+_GONE = "The process that owns the engine is gone."
+
+Answerer = Callable[[list[Any]], Awaitable[object]]
+
+
+class CoreBrokerClient:
+    """`AsyncEngineCoreClient` through the owner of the cores. `open` makes one, in an event loop.
+
+    `answerers` say what the owner may ask, by method.
+    """
+
+    def __init__(self) -> None:
+        self._channel = Channel(
+            {
+                wire.OUTPUTS: (EngineCoreOutputs, self._on_outputs),
+                wire.REPLY: (UtilityOutput, self._on_reply),
+                wire.STATUS: (CoreStates, self._on_status),
+                wire.ASK: (OwnerCall, self._on_question),
+                wire.DEAD: (str, self._die),
+            },
+            lambda: self._die(_GONE),
+        )
+        self.answerers: dict[str, Answerer] = {}
+        self.on_sign: Callable[[], None] = _nothing
+        """Called as often as the owner gets a sign of life."""
+        self.is_up = False
+        """Whether this server takes connections, which the owner waits for."""
+        self._events: deque[EngineCoreOutputs] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        self._calls = CoreCalls()
+        self._statuses: dict[int, CoreStatus] = {}
+        self._told_at = time.monotonic()
+        self._opened = asyncio.Event()
+        self._error: EngineDeadError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._answering: set[asyncio.Future[None]] = set()
+
+    @classmethod
+    async def open(cls, pipe: socket.socket) -> Self:
+        """A client at the other end of the pipe that its process was started with."""
+        client = cls()
+        await client._channel.open(pipe)
+        client._sign()
+        return client
+
+    async def wait_until_open(self) -> None:
+        """Return when the cores take requests. Raises EngineDeadError when they never will."""
+        await self._opened.wait()
+        self._require_open()
+
+    # requests
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request. Raises EngineDeadError, InvalidParameter for a rank that there is not."""
+        self._require_open()
+        pinned = request.data_parallel_rank
+        if pinned is not None and pinned not in self._statuses:
+            known = ", ".join(map(str, self.engine_indices))
+            raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
+        self._channel.send(wire.ADD, request)
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """Have the cores drop requests."""
+        self._require_open()
+        self._channel.send(wire.ABORT, list(handles))
+
+    def engine_of(self, handle: int) -> int | None:
+        """None: it is known where the cores are."""
+        return None
+
+    async def get_output(self) -> EngineCoreOutputs:
+        """The next outputs; waits until there are some."""
+        while not self._events:
+            self._require_open()
+            if self._arrival is None or self._arrival.done():
+                self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._events.popleft()
+
+    # cores
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        return sorted(self._statuses)
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """What is known of one core now: what its owner said last, so much older."""
+        status = self._statuses[engine_index]
+        return replace(status, silent_s=status.silent_s + time.monotonic() - self._told_at)
+
+    def restart_core(self, engine_index: int) -> None:
+        """Refused: their owner restarts cores."""
+        raise EngineDeadError("The owner of the cores restarts them.", engine_index=engine_index)
+
+    async def call(self, utility: Utility[T]) -> T:
+        """Ask every core, and give their one answer."""
+        self._require_open()
+        call_id, future = self._calls.begin(utility, [0])
+        question = OwnerCall(call_id, utility.method, list(utility.args), utility.timeout_s)
+        try:
+            self._channel.send(wire.CALL, question)
+            return await asyncio.wait_for(asyncio.wrap_future(future), utility.timeout_s)
+        except TypeError as error:
+            hint = "Functions reach only a core in the caller's own process."
+            raise InvalidParameter(utility.method, utility.args, str(error), hint) from error
+        except TimeoutError:
+            raise TimeoutError(f"{utility.method} was not answered in time.") from None
+        finally:
+            self._calls.forget(call_id)
+
+    async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
+        """Have so many cores."""
+        await self.call(Utility(wire.SCALE, (num_cores, drain_timeout_s)))
+
+    async def metrics(self) -> MetricsNow:
+        """The figures of the engine and of all its servers."""
+        return msgspec.convert(await self.call(Utility(wire.METRICS)), MetricsNow)
+
+    async def abort_elsewhere(self, shown: Sequence[str] | None) -> int:
+        """Have the other servers end requests by the names that clients know; how many."""
+        names = None if shown is None else list(shown)
+        return await self.call(Utility(wire.ABORT_SHOWN, (names,)))
+
+    def send_figures(self, figures: ServerReport) -> None:
+        """Tell the owner what was counted here."""
+        self._channel.send(wire.FIGURES, figures)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Leave the engine, which goes on for others; what was sent arrives."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._error is None:
+            self._error = EngineDeadError("The engine was closed; make a new one.")
+        self._channel.close()
+
+    async def wait_closed(self) -> None:
+        """Return when the owner has got everything."""
+        await self._channel.wait_closed()
+
+    # what comes
+
+    def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        self._events.append(outputs)
+        self._announce()
+
+    def _on_reply(self, reply: UtilityOutput) -> None:
+        self._calls.answer(0, reply)
+
+    def _on_status(self, states: CoreStates) -> None:
+        self._statuses = {status.engine_index: status for status in states.statuses}
+        self._told_at = time.monotonic()
+        if states.is_open:
+            self._opened.set()
+
+    def _on_question(self, question: OwnerCall) -> None:
+        task = asyncio.ensure_future(self._answer(question))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, question: OwnerCall) -> None:
+        try:
+            result = await self.answerers[question.method](question.args)
+        except Exception as error:
+            logger.error("%s could not be answered.", question.method, exc_info=error)
+            answer = UtilityOutput(question.call_id, str(error), None, type(error).__name__)
+        else:
+            answer = UtilityOutput(question.call_id, None, result)
+        self._channel.send(wire.ANSWER, answer)
+
+    def _die(self, why: str) -> None:
+        if self._error is None:
+            self._error = EngineDeadError(why)
+        self._calls.fail(0, EngineError(str(self._error)))
+        self._opened.set()
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise EngineDeadError(str(self._error)) from self._error
+
+    def set_up(self) -> None:
+        """Tell the owner that connections are taken."""
+        self.is_up = True
+        self._channel.send(wire.SIGN, Sign(True))
+
+    def _sign(self) -> None:
+        self.on_sign()
+        self._channel.send(wire.SIGN, Sign(self.is_up))
+        self._timer = asyncio.get_running_loop().call_later(SIGN_S, self._sign)
+
+
+def _nothing() -> None:
+    """There is nothing to tell."""

@@ -1,0 +1,232 @@
+"""Who hears of every step's figures: the log line, the totals, and what users plug in.
+
+A stat logger is named by argument (`stat_loggers=[factory]`) or by an entry point of one of
+`GROUPS`; a factory is called with the plan and the index of a core.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+import msgspec
+
+from quire.config.plan import EnginePlan
+from quire.engine.stats.step_stats import IterationStats
+from quire.engine.wire.messages import SchedulerStats
+from quire.errors import InvalidType
+
+logger = logging.getLogger(__name__)
+
+GROUPS = ("quire.stat_logger_plugins", "vllm.stat_logger_plugins")
+"""Groups of entry points whose members are stat loggers."""
+
+_HIT_WINDOW = 1000
+"""The hit rate of the log line is that of so many requests."""
+
+
+class StatLoggerBase(ABC):
+    """Hears of every step of one core; `vllm_config` is the plan, None for an engine without."""
+
+    @abstractmethod
+    def __init__(self, vllm_config: EnginePlan | None, engine_index: int = 0) -> None: ...
+
+    @abstractmethod
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """A step is over. `scheduler_stats` is None when requests were ended between two steps;
+        `mm_cache_stats` is None, since a text model has no media. Called in the thread that serves:
+        keep it short, keep nothing of the arguments.
+        """
+
+    @abstractmethod
+    def log_engine_initialized(self) -> None:
+        """The engine can serve."""
+
+    def log(self) -> None:  # noqa: B027 - a logger need not log
+        """The interval of the log line is over."""
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:  # noqa: B027 - likewise
+        """The engine fell asleep (0, with its level) or is awake (1)."""
+
+
+class AggregateStatLoggerBase(StatLoggerBase):
+    """One for all cores: `engine_indexes` are those there are at the start."""
+
+    @abstractmethod
+    def __init__(self, vllm_config: EnginePlan | None, engine_indexes: list[int]) -> None: ...
+
+
+StatLoggerFactory = (
+    Callable[[EnginePlan | None, int], StatLoggerBase] | type[AggregateStatLoggerBase]
+)
+"""Called for each core with the plan and the core's index; an aggregating class once, with all."""
+
+
+class LoggingStatLogger(StatLoggerBase):
+    """The line in the log: throughput since the last one, and how the queues stand."""
+
+    def __init__(
+        self,
+        vllm_config: EnginePlan | None,
+        engine_index: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = vllm_config
+        self._clock = clock
+        self._latest = {engine_index: SchedulerStats()}
+        self._hits: deque[tuple[int, int, int]] = deque()
+        self._num_prompt = self._num_generated = 0
+        self._since = clock()
+        self._was_idle = True
+
+    @property
+    def _name(self) -> str:
+        return f"engine {next(iter(self._latest))}"
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if iteration_stats is not None:
+            step = iteration_stats
+            self._num_prompt += step.num_prompt_tokens - step.num_cached_tokens
+            self._num_generated += step.num_generation_tokens
+        if scheduler_stats is not None:
+            self._latest[engine_idx] = scheduler_stats
+            if scheduler_stats.prefix_cache_requests:
+                self._note_hits(scheduler_stats)
+
+    def log_engine_initialized(self) -> None:
+        plan = self._plan
+        if plan is not None:
+            logger.info(
+                "The KV cache has %d blocks of %d tokens.", plan.num_blocks, plan.block_size
+            )
+
+    def log(self) -> None:
+        """At DEBUG when nothing happened since the last line and before it."""
+        now = self._clock()
+        seconds = max(now - self._since, 1e-9)
+        num_prompt, num_generated = self._num_prompt, self._num_generated
+        self._since, self._num_prompt, self._num_generated = now, 0, 0
+        is_idle = not num_prompt and not num_generated
+        level = logging.DEBUG if is_idle and self._was_idle else logging.INFO
+        self._was_idle = is_idle
+        stood = self._latest.values()
+        logger.log(
+            level,
+            "%s: prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, "
+            "KV %.1f %%, prefix hits %.1f %%",
+            self._name,
+            num_prompt / seconds,
+            num_generated / seconds,
+            sum(stats.num_running_reqs for stats in stood),
+            sum(stats.num_waiting_reqs for stats in stood),
+            100 * sum(stats.kv_cache_usage for stats in stood) / max(1, len(self._latest)),
+            self._hit_percent(),
+        )
+
+    def _note_hits(self, stats: SchedulerStats) -> None:
+        entry = (stats.prefix_cache_requests, stats.prefix_cache_queries, stats.prefix_cache_hits)
+        self._hits.append(entry)
+        num_requests = sum(requests for requests, _, _ in self._hits)
+        while num_requests - self._hits[0][0] >= _HIT_WINDOW:
+            num_requests -= self._hits.popleft()[0]
+
+    def _hit_percent(self) -> float:
+        queries = sum(entry[1] for entry in self._hits)
+        return 100 * sum(entry[2] for entry in self._hits) / max(1, queries)
+
+
+class AggregatedLoggingStatLogger(LoggingStatLogger, AggregateStatLoggerBase):
+    """One such line for all cores together."""
+
+    def __init__(self, vllm_config: EnginePlan | None, engine_indexes: list[int]) -> None:
+        super().__init__(vllm_config)
+        self._latest = dict.fromkeys(engine_indexes, SchedulerStats())
+
+    @property
+    def _name(self) -> str:
+        return f"{len(self._latest)} engines"
+
+
+class StatLoggers:
+    """What one factory has made: one logger, or one for each core as they turn up."""
+
+    def __init__(
+        self, factory: StatLoggerFactory, plan: EnginePlan | None, engine_indexes: list[int]
+    ) -> None:
+        if not callable(factory):
+            raise InvalidType("stat_loggers", factory, "it must be a list of callables")
+        self._plan = plan
+        self._one: StatLoggerBase | None = None
+        if isinstance(factory, type) and issubclass(factory, AggregateStatLoggerBase):
+            self._one = factory(plan, engine_indexes)
+        self._make = cast(Callable[[EnginePlan | None, int], StatLoggerBase], factory)
+        one_each = engine_indexes if self._one is None else []
+        self._by_core = {index: self._make(plan, index) for index in one_each}
+
+    @property
+    def all(self) -> list[StatLoggerBase]:
+        """Every one of them."""
+        return list(self._by_core.values()) if self._one is None else [self._one]
+
+    def of(self, engine_index: int) -> StatLoggerBase:
+        """The one that hears of a core."""
+        if self._one is not None:
+            return self._one
+        found = self._by_core.get(engine_index)
+        if found is None:
+            found = self._by_core[engine_index] = self._make(self._plan, engine_index)
+        return found
+
+
+@dataclass(frozen=True)
+class StatsOptions:
+    """What a user wishes to be told of an engine: by whom beside the line in the log, whether there
+    is that line (None: with statistics), and whether it is one for all cores.
+    """
+
+    factories: tuple[StatLoggerFactory, ...] = ()
+    has_log_line: bool | None = None
+    is_log_aggregated: bool = False
+
+
+def with_stat_loggers(
+    plan: EnginePlan,
+    given: Sequence[StatLoggerFactory] | None = None,
+    is_log_aggregated: bool = False,
+) -> tuple[EnginePlan, StatsOptions]:
+    """The stat loggers that are given or installed; and the plan, which keeps statistics if there
+    are some, though then without the line in the log.
+
+    Raises InvalidType for one that is none.
+    """
+    factories = list(given or ())
+    for group in GROUPS:
+        for point in entry_points(group=group):
+            factory = point.load()
+            if not (isinstance(factory, type) and issubclass(factory, StatLoggerBase)):
+                allowed = "it must be a subclass of quire.engine.stats.loggers.StatLoggerBase"
+                raise InvalidType(f"{group}: {point.name}", factory, allowed)
+            if factory not in factories:
+                factories.append(factory)
+    wish = StatsOptions(tuple(factories), plan.log_stats, is_log_aggregated)
+    if factories and not plan.log_stats:
+        plan = msgspec.structs.replace(plan, log_stats=True)
+    return plan, wish

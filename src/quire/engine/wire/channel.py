@@ -1,0 +1,143 @@
+"""Messages over the socket pair between two processes of ours, in an event loop.
+
+The pair is a stream that the system keeps in order and whole, and its end is the other's: nothing
+needs numbers, and nobody has to be asked whether he lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Self, cast
+
+from quire.engine.wire.codec import BadMessage, Frame, MessageDecoder, MessageEncoder
+
+logger = logging.getLogger(__name__)
+
+_HEAD = struct.Struct("<cI")
+"""A message begins with its kind and the number of its frames, then come their lengths."""
+_MOST_FRAMES = 1024
+_MOST_BYTES = 2**31
+
+Serve = Callable[[Any], None]
+
+
+class Channel(asyncio.Protocol):
+    """One end of such a pair. `kinds` says, for each first byte, the type of a message and who is
+    given it; `on_lost` is called once, when the other end is gone or has sent what is no message.
+
+    An exception in whoever is given a message closes the channel.
+    """
+
+    def __init__(
+        self, kinds: Mapping[bytes, tuple[Any, Serve]], on_lost: Callable[[], None]
+    ) -> None:
+        self._kinds = {kind: (MessageDecoder(type), serve) for kind, (type, serve) in kinds.items()}
+        self._on_lost = on_lost
+        self._encoder = MessageEncoder()
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def open(self, pipe: socket.socket) -> Self:
+        """Take the socket over, in the running loop."""
+        pipe.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=pipe)
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What the other end has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def send(self, kind: bytes, message: object) -> None:
+        """Send a message; into a closed channel, nothing. Raises TypeError for one that cannot
+        travel.
+        """
+        frames = self._encoder.encode(message)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join([_head(kind, frames), *map(_bytes, frames)]))
+
+    def close(self) -> None:
+        """Close when everything is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Return when the channel is closed."""
+        await asyncio.shield(self._closed)
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own classes
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            while (message := self._next()) is not None:
+                self._serve(*message)
+        except Exception as error:
+            logger.error("A message of a process of ours could not be served.", exc_info=error)
+            self._buffer.clear()
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+            self._on_lost()
+
+    # messages
+
+    def _serve(self, kind: bytes, frames: list[bytes]) -> None:
+        if kind not in self._kinds:
+            raise BadMessage("no message begins like this")
+        decoder, serve = self._kinds[kind]
+        serve(decoder.decode(frames))
+
+    def _next(self) -> tuple[bytes, list[bytes]] | None:
+        """The next message, if all of it is here."""
+        buffer = self._buffer
+        if len(buffer) < _HEAD.size:
+            return None
+        kind, count = _HEAD.unpack_from(buffer)
+        if not 1 <= count <= _MOST_FRAMES:
+            raise BadMessage("no message begins like this")
+        start = _HEAD.size + 4 * count
+        if len(buffer) < start:
+            return None
+        lengths = struct.unpack_from(f"<{count}I", buffer, _HEAD.size)
+        end = start + sum(lengths)
+        if end > _MOST_BYTES:
+            raise BadMessage("a message is larger than any that is sent")
+        if len(buffer) < end:
+            return None
+        frames = []
+        for length in lengths:
+            frames.append(bytes(buffer[start : start + length]))
+            start += length
+        del buffer[:end]
+        return kind, frames
+
+
+def _head(kind: bytes, frames: list[Frame]) -> bytes:
+    lengths = [memoryview(_bytes(frame)).nbytes for frame in frames]
+    return _HEAD.pack(kind, len(frames)) + struct.pack(f"<{len(lengths)}I", *lengths)
+
+
+def _bytes(frame: Frame) -> bytes | bytearray | memoryview:
+    return frame if isinstance(frame, bytes | bytearray | memoryview) else frame.buffer

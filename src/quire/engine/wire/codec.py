@@ -1,0 +1,155 @@
+"""Messages as frames: MessagePack in the first, the memory of large arrays in the others.
+
+Nothing here can run code that a sender chose: the decoder makes the message types of messages.py,
+plain values and numeric arrays, and refuses all else with `BadMessage`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, cast, get_args
+
+import msgspec
+import numpy as np
+import zmq
+
+Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
+T = TypeVar("T")
+
+INLINE_BYTES = 256
+"""Smaller arrays travel inside the first frame: a frame of its own costs more than the copy."""
+
+_ARRAY = 3
+"""The MessagePack extension code of an array."""
+
+_DTYPES = frozenset(
+    np.dtype(name).str
+    for name in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+                 "float16", "float32", "float64")
+)  # fmt: skip
+
+_POLLIN = int(zmq.POLLIN)
+"""As a plain number: to combine the enum's members takes a microsecond each time."""
+
+
+class BadMessage(ValueError):
+    """Frames that are no message of the expected type."""
+
+
+class _ArrayHeader(msgspec.Struct, array_like=True, gc=False):
+    """`place` is the number of the frame behind the first one, or the memory itself."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: int | bytes
+
+
+class MessageEncoder:
+    """Turns messages into frames. One for each thread.
+
+    Frames of large arrays are the arrays' own memory: it must not change until they are sent.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+        self._aside: list[Frame] = []
+
+    def encode(self, message: Any) -> list[Frame]:
+        """The frames of a message. Raises TypeError for a value that cannot travel."""
+        self._aside = []
+        first = self._encoder.encode(message)
+        return [first, *self._aside] if self._aside else [first]
+
+    def _hook(self, value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return msgspec.msgpack.Ext(_ARRAY, self._header(value))
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(
+            f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to another "
+            "process: give plain values and numpy arrays"
+        )
+
+    def _header(self, array: np.ndarray[Any, Any]) -> bytes:
+        if array.dtype.str not in _DTYPES:
+            raise TypeError(f"an array of {array.dtype} cannot be sent to another process")
+        data = np.ascontiguousarray(array)
+        place: int | bytes
+        if data.nbytes < INLINE_BYTES:
+            place = data.tobytes()
+        else:
+            self._aside.append(data.reshape(-1).view(np.uint8).data)
+            place = len(self._aside)
+        return msgspec.msgpack.encode(_ArrayHeader(array.dtype.str, array.shape, place))
+
+
+class MessageDecoder(Generic[T]):
+    """Turns frames into messages of one type. One for each thread.
+
+    Arrays are read-only views of the frames' memory, which they keep alive.
+    """
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(
+            kind, ext_hook=self._array, dec_hook=_checked, strict=True
+        )
+        self._header = msgspec.msgpack.Decoder(_ArrayHeader)
+        self._frames: Sequence[Frame] = ()
+
+    def decode(self, frames: Sequence[Frame]) -> T:
+        """The message. Raises BadMessage for anything else, whatever the bytes are."""
+        if not frames:
+            raise BadMessage("a message has at least one frame")
+        self._frames = frames
+        try:
+            return self._decoder.decode(_buffer(frames[0]))
+        except (ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise BadMessage(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._frames = ()
+
+    def _array(self, code: int, data: memoryview) -> np.ndarray[Any, Any]:
+        if code != _ARRAY:
+            raise BadMessage(f"unknown extension {code}")
+        header = self._header.decode(data)
+        if header.dtype not in _DTYPES:
+            raise BadMessage(f"unknown array type {header.dtype[:20]!r}")
+        dtype = np.dtype(header.dtype)
+        memory = self._memory(header.place)
+        if len(header.shape) > 8 or any(size < 0 for size in header.shape):
+            raise BadMessage("an array has a shape that cannot be")
+        if math.prod(header.shape) * dtype.itemsize != len(memory):
+            raise BadMessage("an array's memory is not as large as its shape says")
+        array = np.frombuffer(memory, dtype=dtype).reshape(header.shape)
+        array.flags.writeable = False
+        return array
+
+    def _memory(self, place: int | bytes) -> bytes | memoryview:
+        if isinstance(place, bytes):
+            return place
+        if not 1 <= place < len(self._frames):
+            raise BadMessage(f"an array is said to be in frame {place}, which is not there")
+        return _buffer(self._frames[place])
+
+
+def has_input(source: zmq.Socket[bytes]) -> bool:
+    """Whether a message can be received now."""
+    return bool(cast(int, source.get(zmq.EVENTS)) & _POLLIN)
+
+
+def _buffer(frame: Frame) -> bytes | memoryview:
+    if isinstance(frame, bytes):
+        return frame
+    view: memoryview = frame.buffer if isinstance(frame, zmq.Frame) else memoryview(frame)
+    return view
+
+
+def _checked(kind: Any, value: object) -> object:
+    """An array where the message type wants one of a certain dtype."""
+    if not isinstance(value, np.ndarray):
+        raise BadMessage("an array was expected")
+    wanted = get_args(get_args(kind)[1])[0]
+    if value.dtype != np.dtype(wanted):
+        raise BadMessage(f"an array of {wanted.__name__} was expected, not {value.dtype}")
+    return value

@@ -1,0 +1,440 @@
+"""The messages between a front end and an engine core: requests go in, columns of new tokens come
+out.
+
+A request is known to the core by an integer handle that the front end chose; names stay in the
+front end. The bits above `CLIENT_SHIFT` of a handle are the index of the front end, so that a core
+that serves several knows whose a token is. Structs that travel as arrays grow at the end only, and
+every change of their meaning changes `PROTOCOL_VERSION`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quire.params import SamplingParams
+from quire.params.thinking import Thinking
+
+PROTOCOL_VERSION = 1
+"""Front end and core must have the same; HELLO and READY say it."""
+
+CLIENT_SHIFT = 40
+"""`handle >> CLIENT_SHIFT` is the index of the front end that gave the handle."""
+
+ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
+"""First frame of the last message of a core that ends by an error; the second is the error."""
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended; `str()` is the word that users see."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class EngineCoreEventType(enum.IntEnum):
+    """What can happen to a request in a core."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+@dataclass(slots=True, frozen=True)
+class EngineCoreEvent:
+    """It happened at `timestamp` (seconds, monotonic)."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+
+class EngineCoreRequestType(enum.Enum):
+    """What a message to a core is: the first byte of its first frame (`core_header`)."""
+
+    ADD = b"\x00"
+    """An EngineCoreRequest; of a handle that is alive already, its next input."""
+    ABORT = b"\x01"
+    """A list of handles."""
+    START_DP_WAVE = b"\x02"
+    """A StartWave, from the coordinator alone: it has a socket of its own."""
+    UTILITY = b"\x03"
+    """A UtilityRequest."""
+    EXECUTOR_FAILED = b"\x04"
+    """Never on a socket: the executor tells the core's loop that its workers are gone."""
+    WAKEUP = b"\x05"
+    """Nothing to do but look; never on a socket."""
+    SHUTDOWN = b"\x06"
+    """A number: the seconds that requests may still run."""
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One generation, checked and completed by the input processor.
+
+    `seed` is concrete, so that the sampled tokens are a function of this message alone.
+    `output_token_ids` are tokens that an earlier life of the request has emitted already: the core
+    goes on behind them. `data_parallel_rank` pins it to one core. `resumable` says that more input
+    may follow under the same handle. `timeout_s` counts from its arrival at the core.
+    """
+
+    handle: int
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+    output_token_ids: list[int] = []
+    prompt_logprobs_done: bool = False
+    client_index: int = 0
+    data_parallel_rank: int | None = None
+    current_wave: int = 0
+    resumable: bool = False
+    timeout_s: float | None = None
+    continues: bool = False
+    """More input for a request that was sent as resumable; passed over when that has ended."""
+    thinking: Thinking | None = None
+
+
+class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
+    """Log-probabilities of M tokens in W columns (padding: id -1).
+
+    `index[m]` says whose: the position in the flat `token_ids` of the outputs that carry this
+    frame. Column 0 is the token itself, with its `ranks[m]`; `counts[m]` columns are valid.
+    """
+
+    index: list[int]
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    values: np.ndarray[Any, np.dtype[np.float32]]
+    ranks: np.ndarray[Any, np.dtype[np.int32]]
+    counts: list[int]
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """The prompt's log-probabilities of one request: row i describes prompt token i + 1."""
+
+    handle: int
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    values: np.ndarray[Any, np.dtype[np.float32]]
+    ranks: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The one final state of a request; `message` says what went wrong when the reason is ERROR.
+
+    `is_in_text` with STOP: the last token is the end of the text, which its grammar completed, and
+    no stop token.
+    """
+
+    handle: int
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    message: str | None = None
+    num_preemptions: int = 0
+    is_in_text: bool = False
+
+
+class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A request's first output: when it was scheduled first (seconds, monotonic) and what the
+    prefix cache gave.
+    """
+
+    handle: int
+    num_cached_tokens: int
+    scheduled_time: float
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A core after a step, for metrics: how it stands, and what was counted since the last ones."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    prefix_cache_requests: int = 0
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """What admission asked of the prefix cache since the last stats."""
+        return PrefixCacheStats(
+            requests=self.prefix_cache_requests,
+            queries=self.prefix_cache_queries,
+            hits=self.prefix_cache_hits,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class PrefixCacheStats:
+    """So many requests looked for so many tokens and found `hits` of them."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
+    """The answer to a UtilityRequest: a result, or what went wrong and the name of its class in
+    `quire.errors` ("" when it has none there).
+    """
+
+    call_id: int
+    failure_message: str | None = None
+    result: Any = None
+    failure_type: str = ""
+
+
+class Heartbeat(msgspec.Struct, array_like=True, gc=False):
+    """What a core's loop was doing when this was sent: how many steps it has made, whether it has
+    work, and since when (seconds) it is inside its present turn (0: it waits for input).
+    `num_sent` and `num_taken` are the numbers of the last message to and from this front end.
+    """
+
+    num_steps: int = 0
+    has_work: bool = False
+    turn_age_s: float = 0.0
+    num_sent: int = 0
+    num_taken: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one step brought, as columns: request `handles[i]` got `counts[i]` of the flat
+    `token_ids` (None: one each).
+
+    A request in `finished` may have no new token (an error, an abort by the core). Outputs of a
+    core process carry its `incarnation`: a front end drops those of an earlier one. Their
+    `sequence` counts the messages to one front end from 1, so that a lost one is noticed; 0 is a
+    heartbeat, which overtakes them. Iterating gives a view for each request.
+    """
+
+    handles: list[int] = []
+    token_ids: list[int] = []
+    counts: list[int] | None = None
+    finished: list[Finished] = []
+    started: list[Started] = []
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: list[PromptLogprobs] = []
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    engine_index: int = 0
+    incarnation: int = 0
+    utility_output: UtilityOutput | None = None
+    heartbeat: Heartbeat | None = None
+    wave_complete: int | None = None
+    start_wave: int | None = None
+    protocol_version: int = 0
+    sequence: int = 0
+
+    @property
+    def outputs(self) -> list[EngineCoreOutput]:
+        """One view for each request that has new tokens or has ended; not kept."""
+        return list(self)
+
+    def __iter__(self) -> Iterator[EngineCoreOutput]:
+        ended = {end.handle: end for end in self.finished}
+        start = 0
+        counts: Sequence[int] = self.counts or [1] * len(self.handles)
+        for handle, count in zip(self.handles, counts, strict=True):
+            ids = self.token_ids[start : start + count]
+            yield EngineCoreOutput(handle, ids, ended.pop(handle, None), self, start)
+            start += count
+        for handle, end in ended.items():
+            yield EngineCoreOutput(handle, [], end, self, start)
+
+
+@dataclass(slots=True, frozen=True)
+class EngineCoreOutput:
+    """What a step brought to one request: a view of the columns, made when somebody asks."""
+
+    handle: int
+    new_token_ids: list[int]
+    end: Finished | None
+    columns: EngineCoreOutputs
+    start: int
+    """Where its ids begin in `columns.token_ids`."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.end is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it goes on."""
+        return None if self.end is None else self.end.reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token or string that ended it."""
+        return None if self.end is None else self.end.stop_reason
+
+    @property
+    def events(self) -> list[EngineCoreEvent]:
+        """That it was scheduled, with its first output. When it came only the front end knows, and
+        preemptions are counted in `end`.
+        """
+        kind = EngineCoreEventType.SCHEDULED
+        mine = (s for s in self.columns.started if s.handle == self.handle)
+        return [EngineCoreEvent(kind, start.scheduled_time) for start in mine]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """What the prefix cache gave; 0 behind the first output."""
+        found = [s.num_cached_tokens for s in self.columns.started if s.handle == self.handle]
+        return found[0] if found else 0
+
+    @property
+    def new_prompt_logprobs(self) -> PromptLogprobs | None:
+        """The prompt's logprobs, where they were asked for and are new."""
+        found = [p for p in self.columns.prompt_logprobs if p.handle == self.handle]
+        return found[0] if found else None
+
+    @property
+    def new_logprobs(self) -> LogprobColumns | None:
+        """The columns of the new tokens; `index` counts them from 0."""
+        columns = self.columns.logprobs
+        if columns is None:
+            return None
+        end = self.start + len(self.new_token_ids)
+        rows = [row for row, at in enumerate(columns.index) if self.start <= at < end]
+        if not rows:
+            return None
+        return LogprobColumns(
+            index=[columns.index[row] - self.start for row in rows],
+            token_ids=columns.token_ids[rows],
+            values=columns.values[rows],
+            ranks=columns.ranks[rows],
+            counts=[columns.counts[row] for row in rows],
+        )
+
+
+class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
+    """A call of one of the core's utilities (engine/wire/control_calls.py); the answer goes to the
+    front end `client_index`.
+    """
+
+    client_index: int
+    call_id: int
+    method: str
+    args: list[Any]
+
+
+class Hello(msgspec.Struct, array_like=True, gc=False):
+    """A launcher of cores on another machine asks the first front end for its addresses."""
+
+    protocol_version: int
+    engine_indices: list[int]
+    is_local: bool
+    is_headless: bool
+    plan_digest: str
+
+
+class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Where cores find the front ends (by client index) and the coordinator."""
+
+    inputs: list[str]
+    outputs: list[str]
+    coordinator_input: str | None = None
+    coordinator_output: str | None = None
+
+
+class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The answer to HELLO: the addresses and the incarnation of each core in the order of HELLO, or
+    why there is none. `may_change`: a core of that number is there, or has died and is not missed
+    yet; ask again.
+    """
+
+    protocol_version: int
+    addresses: EngineZmqAddresses | None = None
+    refusal: str | None = None
+    incarnations: list[int] = []
+    data_parallel_size: int = 1
+    may_change: bool = False
+
+
+class EngineCoreReadyResponse(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """READY, the first message of a core to each front end: who it is and what it can hold. Sent
+    when it can serve.
+    """
+
+    protocol_version: int
+    engine_index: int
+    incarnation: int
+    pid: int
+    max_model_len: int = 0
+    num_gpu_blocks: int = 0
+    block_size: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    dtype: str = ""
+    version: str = ""
+    is_headless: bool = False
+
+
+class StartWave(msgspec.Struct, array_like=True, gc=False):
+    """The coordinator to every core of a group: this wave begins."""
+
+    wave: int
+
+
+class Counts(msgspec.Struct, array_like=True, gc=False):
+    """The coordinator to front ends: what each core has to do, and the wave that they are in or
+    come to next.
+    """
+
+    stats: dict[int, SchedulerStats] = {}
+    wave: int = 0
+    is_running: bool = False
+
+
+class ReconfigureRankType(enum.IntEnum):
+    """What becomes of a core when their number changes."""
+
+    KEEP_CURRENT_RANK = -1
+    SHUTDOWN_CURRENT_RANK = -2
+
+
+class ReconfigureDistributedRequest(msgspec.Struct, gc=False):
+    """Tells a lock-step core that the number of cores changes; it joins the new group at
+    `new_data_parallel_master_ip`:port.
+    """
+
+    new_data_parallel_size: int
+    new_data_parallel_rank: int
+    new_data_parallel_rank_local: int
+    new_data_parallel_master_ip: str
+    new_data_parallel_master_port: int
+
+
+_HEADER = struct.Struct("<cQ")
+
+
+def core_header(kind: EngineCoreRequestType, sequence: int) -> bytes:
+    """The first frame of a message to a core: its kind, and its number among the messages from one
+    front end to one life of a core, which count from 1.
+    """
+    return _HEADER.pack(kind.value, sequence)
+
+
+def read_core_header(frame: bytes) -> tuple[bytes, int]:
+    """The kind's byte and the number. Raises ValueError for bytes that are no header."""
+    if len(frame) != _HEADER.size:
+        raise ValueError("no message begins like this")
+    return _HEADER.unpack(frame)
+
+
+def core_identity(engine_index: int, incarnation: int) -> bytes:
+    """How a core's input socket is addressed: a new life is another address."""
+    return engine_index.to_bytes(2, "little") + incarnation.to_bytes(4, "little")

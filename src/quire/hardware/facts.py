@@ -1,0 +1,61 @@
+"""What is known of a machine: numbers from host.py and nvidia.py, or written by hand in tests."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GpuFacts(msgspec.Struct, frozen=True):
+    """An NVIDIA GPU; `free_memory_bytes` as it is now."""
+
+    name: str
+    capability: tuple[int, int]
+    num_multiprocessors: int
+    total_memory_bytes: int
+    free_memory_bytes: int
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it has instructions that widen and multiply 8-bit floats (e4m3): Ada, Hopper and
+        later.
+        """
+        return self.capability >= (8, 9)
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as this process may use it.
+
+    `num_cores`: physical cores that the process may run on (affinity and container quota counted).
+    `free_memory_bytes`: what can be taken now without swapping, inside the container's limit.
+    `thread_limit`: set by the environment. `features`: names of CPU features that change a
+    decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
+    release that torch is built for. `device`: where an engine runs, whose memory is then the one
+    meant here (config/resolve/device.py).
+    """
+
+    cpu_name: str
+    num_cpus: int
+    num_cores: int
+    features: tuple[str, ...]
+    total_memory_bytes: int
+    free_memory_bytes: int
+    memory_limit_source: str = "the machine"
+    thread_limit: int | None = None
+    device: str = "cpu"
+    gpu: GpuFacts | None = None
+    gpu_missing: str = "none was looked for"
+    torch_cuda: str | None = None
+
+    @property
+    def has_fast_bfloat16(self) -> bool:
+        """Whether the device multiplies bfloat16 in hardware."""
+        if self.device == "cuda":
+            return True
+        return not {"avx512_bf16", "amx_bf16", "bf16", "sve_bf16"}.isdisjoint(self.features)
+
+    @property
+    def has_fast_float16(self) -> bool:
+        """Whether the device multiplies float16 in hardware."""
+        if self.device == "cuda":
+            return True
+        return not {"avx512_fp16", "amx_fp16", "asimdhp"}.isdisjoint(self.features)

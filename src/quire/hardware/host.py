@@ -1,0 +1,172 @@
+"""What this machine gives this process: cores, CPU features and memory, inside the limits of its
+container, and a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from quire.environment import read_environment
+from quire.hardware.facts import MachineFacts
+from quire.hardware.nvidia import find_gpu, torch_cuda_version
+
+_DECISIVE = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
+    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16"),
+)
+_ALIASES = {"svebf16": "sve_bf16"}
+_NO_LIMIT = 1 << 60
+"""Version 1 control groups write a number near 2**63 for no limit."""
+
+Read = Callable[[str], str]
+
+
+def gather_machine_facts() -> MachineFacts:
+    """Look at the machine as it is now; free memory changes from call to call."""
+    cpus = usable_cpus()
+    cpu_info = read_text("/proc/cpuinfo")
+    quota = cpu_quota(read_text)
+    cores = count_cores(cpu_info, cpus)
+    total, free, source = memory(read_text)
+    gpu, gpu_missing = find_gpu()
+    return MachineFacts(
+        cpu_name=cpu_name(cpu_info),
+        num_cpus=len(cpus),
+        num_cores=max(1, math.ceil(min(cores, quota))),
+        features=cpu_features(cpu_info),
+        total_memory_bytes=total,
+        free_memory_bytes=free,
+        memory_limit_source=source,
+        thread_limit=read_environment().thread_limit,
+        gpu=gpu,
+        gpu_missing=gpu_missing,
+        torch_cuda=torch_cuda_version(),
+    )
+
+
+def read_text(path: str) -> str:
+    """A small system file, or nothing where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def usable_cpus() -> frozenset[int]:
+    """The logical CPUs that the process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def count_cores(cpu_info: str, cpus: frozenset[int]) -> int:
+    """Physical cores behind the usable logical CPUs: two threads of a core share its arithmetic
+    units.
+    """
+    cores = set()
+    for block in cpu_info.split("\n\n"):
+        fields = _fields(block)
+        if fields.get("processor", "").isdigit() and int(fields["processor"]) in cpus:
+            if "core id" not in fields:
+                return len(cpus)
+            cores.add((fields.get("physical id", "0"), fields["core id"]))
+    if cores:
+        return len(cores)
+    return min(psutil.cpu_count(logical=False) or len(cpus), len(cpus))
+
+
+def cpu_name(cpu_info: str) -> str:
+    """The name on the box."""
+    for line in cpu_info.splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cpu_features(cpu_info: str) -> tuple[str, ...]:
+    """Those features that change a decision or a provider, in a fixed order."""
+    words: set[str] = set()
+    for line in cpu_info.splitlines():
+        if line.startswith(("flags", "Features")):
+            words = set(line.partition(":")[2].split())
+            break
+    return tuple(_ALIASES.get(name, name) for name in _DECISIVE if name in words)
+
+
+def cpu_quota(read: Read) -> float:
+    """CPUs' worth of time that the container may use; infinite without a limit."""
+    quota = math.inf
+    for folder in _cgroup_folders(read, ""):
+        limit, _, period = read(f"{folder}/cpu.max").partition(" ")
+        if limit.isdigit() and period.strip().isdigit():
+            quota = min(quota, int(limit) / int(period))
+    for folder in _cgroup_folders(read, "cpu"):
+        old, period = read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")
+        if old.strip().isdigit() and period.strip().isdigit():
+            quota = min(quota, int(old) / int(period))
+    return quota
+
+
+def memory(read: Read) -> tuple[int, int, str]:
+    """Total and free bytes, and who sets the limit: the machine, or the narrowest control group
+    around us.
+    """
+    machine = psutil.virtual_memory()
+    total, free, source = machine.total, machine.available, "the machine"
+    for limit, used in _cgroup_limits(read):
+        if limit < total:
+            total, source = limit, "the container"
+        free = min(free, max(0, limit - used))
+    return total, free, source
+
+
+def _cgroup_limits(read: Read) -> list[tuple[int, int]]:
+    """(limit, used) of each control group that has a limit; file cache that can be dropped is not
+    used.
+    """
+    found = []
+    for folder in _cgroup_folders(read, ""):
+        limit, used = read(f"{folder}/memory.max").strip(), read(f"{folder}/memory.current").strip()
+        if limit.isdigit() and used.isdigit():
+            cache = _stat(read(f"{folder}/memory.stat"), "inactive_file")
+            found.append((int(limit), int(used) - cache))
+    for folder in _cgroup_folders(read, "memory"):
+        limit = read(f"{folder}/memory.limit_in_bytes").strip()
+        used = read(f"{folder}/memory.usage_in_bytes").strip()
+        if limit.isdigit() and used.isdigit() and int(limit) < _NO_LIMIT:
+            cache = _stat(read(f"{folder}/memory.stat"), "total_inactive_file")
+            found.append((int(limit), int(used) - cache))
+    return found
+
+
+def _cgroup_folders(read: Read, controller: str) -> list[str]:
+    """Our control group and those around it; `controller` is empty for version 2."""
+    root = "/sys/fs/cgroup" + (f"/{controller}" if controller else "")
+    for line in read("/proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if controller not in names.split(","):
+            continue
+        parts = [part for part in path.split("/") if part and part != ".."]
+        return ["/".join([root, *parts[:count]]) for count in range(len(parts), -1, -1)]
+    return []
+
+
+def _stat(text: str, key: str) -> int:
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _fields(block: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,133 @@
+"""Which NVIDIA GPU this process would use, asked of the driver's own libraries.
+
+Without torch: the front end never imports it, and a process that has made a context on a GPU holds
+some hundred MiB there. libcuda says which device is the first one for this process (it knows
+CUDA_VISIBLE_DEVICES), and NVML says how much of its memory is free, which libcuda tells only with a
+context. Where NVML does not know the device (a part of a GPU, a container without the library) all
+of it counts as free: the engine measures again when it has a context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quire.hardware.facts import GpuFacts
+
+_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+_NAME_BYTES = 100
+
+Load = Callable[[str], Any]
+
+logger = logging.getLogger(__name__)
+
+
+class _Missing(Exception):
+    """There is no GPU to use; the text says why."""
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_uint8 * 16),)
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
+    """The first GPU that this process may use; None and the reason without one. Does not raise."""
+    try:
+        cuda = _library(load, "libcuda.so.1")
+        name, capability, multiprocessors, total, uuid = _first_device(cuda)
+    except _Missing as missing:
+        return None, str(missing)
+    try:
+        free = _free_bytes(_library(load, "libnvidia-ml.so.1"), uuid)
+    except _Missing as missing:
+        logger.info("The GPU's free memory is not known yet: %s.", missing)
+        free = total
+    return GpuFacts(name, capability, multiprocessors, total, free), ""
+
+
+def torch_cuda_version(text: str | None = None) -> str | None:
+    """The CUDA release that the installed torch was built for, without importing it; None for a
+    build without CUDA.
+    """
+    if text is None:
+        found = importlib.util.find_spec("torch")
+        if found is None or found.origin is None:
+            return None
+        file = Path(found.origin).with_name("version.py")
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+    said = re.search(r"^cuda\b.*=\s*'([^']+)'", text, re.MULTILINE)
+    return said[1] if said else None
+
+
+def _library(load: Load, name: str) -> Any:
+    try:
+        return load(name)
+    except OSError:
+        raise _Missing(f"{name} is not there: no NVIDIA driver is installed here") from None
+
+
+def _first_device(cuda: Any) -> tuple[str, tuple[int, int], int, int, str]:
+    _check(cuda.cuInit(0), "cuInit")
+    count = ctypes.c_int()
+    _check(cuda.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+    if count.value == 0:
+        raise _Missing("the driver shows this process no GPU (see CUDA_VISIBLE_DEVICES)")
+    device = ctypes.c_int()
+    _check(cuda.cuDeviceGet(ctypes.byref(device), 0), "cuDeviceGet")
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    _check(cuda.cuDeviceGetName(name, _NAME_BYTES, device), "cuDeviceGetName")
+    total = ctypes.c_size_t()
+    _check(cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device), "cuDeviceTotalMem")
+    uuid = _Uuid()
+    _check(cuda.cuDeviceGetUuid(ctypes.byref(uuid), device), "cuDeviceGetUuid")
+    major, minor, units = (
+        _attribute(cuda, which, device) for which in (_MAJOR, _MINOR, _MULTIPROCESSORS)
+    )
+    return name.value.decode(), (major, minor), units, total.value, _shown(bytes(uuid.bytes))
+
+
+def _attribute(cuda: Any, which: int, device: ctypes.c_int) -> int:
+    value = ctypes.c_int()
+    _check(cuda.cuDeviceGetAttribute(ctypes.byref(value), which, device), "cuDeviceGetAttribute")
+    return value.value
+
+
+def _free_bytes(nvml: Any, uuid: str) -> int:
+    _check(nvml.nvmlInit_v2(), "nvmlInit")
+    try:
+        handle = ctypes.c_void_p()
+        found = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
+        _check(found, "nvmlDeviceGetHandleByUUID")
+        memory = _Memory()
+        _check(
+            nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)), "nvmlDeviceGetMemoryInfo"
+        )
+        return int(memory.free)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _shown(uuid: bytes) -> str:
+    """As NVML writes it."""
+    text = uuid.hex()
+    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        raise _Missing(f"the NVIDIA driver answers {what} with error {status}")

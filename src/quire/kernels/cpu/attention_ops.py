@@ -1,0 +1,163 @@
+"""The native ops of attention: rotary embedding with the KV write, and attention itself.
+
+A query's bits depend on nothing but itself and the keys it sees: see
+csrc/kernels/attention_softmax.hpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.errors import NotBuiltYet
+from quire.kernels.cpu.kv_ops import CpuKV
+from quire.kernels.cpu.native_plan import CpuPlan, IntArray
+from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.attention import AttentionArgs
+from quire.ops.norm import NormWeight
+from quire.ops.rotary import QKNorm, RotaryTable
+
+
+class AttentionOps:
+    """`rope_store`, `plan_attention` and `attend` on a runtime; see quire.ops for each."""
+
+    def __init__(self, runtime: CpuRuntime) -> None:
+        native = runtime.native
+        self._runtime = runtime
+        self._context = runtime.context
+        self._types = {
+            torch.float32: native.Type.f32,
+            torch.bfloat16: native.Type.bf16,
+            torch.float16: native.Type.f16,
+        }
+        self._kinds = native.NormKind.__members__
+        self._over = native.NormOver.__members__
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        kv: CpuKV,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rotary: RotaryTable | None,
+        qk_norm: QKNorm | None,
+        clip: float | None,
+    ) -> Tensor:
+        """qkv [T, (H+2K)*D] -> q [T, H, D]. Raises IndexError for a slot or a position that is
+        outside of the memory or the table."""
+        if positions.shape[0] != 1:
+            hint = "Serve a model whose positions are one number per token."
+            raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
+        runtime = self._runtime
+        qkv, slots, positions = runtime.dense(qkv), runtime.dense(slots), runtime.dense(positions)
+        num_tokens = qkv.shape[0]
+        assert (kv.kv_heads, kv.head_dim) == (kv_heads, head_dim)
+        assert kv.dtype in (qkv.dtype, torch.int8)
+        turns = (0, 0, 0, False)
+        if rotary is not None:
+            table = rotary.cos_sin
+            assert table.dtype is torch.float32 and table.is_contiguous()
+            turns = (table.data_ptr(), table.shape[0], rotary.dim, rotary.interleaved)
+            runtime.keep(num_tokens, table)
+        runtime.keep(num_tokens, qkv, kv.memory, slots, positions)
+        q = runtime.output((num_tokens, heads, head_dim), qkv.dtype)
+        self._context.rope_store(
+            self._types[qkv.dtype],
+            num_tokens,
+            heads,
+            qkv.data_ptr(),
+            qkv.stride(0),
+            q.data_ptr(),
+            kv.native,
+            slots.data_ptr(),
+            positions.data_ptr(),
+            *turns,
+            *self._norms(num_tokens, qk_norm, head_dim, qkv.dtype),
+            math.inf if clip is None else clip,
+        )
+        return q
+
+    def _norms(
+        self, num_tokens: int, n: QKNorm | None, head_dim: int, dtype: torch.dtype
+    ) -> tuple[object, ...]:
+        none = (self._kinds["none"], 0.0, 0, 0)
+        if n is None:
+            return (self._over["none"], False, *none, *none, 0)
+        over = self._over["full" if n.over == "full" else "head"]
+        stride = head_dim if n.over == "per_head" else 0
+        sides = (*self._norm(num_tokens, n.q, dtype), *self._norm(num_tokens, n.k, dtype))
+        return (over, n.after_rope, *sides, stride)
+
+    def _norm(self, num_tokens: int, n: NormWeight, dtype: torch.dtype) -> Sequence[object]:
+        for tensor in (n.weight, n.bias):
+            assert tensor is None or (tensor.dtype is dtype and tensor.is_contiguous())
+        self._runtime.keep(num_tokens, n.weight, n.bias)
+        return self._kinds[n.kind], n.eps, _address(n.weight), _address(n.bias)
+
+    def plan_attention(
+        self,
+        *,
+        query_start: IntArray,
+        seq_lens: IntArray,
+        block_table: Tensor,
+        block_size: int,
+        window: int | None,
+        kv_heads: int | None = None,
+    ) -> CpuPlan:
+        """A plan with copies of the arrays. kv_heads: threads take work as they come."""
+        plan = CpuPlan(window, block_size)
+        table = block_table.numpy().astype(np.int32, order="C")
+        plan.refill(
+            query_start.astype(np.int32),
+            seq_lens.astype(np.int32),
+            table,
+            np.arange(len(seq_lens), dtype=np.int32),
+        )
+        return plan
+
+    def attend(self, q: Tensor, kv: CpuKV, plan: CpuPlan, args: AttentionArgs) -> Tensor:
+        """q [T, H, D] -> [T, H*D]. Raises IndexError for a block id that is no block's, or a row
+        with more new tokens than tokens."""
+        assert args.window == plan.window, "the plan was made for another window"
+        assert kv.block_size == plan.block_size and kv.dtype in (q.dtype, torch.int8)
+        runtime = self._runtime
+        q = runtime.dense(q)
+        num_tokens, heads, head_dim = q.shape
+        assert head_dim == kv.head_dim and heads % kv.kv_heads == 0
+        runtime.keep(num_tokens, q, kv.memory, plan.header, args.sinks, args.alibi)
+        out = runtime.output((num_tokens, heads * head_dim), q.dtype)
+        self._context.attend(
+            self._types[q.dtype],
+            num_tokens,
+            heads,
+            q.data_ptr(),
+            q.stride(0),
+            q.stride(1),
+            out.data_ptr(),
+            kv.native,
+            plan.header.data_ptr(),
+            args.window or 0,
+            args.scale,
+            args.softcap or 0.0,
+            *self._per_head(args.sinks, heads),
+            *self._per_head(args.alibi, heads),
+        )
+        return out
+
+    def _per_head(self, values: Tensor | None, heads: int) -> tuple[int, object]:
+        if values is None:
+            return 0, self._types[torch.float32]
+        assert values.shape == (heads,) and values.is_contiguous()
+        return values.data_ptr(), self._types[values.dtype]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

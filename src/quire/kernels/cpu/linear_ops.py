@@ -1,0 +1,246 @@
+"""The native ops that multiply with weights: projections, feed-forward layers, logits, experts.
+
+An output is summed over its inputs in one order that depends on the weight alone, so that a row's
+bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import NotBuiltYet
+from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.ops.moe import MoeArgs, mixture
+from quire.ops.quantized import WeightFormat
+from quire.ops.registry import nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLinear:
+    """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
+    look); `dtype` is that of the activations.
+    """
+
+    native: Any
+    dtype: torch.dtype
+    in_features: int
+    out_features: int
+    panels: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.panels, self.scales, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuExperts:
+    """The packed weights of each expert."""
+
+    experts: int
+    up: tuple[CpuLinear, ...]
+    down: tuple[CpuLinear, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(w.nbytes for w in self.up + self.down)
+
+
+class LinearOps:
+    """What packs weights, multiplies with them and looks up their rows; see quire.ops for each."""
+
+    def __init__(self, runtime: CpuRuntime) -> None:
+        native = runtime.native
+        self._runtime = runtime
+        self._context = runtime.context
+        self._make = native.PackedWeight
+        self._width = native.panel_width
+        self._types = {
+            torch.float32: native.Type.f32,
+            torch.bfloat16: native.Type.bf16,
+            torch.float16: native.Type.f16,
+        }
+        self._forms = native.WeightForm.__members__
+        self._acts = native.Act.__members__
+        self._finishes = native.FinishKind.__members__
+
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+    ) -> CpuLinear:
+        """weight [out, in], bias [out]; both are copied."""
+        assert self._runtime.program is None, "weights are packed before recording"
+        if stored_as is not None and stored_as.name == "fp8":
+            raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
+        weight = self._runtime.dense(weight)
+        out_features, in_features = weight.shape
+        num_panels = -(-out_features // self._width)
+        panels = self._panels(num_panels, in_features, weight.dtype, stored_as)
+        scales = None
+        if stored_as is not None and stored_as.name == "int8":
+            scales = torch.zeros(num_panels * self._width)
+        wide_bias = None
+        if bias is not None:
+            wide_bias = torch.zeros((num_panels + 1) * self._width)
+            wide_bias[:out_features] = bias
+        native = self._make(
+            self._types[weight.dtype],
+            self._forms["plain" if stored_as is None else stored_as.name],
+            in_features,
+            out_features,
+            0 if stored_as is None else stored_as.group,
+            panels.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
+            0 if wide_bias is None else wide_bias.data_ptr(),
+            stored_as is not None and not stored_as.rounds_rows,
+        )
+        self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr())
+        return CpuLinear(native, weight.dtype, in_features, out_features, panels, scales, wide_bias)
+
+    def _panels(
+        self, count: int, in_features: int, dtype: torch.dtype, stored_as: WeightFormat | None
+    ) -> Tensor:
+        """Memory for `count` panels; inputs are filled up to whole pairs, fours or groups."""
+        if stored_as is None:
+            return huge_tensor((count, -(-in_features // 2), 2 * self._width), dtype)
+        if stored_as.name == "int8":
+            return huge_tensor((count, -(-in_features // 4), 4 * self._width), torch.uint8)
+        scales = 2 * self._width
+        group = stored_as.group * self._width // 2 + scales
+        return huge_tensor((count, -(-in_features // stored_as.group), group), torch.uint8)
+
+    def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
+        """ids [T] -> [T, in]: columns of panels, put together again."""
+        assert w.scales is None and w.panels.dtype is w.dtype, "a rounded weight is no table"
+        runtime = self._runtime
+        ids = runtime.dense(ids)
+        runtime.keep(len(ids), ids, w.panels)
+        out = runtime.output((len(ids), w.in_features), w.dtype)
+        self._context.embed(
+            self._types[w.dtype],
+            len(ids),
+            w.in_features,
+            scale,
+            ids.data_ptr(),
+            w.panels.data_ptr(),
+            w.out_features,
+            0,
+            True,
+            *(0, 0, 0, 0),
+            out.data_ptr(),
+        )
+        return out
+
+    def linear(self, x: Tensor, w: CpuLinear) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return self._product(x, w, w.out_features)
+
+    def mlp(self, x: Tensor, up: CpuLinear, down: CpuLinear, act: str, gated: bool) -> Tensor:
+        """x [T, C] -> [T, C]; the hidden layer is rounded once, after activation and gate."""
+        finish = "gated" if gated else "plain"
+        hidden = self._product(x, up, down.in_features, finish, act)
+        return self._product(hidden, down, down.out_features)
+
+    def logits(
+        self, x: Tensor, head: CpuLinear, scale: float = 1.0, softcap: float | None = None
+    ) -> Tensor:
+        """x [R, C] -> fp32 [R, V]."""
+        return self._product(x, head, head.out_features, "logits", "none", scale, softcap or 0.0)
+
+    def pack_experts(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        stored_as: WeightFormat | None = None,
+    ) -> CpuExperts:
+        """gate_up [E, 2F, C], down [E, C, F], biases [E, 2F] and [E, C]; all are copied."""
+        return CpuExperts(
+            len(gate_up),
+            self._pack_each(gate_up, gate_up_bias, stored_as),
+            self._pack_each(down, down_bias, stored_as),
+        )
+
+    def moe(
+        self,
+        x: Tensor,
+        router: CpuLinear,
+        experts: CpuExperts,
+        args: MoeArgs,
+        select_bias: Tensor | None = None,
+    ) -> Tensor:
+        """x [T, C] -> [T, C]. Who computes what is decided while it runs, so that a program records
+        it as a Python entry.
+        """
+        program = self._runtime.program
+        if program is None:
+            return self._moe(x, router, experts, args, select_bias)
+        out = self._runtime.output(x.shape, x.dtype)
+        source, target = program.borrow(x), program.borrow(out)
+
+        def run(num_tokens: int) -> None:
+            y = self._moe(source[:num_tokens], router, experts, args, select_bias)
+            target[:num_tokens].copy_(y)
+
+        program.call(run)
+        return out
+
+    def _moe(
+        self,
+        x: Tensor,
+        router: CpuLinear,
+        experts: CpuExperts,
+        args: MoeArgs,
+        select_bias: Tensor | None,
+    ) -> Tensor:
+        finish = "gated" if args.clamp is None else "limited"
+
+        def expert(index: int, rows: Tensor) -> Tensor:
+            up, down = experts.up[index], experts.down[index]
+            hidden = self._product(rows, up, down.in_features, finish, args.act, args.clamp or 1.0)
+            return self._product(hidden, down, down.out_features)
+
+        return mixture(x, self.linear(x, router), args, select_bias, expert)
+
+    def _pack_each(
+        self, weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None
+    ) -> tuple[CpuLinear, ...]:
+        biases = [None] * len(weight) if bias is None else bias.unbind()
+        pairs = zip(weight.unbind(), biases, strict=True)
+        return tuple(self.pack_linear(w, b, stored_as) for w, b in pairs)
+
+    def _product(
+        self,
+        x: Tensor,
+        w: CpuLinear,
+        width: int,
+        finish: str = "plain",
+        act: str = "none",
+        scale: float = 1.0,
+        softcap: float = 0.0,
+    ) -> Tensor:
+        """[T, width] of what becomes of x times the weight (csrc/kernels/kernels.hpp, Finish)."""
+        runtime = self._runtime
+        assert x.shape[1] == w.in_features and x.dtype is w.dtype
+        x = runtime.dense(x)
+        num_tokens = x.shape[0]
+        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias)
+        y = runtime.output((num_tokens, width), torch.float32 if finish == "logits" else x.dtype)
+        self._context.linear(
+            w.native,
+            num_tokens,
+            x.data_ptr(),
+            x.stride(0),
+            y.data_ptr(),
+            width,
+            self._finishes[finish],
+            self._acts[act],
+            scale,
+            softcap,
+        )
+        return y

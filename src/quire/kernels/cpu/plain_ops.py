@@ -1,0 +1,92 @@
+"""Ops without a native kernel as Python entries of a recorded program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.attention import AttentionPlan
+from quire.ops.catalog import CATALOG
+from quire.ops.select import Ops
+
+TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "embed": {"ids": 0, "positions": 0},
+        "embed_packed": {"ids": 0},
+        "norm": {"x": 0},
+        "add": {"x": 0, "delta": 0},
+        "add_norm": {"x": 0, "delta": 0},
+        "scale_gate": {"y": 0, "gate": 0},
+        "linear": {"x": 0},
+        "mlp": {"x": 0},
+        "moe": {"x": 0},
+        "logits": {"x": 0},
+        "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
+        "attend": {"q": 0},
+    }
+)
+"""Op of a forward pass -> its arguments that have a row per token, and which axis T is."""
+
+
+@dataclasses.dataclass(slots=True)
+class CurrentPlan:
+    """Stands in a recorded batch for an attention plan that is another one each step.
+
+    `plan` is set before every replay; during recording it is a plan for no rows.
+    """
+
+    plan: AttentionPlan
+
+
+def recordable(ops: Ops, runtime: CpuRuntime) -> Ops:
+    """`ops` whose functions outside of the native code record themselves, too.
+
+    They cost what they cost without a program, and one copy of their results.
+    """
+    foreign = [c.op for c in ops.choices if c.provider != "cpu" and c.op in TOKEN_AXES]
+    changes: dict[str, Any] = {
+        name: _recordable(name, getattr(ops, name), runtime) for name in foreign
+    }
+    return dataclasses.replace(ops, **changes)
+
+
+def _recordable(name: str, function: Callable[..., Any], runtime: CpuRuntime) -> Callable[..., Any]:
+    axes, signature = TOKEN_AXES[name], CATALOG[name].signature
+
+    def op(*args: Any, **keywords: Any) -> Any:
+        program = runtime.program
+        if program is None:
+            return function(*args, **keywords)
+        arguments = signature.bind(*args, **keywords).arguments
+        for argument in axes:
+            if arguments.get(argument) is not None:
+                arguments[argument] = program.borrow(arguments[argument])
+
+        def run(num_tokens: int) -> tuple[Tensor, ...]:
+            now = {n: _first(v, axes.get(n), num_tokens) for n, v in arguments.items()}
+            result = function(**now)
+            return result if isinstance(result, tuple) else (result,)
+
+        def entry(num_tokens: int) -> None:
+            for place, result in zip(places, run(num_tokens), strict=True):
+                place[:num_tokens].copy_(result)
+
+        capacity = program.capacity
+        outputs = tuple(program.output((capacity, *y.shape[1:]), y.dtype) for y in run(0))
+        places = [program.borrow(y) for y in outputs]
+        program.call(entry)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return op
+
+
+def _first(value: Any, axis: int | None, num_tokens: int) -> Any:
+    """What the argument is in a step of num_tokens."""
+    if isinstance(value, CurrentPlan):
+        return value.plan
+    return value if axis is None or value is None else value.narrow(axis, 0, num_tokens)

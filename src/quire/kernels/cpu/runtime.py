@@ -1,0 +1,147 @@
+"""What the native ops of one engine run on: threads, an instruction set, and where calls go."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from quire.errors import InvalidParameter
+from quire.kernels.cpu.program import Program
+
+logger = logging.getLogger(__name__)
+
+
+def find_native() -> tuple[ModuleType | None, str]:
+    """quire._native, or why this installation has none."""
+    try:
+        return importlib.import_module("quire._native"), ""
+    except ModuleNotFoundError:
+        return None, "the native module was not built (the install found no C++ compiler)"
+    except ImportError as error:  # built for another Python or C library
+        return None, f"the native module does not load: {error}"
+
+
+class CpuRuntime:
+    """A pool of threads and the kernels of one level; several may exist side by side.
+
+    Ops compute at once, unless a `Program` is recording: then their calls go into it, nothing is
+    computed, and their results are memory of the program. One thread at a time may use a runtime;
+    its threads end with it.
+    """
+
+    def __init__(self, *, num_threads: int = 1, isa: str | None = None) -> None:
+        """num_threads: threads that compute, the calling one included. isa: a level's name; None is
+        the best one that this machine runs.
+
+        Raises InvalidParameter for a level that is not usable, ImportError without native code.
+        """
+        native, reason = find_native()
+        if native is None:
+            raise ImportError(reason)
+        self.native = native
+        self.pool = native.Pool(num_threads)
+        try:
+            self.context = native.Context(self.pool, isa or native.best_level())
+        except ValueError as error:
+            raise InvalidParameter("QUIRE_CPU_ISA", isa, str(error), "Leave it out.") from None
+        self.program: Program | None = None
+
+    @property
+    def isa(self) -> str:
+        """The level whose kernels run."""
+        return str(self.context.level)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that compute."""
+        return int(self.pool.size)
+
+    @contextmanager
+    def record_into(self, program: Program) -> Iterator[None]:
+        """Send the calls of ops into `program` while the block runs."""
+        assert self.program is None, "a program is being recorded already"
+        self.program = program
+        self.context.begin(program.native)
+        try:
+            yield
+        finally:
+            self.context.end()
+            self.program = None
+
+    def output(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for an op's result [T, ...]; contents are arbitrary."""
+        if self.program is None:
+            return torch.empty(shape, dtype=dtype)
+        return self.program.output(shape, dtype)
+
+    def output_like(self, x: Tensor) -> Tensor:
+        """Memory for a result of x's shape and dtype, rows side by side."""
+        if self.program is None and x.is_contiguous():
+            return torch.empty_like(x)  # in a third of the time
+        return self.output(x.shape, x.dtype)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """x with neighbours side by side along its last axis, which is what kernels read."""
+        if x.stride()[-1] == 1 or x.shape[-1] == 1:
+            return x
+        assert self.program is None, "a copy of a strided tensor cannot be recorded"
+        return x.contiguous()
+
+    def keep(self, num_tokens: int, *tensors: Tensor | None) -> None:
+        """Tell a recording program of what it will read; nothing otherwise.
+
+        num_tokens: the T of the call, which is baked into nothing and must be the capacity.
+        """
+        if self.program is not None:
+            self.program.keep(num_tokens, *tensors)
+
+
+def open_runtime(*, num_threads: int, isa: str | None = None) -> CpuRuntime | None:
+    """A runtime for an engine; None without native code, which is logged as one warning.
+
+    Raises InvalidParameter for a level that is not usable.
+    """
+    native, reason = find_native()
+    if native is None:
+        if isa is not None:
+            raise InvalidParameter("QUIRE_CPU_ISA", isa, reason, "Leave it out.")
+        logger.warning("Plain torch computes, several times slower: %s.", reason)
+        return None
+    return CpuRuntime(num_threads=num_threads, isa=isa)
+
+
+def describe_native(isa: str | None = None) -> list[tuple[str, str]]:
+    """(subject, finding) lines about the native code, for `quire doctor`; `isa` is one that is
+    forced. Raises InvalidParameter for one that is not usable.
+    """
+    native, reason = find_native()
+    if native is None:
+        return [("native code", reason)]
+    levels = native.levels()
+    chosen = CpuRuntime(isa=isa).isa
+    lines = [
+        ("native code", f"compiled for {', '.join(name for name, _ in levels)}"),
+        ("instruction set", chosen if isa is None else f"{chosen}, forced by QUIRE_CPU_ISA"),
+    ]
+    refused = [(name, why) for name, why in levels if why]
+    return lines + [(f"not {name}", why) for name, why in refused[:1]]
+
+
+def huge_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A zeroed tensor on huge pages where it is 2 MiB or more and the kernel has them.
+
+    For weights and KV memory. Pages take no memory until they are touched. Falls back to plain
+    torch without native code. Raises MemoryError.
+    """
+    native, _ = find_native()
+    count = math.prod(shape)
+    if native is None or count == 0:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(native.allocate(count * dtype.itemsize), dtype=dtype).view(shape)

@@ -1,0 +1,101 @@
+"""The native ops on logits: the largest entry, draws, filters, what log-probabilities need."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.sampling.sample import TopLogits
+
+
+class SampleOps:
+    """`greedy`, `draw`, `truncate` and `rank` on a runtime; see quire.ops.sampling.sample for each.
+
+    They compute at once and are no part of a recorded program: which of them a step needs is
+    decided anew each time.
+    """
+
+    def __init__(self, runtime: CpuRuntime) -> None:
+        self._runtime = runtime
+        self._context = runtime.context
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [R, V] -> ids [R] int64, values [R]."""
+        rows, width, logits = self._checked(logits)
+        ids = torch.empty(rows, dtype=torch.int64)
+        values = torch.empty(rows, dtype=torch.float32)
+        self._context.greedy(
+            rows, logits.data_ptr(), logits.stride(0), width, ids.data_ptr(), values.data_ptr()
+        )
+        return ids, values
+
+    def draw(
+        self, logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """logits [R, V], settings [R, 4], keys [R, 2], hashes [V] -> ids [R] int64, peaks [R]."""
+        rows, width, logits = self._checked(logits)
+        _check(settings, torch.float64, rows, 4)
+        _check(keys, torch.int32, rows, 2)
+        _check(hashes, torch.int32, width)
+        ids = torch.empty(rows, dtype=torch.int64)
+        peaks = torch.empty(rows, dtype=torch.float32)
+        self._context.draw(
+            rows,
+            logits.data_ptr(),
+            logits.stride(0),
+            width,
+            settings.data_ptr(),
+            keys.data_ptr(),
+            hashes.data_ptr(),
+            ids.data_ptr(),
+            peaks.data_ptr(),
+        )
+        return ids, peaks
+
+    def truncate(self, logits: Tensor, settings: Tensor) -> Tensor:
+        """logits [R, V], settings [R, 4] -> [R, V]."""
+        rows, width, logits = self._checked(logits)
+        _check(settings, torch.float64, rows, 4)
+        out = torch.empty((rows, width), dtype=torch.float32)
+        self._context.truncate(
+            rows,
+            logits.data_ptr(),
+            logits.stride(0),
+            width,
+            settings.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    def rank(self, logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
+        """logits [R, V], token_ids [R] -> see TopLogits. Raises IndexError for an id beyond V."""
+        rows, width, logits = self._checked(logits)
+        assert 0 <= num_top <= width
+        _check(token_ids, torch.int64, rows)
+        found = TopLogits(
+            torch.empty((rows, num_top), dtype=torch.int32),
+            torch.empty((rows, num_top), dtype=torch.float32),
+            torch.empty(rows, dtype=torch.int32),
+            torch.empty(rows, dtype=torch.float32),
+            torch.empty(rows, dtype=torch.float32),
+        )
+        self._context.rank(
+            rows,
+            logits.data_ptr(),
+            logits.stride(0),
+            width,
+            token_ids.data_ptr(),
+            num_top,
+            *(column.data_ptr() for column in found),
+        )
+        return found
+
+    def _checked(self, logits: Tensor) -> tuple[int, int, Tensor]:
+        assert logits.dtype is torch.float32 and logits.dim() == 2 and logits.shape[1] > 0
+        assert self._runtime.program is None, "sampling is not recorded"
+        return *logits.shape, self._runtime.dense(logits)
+
+
+def _check(array: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    assert array.dtype is dtype and array.shape == shape and array.is_contiguous()

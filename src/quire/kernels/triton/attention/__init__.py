@@ -1,0 +1,1 @@
+"""Attention over paged KV memory, and what is written to it."""

@@ -1,0 +1,264 @@
+"""Clip, q/k norm, rotary embedding and KV write in one pass over the projection's output."""
+
+# ruff: noqa: N803  (constants of kernels are in capitals)
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+from torch import Tensor
+
+from quire.errors import NotBuiltYet
+from quire.kernels.triton.attention.paged_kv import PagedKV
+from quire.kernels.triton.launch import KEEP_NAN, dense, kernel, power_of_2
+from quire.kernels.triton.linear.rounding import rounded
+from quire.kernels.triton.norms import statistics, weighed
+from quire.ops.norm import NormWeight
+from quire.ops.rotary import QKNorm, RotaryTable
+
+
+@kernel
+def _read(at: tl.tensor, inside: tl.tensor, CLIP: tl.constexpr) -> Any:
+    """What stands there in float32, cut at +-CLIP and rounded to its type again."""
+    x = tl.load(at, inside, other=0.0)
+    if CLIP > 0.0:
+        x = tl.clamp(x.to(tl.float32), -CLIP, CLIP, KEEP_NAN).to(x.dtype)
+    return x.to(tl.float32)
+
+
+@kernel
+def _partner(dim: tl.tensor, DIM: tl.constexpr, INTERLEAVED: tl.constexpr) -> Any:
+    """The other dim of each pair that rotates together."""
+    if INTERLEAVED:
+        return tl.where(dim < DIM, dim ^ 1, dim)
+    else:  # a second path for the compiler, not for Python
+        half: tl.constexpr = DIM // 2
+        return tl.where(dim < DIM, tl.where(dim < half, dim + half, dim - half), dim)
+
+
+@kernel
+def _turned(
+    x: tl.tensor,
+    other: tl.tensor,
+    dim: tl.tensor,
+    angles: tl.tensor,
+    DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    dtype: tl.constexpr,
+) -> Any:
+    """x [heads, dims] rotated with its partners; angles: a line of the table of cos and sin."""
+    half: tl.constexpr = DIM // 2
+    turns = dim < DIM
+    angle = dim // 2 if INTERLEAVED else dim % half
+    is_first = dim % 2 == 0 if INTERLEAVED else dim < half
+    cos = tl.load(angles + angle, turns, other=1.0).to(dtype).to(tl.float32)
+    sin = tl.load(angles + half + angle, turns, other=0.0).to(dtype).to(tl.float32)
+    straight = (x * cos[None, :]).to(dtype).to(tl.float32)
+    across = (other * sin[None, :]).to(dtype).to(tl.float32)
+    turned = tl.where(is_first[None, :], straight - across, straight + across)
+    return tl.where(turns[None, :], turned.to(dtype).to(tl.float32), x)
+
+
+@kernel
+def _query_or_key(
+    source: tl.tensor,
+    heads: tl.tensor,
+    head: tl.tensor,
+    dim: tl.tensor,
+    inside: tl.tensor,
+    angles: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    D: tl.constexpr,
+    DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    KIND: tl.constexpr,
+    EPS: tl.constexpr,
+    OVER: tl.constexpr,
+    AFTER_ROPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CLIP: tl.constexpr,
+) -> Any:
+    """One token's queries or keys [heads, dims] in float32, clipped, normalised and rotated."""
+    dtype: tl.constexpr = source.dtype.element_ty
+    norms_first: tl.constexpr = KIND != "" and not AFTER_ROPE
+    axes: tl.constexpr = "full" if OVER == "full" else "head"
+    size = heads * D if OVER == "full" else D
+    weight_row = head * 0 if OVER == "head" else head * D
+    weight_at = weight_row[:, None] + dim[None, :]
+    x = _read(source + head[:, None] * D + dim[None, :], inside, CLIP)
+    if norms_first:
+        mean, inverse = statistics(x, inside, size, KIND, EPS, axes)
+        y = (x - mean) * inverse
+        x = weighed(y, weight_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
+    if DIM > 0:
+        step = _partner(dim, DIM, INTERLEAVED) - dim
+        other = _read(source + head[:, None] * D + (dim + step)[None, :], inside, CLIP)
+        if norms_first:
+            other_at = weight_at + step[None, :]
+            y = (other - mean) * inverse
+            other = weighed(y, other_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
+        x = _turned(x, other, dim, angles, DIM, INTERLEAVED, dtype)
+    if KIND != "" and AFTER_ROPE:
+        mean, inverse = statistics(x, inside, size, KIND, EPS, axes)
+        y = (x - mean) * inverse
+        x = weighed(y, weight_at, inside, weight, bias, KIND, HAS_BIAS, dtype)
+    return x
+
+
+@kernel
+def _keep(
+    x: tl.tensor,
+    memory: tl.tensor,
+    scales: tl.tensor,
+    slot: tl.tensor,
+    head: tl.tensor,
+    dim: tl.tensor,
+    inside: tl.tensor,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+) -> None:
+    """Write a token's keys or values [heads, dims] to their slot."""
+    lane = slot * K + head[:, None]
+    at = memory + lane * D + dim[None, :]
+    if HAS_SCALES:
+        numbers, scale = rounded(tl.where(inside, x, 0.0), 1, memory.dtype.element_ty)
+        tl.store(at, numbers, inside)
+        tl.store(scales + lane, scale, head[:, None] < K)
+    else:
+        tl.store(at, x.to(memory.dtype.element_ty), inside)
+
+
+@kernel
+def _rope_store_kernel(
+    qkv: tl.tensor,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    slots: tl.tensor,
+    positions: tl.tensor,
+    cos_sin: tl.tensor,
+    q_weight: tl.tensor,
+    q_bias: tl.tensor,
+    k_weight: tl.tensor,
+    k_bias: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    KIND: tl.constexpr,
+    EPS: tl.constexpr,
+    OVER: tl.constexpr,
+    AFTER_ROPE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CLIP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+) -> None:
+    """One token's queries (program 0 of axis 1), keys (1) or values (2), all heads at once."""
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    source = qkv + token * ((H + 2 * K) * D)
+    angles = cos_sin + tl.load(positions + token) * DIM
+    dim = tl.arange(0, BLOCK_D)
+    if part == 0:
+        q_head = tl.arange(0, BLOCK_H)
+        is_query = (q_head < H)[:, None] & (dim < D)[None, :]
+        query = _query_or_key(
+            source, H, q_head, dim, is_query, angles, q_weight, q_bias,
+            D, DIM, INTERLEAVED, KIND, EPS, OVER, AFTER_ROPE, HAS_BIAS, CLIP,
+        )  # fmt: skip
+        to = q + token * (H * D) + q_head[:, None] * D + dim[None, :]
+        tl.store(to, query.to(q.dtype.element_ty), is_query)
+    else:
+        head = tl.arange(0, BLOCK_K)
+        inside = (head < K)[:, None] & (dim < D)[None, :]
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            if part == 1:
+                key = _query_or_key(
+                    source + H * D, K, head, dim, inside, angles, k_weight, k_bias,
+                    D, DIM, INTERLEAVED, KIND, EPS, OVER, AFTER_ROPE, HAS_BIAS, CLIP,
+                )  # fmt: skip
+                _keep(key, keys, key_scales, slot, head, dim, inside, K, D, HAS_SCALES)
+            else:
+                value_at = (H + K) * D + head[:, None] * D + dim[None, :]
+                value = _read(source + value_at, inside, CLIP)
+                _keep(value, values, value_scales, slot, head, dim, inside, K, D, HAS_SCALES)
+
+
+def rope_store(
+    qkv: Tensor,
+    kv: PagedKV,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    qk_norm: QKNorm | None,
+    clip: float | None,
+) -> Tensor:
+    """See `quire.ops.rotary.rope_store`."""
+    if positions.shape[0] != 1:
+        hint = "Serve a model whose positions are one number per token."
+        raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
+    qkv, slots, positions = dense(qkv), slots.contiguous(), positions.contiguous()
+    num_tokens = qkv.shape[0]
+    q = qkv.new_empty(num_tokens, heads, head_dim)
+    if not num_tokens:
+        return q
+    key_scales, value_scales = kv.scales if kv.scales is not None else (qkv, qkv)
+    block = power_of_2(heads) * power_of_2(head_dim)
+    _rope_store_kernel[(num_tokens, 3)](
+        qkv,
+        q,
+        kv.keys,
+        kv.values,
+        key_scales,
+        value_scales,
+        slots,
+        positions,
+        qkv if rotary is None else rotary.cos_sin,
+        *_weights(qkv, qk_norm),
+        H=heads,
+        K=kv_heads,
+        D=head_dim,
+        BLOCK_H=power_of_2(heads),
+        BLOCK_K=power_of_2(kv_heads),
+        BLOCK_D=power_of_2(head_dim),
+        DIM=0 if rotary is None else rotary.dim,
+        INTERLEAVED=rotary is not None and rotary.interleaved,
+        **_norm_facts(qk_norm),
+        CLIP=clip or 0.0,
+        HAS_SCALES=kv.scales is not None,
+        num_warps=min(8, max(1, block // 512)),
+    )
+    return q
+
+
+def _weights(stand_in: Tensor, n: QKNorm | None) -> tuple[Tensor, ...]:
+    """Weight and bias of queries, then of keys; the stand-in where there is none."""
+    sides: tuple[NormWeight | None, ...] = (None, None) if n is None else (n.q, n.k)
+    found: list[Tensor | None] = []
+    for side in sides:
+        found += (None, None) if side is None else (side.weight, side.bias)
+    return tuple(stand_in if t is None else t for t in found)
+
+
+def _norm_facts(n: QKNorm | None) -> dict[str, Any]:
+    if n is None:
+        facts = ("", 0.0, "head", False, False)
+    else:
+        has_bias = n.q.bias is not None
+        assert (n.q.kind, n.q.eps, has_bias) == (n.k.kind, n.k.eps, n.k.bias is not None)
+        facts = (n.q.kind, n.q.eps, n.over, n.after_rope, has_bias)
+    return dict(zip(("KIND", "EPS", "OVER", "AFTER_ROPE", "HAS_BIAS"), facts, strict=True))

@@ -1,0 +1,1 @@
+"""Matrix products with float and integer weights."""

@@ -1,0 +1,82 @@
+"""Mixture of experts: a choice, two products of pairs grouped by expert, and a sum in the order of
+the choice.
+"""
+
+# ruff: noqa: N803  (constants of kernels are in capitals)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.gates import activate
+from quire.kernels.triton.launch import dense, kernel
+from quire.kernels.triton.linear.triton_linear import TritonLinear
+from quire.kernels.triton.moe.routing import grouped, route
+from quire.ops.moe import MoeArgs
+
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TritonExperts:
+    """All experts of a layer: one weight for gate and up, one for down."""
+
+    up: TritonLinear
+    down: TritonLinear
+
+    @property
+    def experts(self) -> int:
+        return self.up.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.up.nbytes + self.down.nbytes
+
+
+@kernel
+def _weighted_sum_kernel(
+    y: tl.tensor,
+    weights: tl.tensor,
+    out: tl.tensor,
+    count: int,
+    C: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """out [T, C] = the sum of y [T, TOP_K, C] times weights [T, TOP_K], choice after choice."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    token, column = at // C, at % C
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        value = tl.load(y + (token * TOP_K + choice) * C + column, inside, other=0.0)
+        total += value.to(tl.float32) * tl.load(weights + token * TOP_K + choice, inside, other=0.0)
+    tl.store(out + at, total.to(out.dtype.element_ty), inside)
+
+
+def moe(
+    x: Tensor,
+    router: TritonLinear,
+    experts: TritonExperts,
+    args: MoeArgs,
+    select_bias: Tensor | None = None,
+) -> Tensor:
+    """See `quire.ops.moe.moe`."""
+    x = dense(x)
+    chosen, weights = route(router.multiply(x), args, select_bias)
+    if not len(x):
+        return torch.empty_like(x)
+    rows = experts.up.tile_rows(-(-chosen.numel() // args.experts), x.dtype)
+    pairs = grouped(chosen.flatten(), args.experts, rows)
+    h = experts.up.multiply_pairs(x, pairs, args.top_k)
+    h = activate(h, args.act, gated=True, limit=args.clamp or 0.0)
+    y = experts.down.multiply_pairs(h, pairs, 1)
+    out = torch.empty_like(x)
+    _weighted_sum_kernel[(-(-x.numel() // _BLOCK),)](
+        y, weights, out, x.numel(), C=x.shape[1], TOP_K=args.top_k, BLOCK=_BLOCK
+    )
+    return out

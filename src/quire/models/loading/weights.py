@@ -1,0 +1,188 @@
+"""From a checkpoint to a `DecoderModel`: exact, and never holding the weights twice.
+
+Exact: before anything is read, the names and shapes of the files are compared with what the spec
+needs, and one `WeightMismatch` lists both sides. While loading, each leaf is copied once from the
+mapped file into the fused tensor that the decoder asked for, which goes to the ops provider at
+once. The engine's weights never stay views of the file: replacing or truncating a checkpoint under
+a running engine must not change or kill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.errors import LoadError, WeightMismatch
+from quire.models.config_reader import read_config
+from quire.models.decoder import DecoderModel
+from quire.models.families import find_family
+from quire.models.loading.checkpoint_files import CheckpointFiles
+from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
+from quire.models.loading.read_ahead import ReadAhead
+from quire.models.loading.transforms import to_leaves
+from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.parameters import Parameter, parameters
+from quire.models.rules import Family, StoredTensor, tensor_map
+from quire.models.spec import Decoder
+from quire.ops import Ops
+from quire.quantization import UNQUANTIZED, Recipe
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+Progress = Callable[[int, int], None]
+
+_SHOWN = 6  # names of a mismatch that a message lists per kind
+
+
+def load_model(
+    folder: Path,
+    decoder: Decoder,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    max_model_len: int | None = None,
+    family: Family | None = None,
+    recipe: Recipe = UNQUANTIZED,
+    progress: Progress | None = None,
+    spread: ExpertExchange | None = None,
+) -> DecoderModel:
+    """Build the decoder with the weights of a model folder, converted to `dtype`.
+
+    `load_format` dummy draws them from `seed` and reads no file (other values on a GPU, where they
+    are made); auto means safetensors.
+    `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
+    the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
+    `progress` is called with leaf values done and in all. `spread`: see DecoderModel. Raises
+    LoadError subclasses that name file and tensor.
+    """
+    place = torch.device(device)
+    length = _checked_length(decoder, max_model_len)
+    if load_format == "dummy":
+        draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
+        return _build(decoder, ops, draw, dtype, place, length, recipe, progress, spread)
+    if family is None:
+        family = find_family(read_config(folder))
+    files = CheckpointFiles(folder)
+    try:
+        leaves = StoredLeaves(files, match(family, decoder, files))
+        if place.type == "cpu":
+            return _build(decoder, ops, leaves, dtype, place, length, recipe, progress, spread)
+        ahead = ReadAhead(leaves, parameters(decoder).values(), is_pinned=True)
+        try:
+            return _build(decoder, ops, ahead, dtype, place, length, recipe, progress, spread)
+        finally:
+            ahead.close()
+    finally:
+        files.close()
+
+
+def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[StoredTensor]:
+    """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
+    exactly.
+    """
+    stored = tensor_map(family, decoder)
+    bare = not any(name.startswith(family.prefix) for name in files.entries)
+    if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
+        stored = [_without_prefix(s, family.prefix) for s in stored]
+    expected = {s.name: s.shape for s in stored}
+    found = {n: e.shape for n, e in files.entries.items() if not family.ignores(n)}
+    if decoder.tie and "lm_head.weight" in found:
+        _check_tied_head(files, stored[0].name)
+        found.pop("lm_head.weight")
+    if problems := list(_differences(expected, found)):
+        raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
+    return stored
+
+
+class StoredLeaves:
+    """Reads leaves out of checkpoint files; asked in the order of the files' tensors it maps each
+    once.
+    """
+
+    def __init__(self, files: CheckpointFiles, stored: Iterable[StoredTensor]) -> None:
+        self._files = files
+        self._where = {
+            leaf.name: (tensor, i) for tensor in stored for i, leaf in enumerate(tensor.leaves)
+        }
+        self._current: tuple[str, list[Tensor]] = ("", [])
+
+    def __call__(self, leaf: Parameter) -> Tensor:
+        """A view of the leaf in its stored dtype; holding it keeps the file mapped."""
+        stored, index = self._where[leaf.name]
+        if self._current[0] != stored.name:
+            self._current = ("", [])
+            self._current = (stored.name, to_leaves(stored, self._files.read(stored.name)))
+        return self._current[1][index]
+
+
+def _build(
+    decoder: Decoder,
+    ops: Ops,
+    read: Callable[[Parameter], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    recipe: Recipe,
+    progress: Progress | None,
+    spread: ExpertExchange | None,
+) -> DecoderModel:
+    weights = WeightBuilder(decoder, read, dtype=dtype, device=device, progress=progress)
+    model = DecoderModel(
+        decoder, weights, ops, max_model_len=max_model_len, recipe=recipe, spread=spread
+    )
+    weights.finish()
+    return model
+
+
+def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
+    length = decoder.context if max_model_len is None else max_model_len
+    if decoder.learned_positions and length > decoder.learned_positions:
+        raise LoadError(
+            f"max_model_len={length} is not possible: the model has learned "
+            f"{decoder.learned_positions} positions and knows no others."
+        )
+    return length
+
+
+def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
+    name = stored.name.removeprefix(prefix)
+    return StoredTensor(name, stored.shape, stored.leaves, stored.steps)
+
+
+def _check_tied_head(files: CheckpointFiles, embedding: str) -> None:
+    """A tied checkpoint may carry the head as well, but only as a copy."""
+    if embedding not in files.entries:
+        return
+    if not torch.equal(files.read(embedding), files.read("lm_head.weight")):
+        raise WeightMismatch(
+            "config.json says that the head is the embedding (tie_word_embeddings), but "
+            f"lm_head.weight differs from {embedding}. One of the two is wrong; "
+            'hf_overrides={"tie_word_embeddings": false} takes the head as it is stored.'
+        )
+
+
+def _differences(
+    expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> Iterable[str]:
+    missing = [name for name in expected if name not in found]
+    extra = sorted(name for name in found if name not in expected)
+    if missing:
+        yield f"missing {_listed(missing)}"
+    if extra:
+        yield f"unknown {_listed(extra)}"
+    wrong = [name for name in expected if name in found and found[name] != expected[name]]
+    if wrong:
+        shapes = [f"{n} {list(found[n])} instead of {list(expected[n])}" for n in wrong]
+        yield f"wrong shape {_listed(shapes)}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,1 @@
+"""The operations on logits, from grammar masks to the draw."""

@@ -1,0 +1,1 @@
+"""The devices that a runner's tensors live on."""

@@ -1,0 +1,95 @@
+"""NVIDIA GPUs as a `Driver`: pinned memory, copies and events of torch's current stream.
+
+One stream: a step's copies, kernels and results are queued in order, and the host is never in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.errors import EngineDeadError
+from quire.runner.devices.arena import Event
+from quire.runner.forward.decode_graphs import Captured
+
+
+class CudaDriver:
+    """One GPU. A failed kernel leaves it unusable for the process, hence EngineDeadError."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.torch = torch.device("cuda", index)
+        torch.cuda.set_device(index)
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """From torch's cache of pinned memory, which reuses it when the copies are over."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        with device_failures():
+            target.copy_(source, non_blocking=True)
+
+    def mark(self) -> Event:
+        event = torch.cuda.Event(blocking=True)  # who waits sleeps, and leaves the core to others
+        with device_failures():
+            event.record()
+        return _CudaEvent(event)
+
+    def return_free_memory(self) -> None:
+        gc.collect()
+        with device_failures():
+            torch.cuda.synchronize(self.torch)
+            torch.cuda.empty_cache()
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody holds; what torch keeps for later is held."""
+        with device_failures():
+            torch.cuda.synchronize(self.torch)
+            return int(torch.cuda.mem_get_info(self.torch)[0])
+
+
+class CudaGraphs:
+    """Captures in one memory pool, so that the graphs use the same memory one after the other."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        work()  # kernels are compiled and libraries take their memory outside of the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        return _CudaGraph(graph, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaGraph:
+    graph: torch.cuda.CUDAGraph
+    result: Tensor
+
+    def replay(self) -> None:
+        with device_failures():
+            self.graph.replay()
+
+
+class _CudaEvent:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        with device_failures():
+            self._event.synchronize()
+
+
+@contextlib.contextmanager
+def device_failures() -> Iterator[None]:
+    """What CUDA reports inside belongs to work that was queued before, and ends the engine."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise EngineDeadError(f"The GPU failed: {str(error).splitlines()[0]}") from error

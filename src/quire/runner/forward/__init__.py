@@ -1,0 +1,1 @@
+"""How a model's forward pass is run: eagerly, recorded, or as captured graphs."""

@@ -1,0 +1,182 @@
+"""The model's forward pass, run as it is or as a recorded program: the CPU twin of a CUDA graph.
+
+The runner cannot tell which. Recording happens once, when the engine is built, over the tensors
+that every step's batch is a part of, for as many tokens as a step may have; a replay serves any
+number up to that, so there is one program and no padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu.native_plan import CpuPlan
+from quire.kernels.cpu.plain_ops import CurrentPlan
+from quire.kernels.cpu.program import Program
+from quire.kernels.cpu.runtime import CpuRuntime
+from quire.models.decoder import DecoderModel
+from quire.ops import AttentionPlan, Batch, GroupBatch
+
+
+class Forward(Protocol):
+    """Runs steps through a model. Results are valid until the next call of the same function.
+
+    What is recorded holds the addresses of weights and KV memory: `release` before either goes,
+    `record` when both are there again.
+    """
+
+    def release(self) -> None:
+        """Forget what is recorded; no step can run until `record`."""
+        ...
+
+    def record(self) -> None:
+        """Record over the weights and the KV memory that there are now."""
+        ...
+
+    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+        """Hidden states [T, C] of the step; `samples_all`: `logits` of all of them comes next."""
+        ...
+
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        """fp32 [M, V] behind hidden[last], `last` [M] int64 ascending; None: behind all of them."""
+        ...
+
+
+class EagerForward:
+    """The model itself."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        self._model = model
+
+    def release(self) -> None:
+        """Nothing is recorded."""
+
+    def record(self) -> None:
+        """Nothing has to be."""
+
+    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+        return self._model.forward(batch)
+
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        return self._model.logits(hidden if last is None else hidden.index_select(0, last))
+
+
+class RecordedForward:
+    """A model's steps as programs: hidden states of up to T tokens, logits of up to R rows, and
+    both in one for the steps that sample all of their tokens.
+
+    One replay instead of two spares a decode step of a small model a tenth of its time: between two
+    replays the threads fall asleep. The logits' memory is the programs' own, since fresh memory for
+    the logits of every step costs as much as computing them.
+    """
+
+    def __init__(
+        self, model: DecoderModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
+    ) -> None:
+        """inputs: the whole tensors whose first entries are the steps' batches, with plans for no
+        rows. num_rows: how many rows a step may sample.
+        """
+        self._model = model
+        self._runtime = runtime
+        self._num_rows = num_rows
+        self._plans = [_stand_in(group.plan) for group in inputs.groups]
+        self._inputs = inputs
+        self._programs: _Programs | None = None
+        self.record()
+
+    def release(self) -> None:
+        """Forget the programs, which hold the addresses of weights and KV memory, and their
+        activations.
+        """
+        self._programs = None
+
+    def record(self) -> None:
+        """Record over the weights and the KV memory that there are now."""
+        capacity = self._inputs.num_tokens
+        body, head = (Program(self._runtime, count) for count in (capacity, self._num_rows))
+        both = Program(self._runtime, min(capacity, self._num_rows))
+        with body.recording():
+            hidden = self._model.forward(self._first_inputs(body.capacity))
+        last = hidden.new_zeros((self._num_rows, hidden.shape[1]))
+        with head.recording():
+            logits = self._model.logits(last)
+        with both.recording():
+            decoded = self._model.forward(self._first_inputs(both.capacity))
+            scores = self._model.logits(decoded)
+        tensors = map(_First, (hidden, last, logits, decoded, scores))
+        self._programs = _Programs(body, head, both, *tensors)
+
+    def _first_inputs(self, count: int) -> Batch:
+        """The inputs of up to `count` tokens."""
+        whole = self._inputs
+        assert whole.ids is not None
+        groups = [
+            GroupBatch(group.slots[:count], plan or group.plan)
+            for group, plan in zip(whole.groups, self._plans, strict=True)
+        ]
+        return Batch(whole.ids[:count], None, whole.positions[:, :count], groups, whole.kv, count)
+
+    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+        if batch.ids is None:
+            return self._model.forward(batch)  # embeddings instead of ids are not recorded
+        programs, count = self._programs, batch.num_tokens
+        assert programs is not None, "the memory is released"
+        for plan, group in zip(self._plans, batch.groups, strict=True):
+            if plan is not None:
+                plan.plan = group.plan
+        if samples_all and count <= programs.both.capacity:
+            programs.both.replay(count)
+            return programs.decoded.of(count)
+        programs.body.replay(count)
+        return programs.hidden.of(count)
+
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        programs = self._programs
+        assert programs is not None, "the memory is released"
+        if last is None:
+            if programs.decoded.is_part(hidden):
+                return programs.scores.of(len(hidden))
+            return self._model.logits(hidden)
+        torch.index_select(hidden, 0, last, out=programs.last.of(len(last)))
+        programs.head.replay(len(last))
+        return programs.logits.of(len(last))
+
+
+class _First:
+    """A tensor's first entries, of which a steady decode wants the same in every step."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = whole
+        self._part = whole
+
+    def is_part(self, tensor: Tensor) -> bool:
+        """Whether it is what `of` gave last."""
+        return tensor is self._part
+
+    def of(self, count: int) -> Tensor:
+        """whole[:count]."""
+        if len(self._part) != count:
+            self._part = self._whole[:count]
+        return self._part
+
+
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """What was recorded, and where each program's inputs and results are."""
+
+    body: Program
+    head: Program
+    both: Program
+    hidden: _First
+    last: _First
+    logits: _First
+    decoded: _First
+    scores: _First
+
+
+def _stand_in(plan: AttentionPlan) -> Any:
+    """What the program has in a plan's place; None for one that is changed in place."""
+    return None if isinstance(plan, CpuPlan) else CurrentPlan(plan)

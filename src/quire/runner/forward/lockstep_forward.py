@@ -1,0 +1,35 @@
+"""Steps of cores that share experts: each forward pass is one round, which all cores make."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.ops import Batch
+from quire.runner.forward.forward import Forward
+
+
+class LockStepForward:
+    """`inner`, inside rounds. A pass that fails ends its round first, so that it can be run again
+    in another one.
+    """
+
+    def __init__(self, inner: Forward, exchange: ExpertExchange) -> None:
+        self._inner = inner
+        self._exchange = exchange
+
+    def release(self) -> None:
+        self._inner.release()
+
+    def record(self) -> None:
+        self._inner.record()
+
+    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+        self._exchange.begin(True)
+        try:
+            return self._inner(batch, samples_all=samples_all)
+        finally:
+            self._exchange.finish()
+
+    def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
+        return self._inner.logits(hidden, last)

@@ -1,0 +1,53 @@
+"""What a step brings to the host: the scheduler's part, and columns for the people who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from quire.runner.sampling import SampledLogprobs
+from quire.scheduling.step import StepResult
+
+
+@dataclass(slots=True)
+class PromptColumns:
+    """A whole prompt's log-probabilities: row i describes prompt token i + 1, column 0 the token
+    itself. token_ids [n, W] int32, values [n, W] fp32, ranks [n] int32 of column 0.
+    """
+
+    handle: int
+    token_ids: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
+    ranks: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTensors:
+    """`PromptColumns` that the device may still be computing."""
+
+    handle: int
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `to_host` needs on the host."""
+        return [self.token_ids, self.values, self.ranks]
+
+    def to_host(self, values: Sequence[Tensor]) -> PromptColumns:
+        """The columns, given the values of `tensors` on the host."""
+        return PromptColumns(self.handle, *(value.numpy() for value in values))
+
+
+@dataclass(slots=True)
+class RunnerOutput:
+    """`logprobs.index` counts the step's sampled rows."""
+
+    result: StepResult
+    logprobs: SampledLogprobs | None = None
+    prompt_logprobs: list[PromptColumns] = field(default_factory=list)

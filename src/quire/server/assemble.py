@@ -1,0 +1,165 @@
+"""Takes an engine's plan and the server's options apart and hands their values to the parts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quire.config.args.server_args import ServerArgs
+from quire.config.plan import EnginePlan
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.frontend.input_processor import ReasoningMarks
+from quire.engine.shared_cores.load_board import Neighbours
+from quire.release import __version__
+from quire.server.app import Access
+from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.listening import Listening, Tls
+from quire.server.in_flight_requests import InFlightRequests
+from quire.server.output_parsing import TranscriptPlan, choose_transcripts
+from quire.server.request_limits import Limits
+from quire.server.responses.store import ResponseStore
+from quire.text.tokenizer import Tokenizer
+
+_NO_VOCABULARY = 2**18
+_DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
+"""What of a plan an answer depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Other processes that serve the same engine at the same address, if there are some.
+    `on_started` is told instead of the log when connections are taken.
+    """
+
+    neighbours: Neighbours = field(default_factory=Neighbours)
+    abort_elsewhere: AbortElsewhere | None = None
+    on_started: Callable[[Server], None] | None = None
+
+
+def build_server(
+    engine: AsyncLLM,
+    tokenizer: Tokenizer | None,
+    plan: EnginePlan,
+    args: ServerArgs,
+    keys: Sequence[str],
+    beside: Beside | None = None,
+) -> Server:
+    """What the handlers are given. `keys` are all keys that the server asks for."""
+    beside = beside or Beside()
+    transcripts = _transcripts(tokenizer, plan, args)
+    if not plan.reasoning_marks:
+        engine.front_end.inputs.reasoning_marks = _marks(transcripts)
+    return Server(
+        engine=engine,
+        tokenizer=tokenizer,
+        names=plan.served_model_names,
+        root=plan.model,
+        limits=Limits(
+            max_model_len=plan.max_model_len,
+            body_bytes=args.max_body_bytes,
+            body_timeout_s=args.body_timeout_s,
+            completions=args.max_completions,
+            stop_strings=args.max_stop_strings,
+            token_ids=_NO_VOCABULARY if tokenizer is None else tokenizer.vocab_size,
+            reader_timeout_s=args.reader_timeout_s,
+        ),
+        sampling_defaults=plan.sampling_defaults,
+        chat=ChatSettings(
+            template=plan.chat_template,
+            content_format=args.chat_template_content_format,
+            trusts_requests=args.trust_request_chat_template,
+            default_kwargs=args.default_chat_template_kwargs or {},
+            response_role=args.response_role,
+            hides_tools=args.exclude_tools_when_tool_choice_none,
+            transcripts=transcripts,
+        ),
+        replies=ReplySettings(
+            tokens_as_ids=args.return_tokens_as_token_ids,
+            forces_usage=args.enable_force_include_usage,
+            prompt_details=args.enable_prompt_tokens_details,
+            keep_alive_s=args.sse_keep_alive_interval,
+            fingerprint=_fingerprint(plan, args),
+        ),
+        num_keys=len(keys),
+        metrics_prefix=args.metrics_prefix,
+        responses=ResponseStore(args.num_stored_responses),
+        traffic=InFlightRequests(beside.neighbours),
+        abort_elsewhere=beside.abort_elsewhere,
+        plan={
+            name: {"value": _plain(value), "reason": plan.reasons[name]}
+            for name, value in plan.decided()
+        },
+    )
+
+
+def _transcripts(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> TranscriptPlan:
+    """How outputs are taken apart. Raises InvalidParameter for a format that does not exist."""
+    template = None
+    if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
+        template = tokenizer.get_chat_template(plan.chat_template, tools=())
+    return choose_transcripts(args.tool_call_parser, args.reasoning_parser, template)
+
+
+def _marks(transcripts: TranscriptPlan) -> ReasoningMarks | None:
+    """What bounds a reasoning's length, for formats that are a pair of marks."""
+    found = transcripts.reasoning
+    if found is None or found.table is not None:
+        return None
+    return ReasoningMarks(found.starts[0], found.ends[0], found.is_assumed)
+
+
+def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
+    """Who may use the server."""
+    return Access(
+        keys=keys,
+        origins=args.origins,
+        methods=_listed(args.allowed_methods),
+        headers=_listed(args.allowed_headers),
+        allow_credentials=args.allow_credentials,
+        root_path=args.root_path,
+        shows_request_ids=args.enable_request_id_headers,
+        logs=args.enable_access_log,
+    )
+
+
+def listening_of(args: ServerArgs) -> Listening:
+    """How connections are treated."""
+    tls = Tls(
+        certfile=args.ssl_certfile,
+        keyfile=args.ssl_keyfile,
+        keyfile_password=args.ssl_keyfile_password,
+        ca_certs=args.ssl_ca_certs,
+        cert_reqs=args.ssl_cert_reqs,
+        ciphers=args.ssl_ciphers,
+    )
+    return Listening(
+        tls=tls,
+        root_path=args.root_path,
+        keep_alive_s=args.keep_alive_timeout_s,
+        max_header_bytes=args.max_header_bytes,
+        header_timeout_s=args.header_timeout_s,
+    )
+
+
+def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
+    """What `system_fingerprint` says: two servers with equal ones give equal answers to a seed."""
+    if args.fingerprint_mode == "none":
+        return None
+    if args.fingerprint_mode == "custom":
+        return args.fingerprint_value
+    decided = repr([(name, value) for name, value in plan.decided() if name in _DECISIVE])
+    digest = hashlib.sha256(decided.encode()).hexdigest()[:8]
+    return digest if args.fingerprint_mode == "hash" else f"quire-{__version__}-{digest}"
+
+
+def _plain(value: object) -> object:
+    """A value of the plan as JSON has it; what JSON has not, by its text."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)
+    return value if is_plain else str(value)
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)

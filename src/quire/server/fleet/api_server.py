@@ -1,0 +1,95 @@
+"""The main program of one of several API servers: HTTP and the front end of an engine whose cores
+another process owns (fleet.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from typing import Any
+
+from quire.config.args.server_args import ServerArgs
+from quire.config.plan import EnginePlan
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.event_loop import freeze_start_up, loop_factory
+from quire.engine.frontend.frontend import FrontEnd, build_front_end
+from quire.engine.process.child_main import begin, take_pipe
+from quire.engine.process.start_message import ChildStart
+from quire.engine.shared_cores import broker_messages as wire
+from quire.engine.shared_cores.broker_client import CoreBrokerClient
+from quire.engine.shared_cores.broker_stats import ApiServerStats
+from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
+from quire.server.assemble import Beside
+from quire.server.context import Server
+from quire.server.serving import serve
+
+_FAREWELL_S = 2.0
+"""For the owner to take the last figures."""
+_LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
+
+
+class ApiServerStart(ChildStart, kw_only=True):
+    """Everything an API server must know. It is row `row` of `num_rows` on the board in `board_fd`;
+    `listener_fd` and `admin_fd` are bound sockets.
+    """
+
+    plan: EnginePlan
+    args: ServerArgs
+    keys: list[str]
+    client_index: int
+    row: int
+    num_rows: int
+    board_fd: int
+    listener_fd: int
+    admin_fd: int | None = None
+
+
+def main(pipe_fd: int) -> None:
+    """Serve until the owner says stop or is gone; ends the process."""
+    pipe = take_pipe(pipe_fd)
+    start = begin(pipe, ApiServerStart, lambda start: f"ApiServer_{start.row}", _LOG_FORMAT)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        sys.exit(runner.run(_serve(start, pipe)))
+
+
+async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
+    client = await CoreBrokerClient.open(pipe)
+    stats = ApiServerStats(client)
+    neighbours = Neighbours(LoadBoard(start.num_rows, start.board_fd), start.row)
+
+    async def flush(args: list[Any]) -> None:
+        stats.flush()
+
+    client.answerers[wire.FLUSH] = flush
+    client.on_sign = stats.flush
+    front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(
+        start.plan, client, start.client_index, stats=stats
+    )
+    engine = AsyncLLM(
+        front_end=front_end,
+        log_requests=start.args.enable_log_requests,
+        neighbours=neighbours,
+    )
+
+    def on_started(server: Server) -> None:
+        async def abort_shown(args: list[Any]) -> int:
+            return await server.abort_here(args[0])
+
+        client.answerers[wire.ABORT_SHOWN] = abort_shown
+        client.set_up()
+
+    beside = Beside(neighbours, client.abort_elsewhere, on_started)
+    admin = None if start.admin_fd is None else socket.socket(fileno=start.admin_fd)
+    try:
+        await client.wait_until_open()
+        freeze_start_up()
+        listener = socket.socket(fileno=start.listener_fd)
+        return await serve(engine, start.args, start.keys, listener, admin, beside)
+    finally:
+        stats.flush()
+        engine.shutdown()
+        await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)

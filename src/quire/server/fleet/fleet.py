@@ -1,0 +1,250 @@
+"""Several API servers before the cores of one engine: the process that owns them all.
+
+It answers no HTTP itself. It keeps the cores and the hub (engine/shared_cores/broker.py), the
+sockets that the servers listen on, and the servers' processes: one that dies is started anew and
+costs its own streams alone, since connections that it had not taken wait in its socket, which stays
+open here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from quire.config.args.engine_args import EngineArgs
+from quire.config.args.server_args import ServerArgs
+from quire.config.plan import EnginePlan
+from quire.engine.event_loop import loop_factory
+from quire.engine.launcher import OwnedCores, start_owned
+from quire.engine.process.child_process import ChildProcess
+from quire.engine.shared_cores.broker import ApiServerConnection
+from quire.engine.shared_cores.load_board import Load, LoadBoard
+from quire.errors import EngineDeadError
+from quire.server.assemble import listening_of
+from quire.server.fleet.api_server import ApiServerStart
+from quire.server.http.listening import Ending, address_of
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 30.0
+"""A server whose event loop gave no sign of life for so long is killed."""
+LOOK_S = 1.0
+LONG_LIFE_S = 30.0
+MOST_FRUITLESS = 5
+"""So many lives in a row may end before they served for `LONG_LIFE_S`."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
+GRACE_S = 10.0
+"""What servers may take to end beyond the time that requests have."""
+
+
+def serve_with_many(
+    wish: EngineArgs,
+    args: ServerArgs,
+    keys: Sequence[str],
+    listeners: Sequence[socket.socket],
+    admin_listener: socket.socket | None = None,
+) -> int:
+    """Serve with a process for each of `listeners`, which are at one address, until a signal comes
+    or the engine dies; the exit code. Administration at a port of its own is the first's.
+
+    Raises RequestError, LoadError, EngineDeadError.
+    """
+    owned = start_owned(wish)
+    fleet = Fleet(owned, args, keys, listeners, admin_listener)
+    try:
+        fleet.start()  # the servers load while the cores do
+        owned.client.wait_until_ready()
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(fleet.run())
+    finally:
+        fleet.close()
+        owned.client.shutdown()
+
+
+class ApiServerProcess(ChildProcess):
+    """One life of an API server, known to the hub by `client_index`."""
+
+    def __init__(self, client_index: int, fds: Sequence[int]) -> None:
+        super().__init__("quire.server.fleet.api_server", fds)
+        self.client_index = client_index
+        self.began = time.monotonic()
+
+
+class Fleet:
+    """The processes of all servers, by row of the board: their starts, deaths and end."""
+
+    def __init__(
+        self,
+        owned: OwnedCores,
+        args: ServerArgs,
+        keys: Sequence[str],
+        listeners: Sequence[socket.socket],
+        admin_listener: socket.socket | None,
+    ) -> None:
+        self._plan: EnginePlan = owned.plan
+        self._hub = owned.hub
+        self._args = args
+        self._keys = keys
+        self._listeners = listeners
+        self._admin_listener = admin_listener
+        self._board = LoadBoard(len(listeners))
+        self._processes: dict[int, ApiServerProcess] = {}
+        self._seats: dict[int, ApiServerConnection] = {}
+
+    def start(self) -> None:
+        """Begin the first life of each server. They wait for `run`."""
+        rows = range(len(self._listeners))
+        self._processes = {row: self._new_process(row) for row in rows}  # all import at once
+        for row, process in self._processes.items():
+            process.start(self._message(row, process.client_index))
+
+    async def run(self) -> int:
+        """Join the servers to the cores until a signal comes or the engine is dead; the exit
+        code.
+        """
+        ending = Ending()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending.on_signal)
+        hub = asyncio.ensure_future(self._run_hub(ending))
+        keepers = [asyncio.ensure_future(self._keep(row, ending)) for row in self._processes]
+        announcing = asyncio.ensure_future(self._announce())
+        try:
+            await ending.begun.wait()
+            announcing.cancel()
+            await self._end_all(ending, keepers)
+        finally:
+            for task in (hub, announcing, *keepers):
+                task.cancel()
+            await asyncio.gather(hub, announcing, *keepers, return_exceptions=True)
+        logger.info("Stopped.")
+        return ending.exit_code
+
+    def close(self) -> None:
+        """End what is left. Idempotent."""
+        for process in self._processes.values():
+            process.end(0.0)
+        self._processes.clear()
+        self._board.close()
+
+    # lives
+
+    async def _run_hub(self, ending: Ending) -> None:
+        try:
+            await self._hub.run()
+        except EngineDeadError as error:
+            logger.error("The engine is dead: %s", error)
+            ending.fail()
+
+    async def _keep(self, row: int, ending: Ending) -> None:
+        """One life of a server after the other, until all end."""
+        num_fruitless = 0
+        while True:
+            process = self._processes[row]
+            await self._live(row, process)
+            words = await asyncio.to_thread(process.exit_words)
+            self._board.write(row, Load())
+            if ending.begun.is_set():
+                return
+            is_long = time.monotonic() - process.began > LONG_LIFE_S
+            num_fruitless = 0 if is_long else num_fruitless + 1
+            if num_fruitless >= MOST_FRUITLESS:
+                logger.error("API server %d %s, again and again: all end.", row, words)
+                ending.fail()
+                return
+            logger.error("API server %d %s. It is started anew.", row, words)
+            if num_fruitless > 1:
+                pause_s = FIRST_PAUSE_S * 2 ** (num_fruitless - 1)
+                await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
+                if ending.begun.is_set():
+                    return
+            process = self._processes[row] = self._new_process(row)
+            message = self._message(row, process.client_index)
+            await asyncio.to_thread(process.start, message)
+
+    async def _live(self, row: int, process: ApiServerProcess) -> None:
+        """Return when the server is gone; one that is silent for long is killed."""
+        lost = asyncio.Event()
+        seat = await self._hub.join(process.client_index, process.pipe, lost.set)
+        self._seats[row] = seat
+        looked_at = time.monotonic()
+        while not lost.is_set():
+            await asyncio.wait([waiting := asyncio.ensure_future(lost.wait())], timeout=LOOK_S)
+            waiting.cancel()
+            now = time.monotonic()
+            was_asleep, looked_at = now - looked_at > 2 * LOOK_S, now
+            if not was_asleep and now - seat.last_sign > SILENT_S:
+                logger.error("API server %d gave no sign of life for %.0f s.", row, SILENT_S)
+                process.kill()
+
+    def _new_process(self, row: int) -> ApiServerProcess:
+        fds = [self._board.fd, self._listeners[row].fileno()]
+        if row == 0 and self._admin_listener is not None:
+            fds.append(self._admin_listener.fileno())
+        return ApiServerProcess(self._hub.new_index(), fds)
+
+    def _message(self, row: int, client_index: int) -> ApiServerStart:
+        admin = self._admin_listener if row == 0 else None
+        return ApiServerStart(
+            plan=self._plan,
+            args=self._args,
+            keys=list(self._keys),
+            client_index=client_index,
+            row=row,
+            num_rows=len(self._listeners),
+            board_fd=self._board.fd,
+            listener_fd=self._listeners[row].fileno(),
+            admin_fd=None if admin is None else admin.fileno(),
+        )
+
+    # beginning and end
+
+    async def _announce(self) -> None:
+        """Say where to find the servers when all of them take connections."""
+        while len(self._seats) < len(self._listeners) or not all(
+            seat.is_up for seat in self._seats.values()
+        ):
+            await asyncio.sleep(0.02)
+        tls = listening_of(self._args).tls
+        if self._admin_listener is not None:
+            logger.info("Administration at %s", address_of(self._admin_listener, tls))
+        name, where = self._plan.served_model_names[0], address_of(self._listeners[0], tls)
+        logger.info("%d API servers are up.", len(self._listeners))
+        logger.info("Serving %s at %s", name, where)
+
+    async def _end_all(self, ending: Ending, keepers: Sequence[asyncio.Future[None]]) -> None:
+        """Have all servers end: their requests have the time that they always have, then, or at
+        once with a second signal, they are aborted; what does not end is killed.
+        """
+        drain_s = self._args.shutdown_timeout
+        logger.info("Stopping: no new requests; what runs has %.0f s.", drain_s)
+        self._terminate()
+        hurried = asyncio.ensure_future(ending.hurried.wait())
+        gone = asyncio.ensure_future(_all_done(keepers))
+        await _first_of(gone, hurried, timeout_s=drain_s + GRACE_S)
+        hurried.cancel()
+        if not gone.done():
+            self._terminate()
+            await _first_of(gone, timeout_s=GRACE_S)
+        for process in self._processes.values():
+            if process.is_running:
+                logger.error("An API server did not end, and is killed.")
+                await asyncio.to_thread(process.kill)
+
+    def _terminate(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+
+
+async def _all_done(tasks: Sequence[asyncio.Future[None]]) -> None:
+    await asyncio.wait(tasks)
+
+
+async def _first_of(*waits: asyncio.Future[Any], timeout_s: float) -> None:
+    """Wait for one of them; none is cancelled."""
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

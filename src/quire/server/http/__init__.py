@@ -1,0 +1,1 @@
+"""What every HTTP request passes: sockets, bounds, keys, bodies, errors, the request log."""

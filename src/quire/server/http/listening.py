@@ -1,0 +1,250 @@
+"""Serving an app on sockets until a signal comes, then seeing off the requests that are running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.errors import InvalidParameter
+from quire.server.http.bounds import bounded_protocol
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = 5.0
+"""For replies to reach their clients when nothing runs any more."""
+_BACKLOG = 2048
+_CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files and settings of TLS; `certfile` None: plain HTTP."""
+
+    certfile: str | None = None
+    keyfile: str | None = None
+    keyfile_password: str | None = None
+    ca_certs: str | None = None
+    cert_reqs: int = 0
+    ciphers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """How connections are treated."""
+
+    tls: Tls = Tls()
+    root_path: str = ""
+    keep_alive_s: float = 5.0
+    max_header_bytes: int = 64 * 2**10
+    header_timeout_s: float = 20.0
+
+
+def bind(host: str | None, port: int, uds: str | None) -> socket.socket:
+    """A listening socket: taken before the engine starts, so that the port cannot be lost.
+
+    Raises InvalidParameter for an address that cannot be had.
+    """
+    try:
+        if uds is not None:
+            return _bind_unix(uds)
+        family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host or "127.0.0.1", port))
+        return listener
+    except OSError as error:
+        name, given = ("--uds", uds) if uds else ("--port", f"{host or '127.0.0.1'}:{port}")
+        raise InvalidParameter(name, given, error.strerror or str(error)) from None
+
+
+def bind_shared(host: str | None, port: int, uds: str | None, count: int) -> list[socket.socket]:
+    """Such sockets at one address, one for each of several processes: the system spreads
+    connections over them (Linux). Elsewhere, and at a path, they are the same socket.
+
+    Whoever keeps them open keeps the connections that a process which dies had not taken.
+    """
+    probe = bind(host, port, uds)
+    if uds is not None or sys.platform != "linux":
+        return [probe, *(probe.dup() for _ in range(count - 1))]
+    name: Any = probe.getsockname()
+    family = probe.family
+    probe.close()  # it has shown that nobody else is there
+    found = []
+    for _ in range(count):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        found.append(listener)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            listener.bind(name)
+        except OSError as error:
+            raise InvalidParameter("--port", name[1], error.strerror or str(error)) from None
+    return found
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(path):
+        with contextlib.suppress(OSError):
+            listener.connect(path)
+            raise InvalidParameter("--uds", path, "another server listens there")
+        os.unlink(path)
+        listener.close()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    return listener
+
+
+def address_of(listener: socket.socket, tls: Tls) -> str:
+    """Where a client finds the server."""
+    name: Any = listener.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{'https' if tls.certfile else 'http'}://{host}:{name[1]}"
+
+
+class Listener(uvicorn.Server):
+    """uvicorn's server without its own idea of signals; `accepts` is set once it takes
+    connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepts = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections."""
+        await super().startup(sockets)
+        self.accepts.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the caller's."""
+        yield
+
+
+def check_tls(tls: Tls) -> None:
+    """Raise InvalidParameter for files that cannot be used, before an engine is started."""
+    if tls.certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certfile, tls.keyfile, tls.keyfile_password)
+        if tls.ca_certs is not None:
+            context.load_verify_locations(tls.ca_certs)
+        if tls.ciphers is not None:
+            context.set_ciphers(tls.ciphers)
+    except OSError as error:  # ssl.SSLError is one
+        raise InvalidParameter("--ssl-certfile", tls.certfile, str(error)) from None
+
+
+def make_listener(app: ASGIApp, how: Listening) -> Listener:
+    """A server of `app` that answers connections as `how` says; its files were checked."""
+    tls = how.tls
+    config = uvicorn.Config(
+        app,
+        http=bounded_protocol(how.max_header_bytes, how.header_timeout_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        root_path=how.root_path,
+        timeout_keep_alive=how.keep_alive_s,  # type: ignore[arg-type]
+        backlog=_BACKLOG,
+        ssl_certfile=tls.certfile,
+        ssl_keyfile=tls.keyfile,
+        ssl_keyfile_password=tls.keyfile_password,
+        ssl_ca_certs=tls.ca_certs,
+        ssl_cert_reqs=tls.cert_reqs,
+        ssl_ciphers=tls.ciphers or _CIPHERS,
+    )
+    return Listener(config)
+
+
+class Ending:
+    """When and how to stop: the first signal drains, the second aborts, a dead engine fails.
+
+    `exit_code` is 0 unless the engine died.
+    """
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self.exit_code = 0
+
+    def on_signal(self) -> None:
+        """SIGTERM or SIGINT came."""
+        (self.hurried if self.begun.is_set() else self.begun).set()
+
+    def fail(self) -> None:
+        """The engine is dead: stop with a code that a supervisor understands."""
+        self.exit_code = 1
+        self.begun.set()
+        self.hurried.set()
+
+
+async def listen(
+    listeners: Sequence[tuple[Listener, socket.socket]],
+    ending: Ending,
+    *,
+    on_started: Callable[[], None],
+    drain: Callable[[], Awaitable[None]],
+    abort: Callable[[], Awaitable[None]],
+    drain_s: float,
+) -> None:
+    """Serve until `ending` begins, having called `on_started` when connections are taken; then let
+    what runs end by itself for `drain_s`, then abort it.
+
+    `drain` returns when nothing runs any more, `abort` ends everything that does.
+    """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.on_signal)
+    serving = [asyncio.ensure_future(server.serve([sock])) for server, sock in listeners]
+    try:
+        accepted = asyncio.gather(*(server.accepts.wait() for server, _ in listeners))
+        await _first(accepted, also=serving)
+        if accepted.done() and not accepted.cancelled():
+            on_started()
+        await _first(asyncio.ensure_future(ending.begun.wait()), also=serving)
+        for server, _ in listeners:
+            server.config.timeout_graceful_shutdown = int(drain_s + _LAST_WORDS_S)
+            server.should_exit = True
+        logger.info("Stopping: no new requests; what runs has %.0f s.", drain_s)
+        await _first(
+            asyncio.ensure_future(drain()),
+            asyncio.ensure_future(ending.hurried.wait()),
+            asyncio.ensure_future(asyncio.sleep(drain_s)),
+        )
+        await abort()
+        await asyncio.wait(serving, timeout=_LAST_WORDS_S)
+    finally:
+        for server, _ in listeners:
+            server.force_exit = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        await asyncio.gather(*serving)
+
+
+async def _first(*waits: asyncio.Future[Any], also: Sequence[asyncio.Future[Any]] = ()) -> None:
+    """Wait for one of all; only `waits` are cancelled then."""
+    await asyncio.wait([*waits, *also], return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)

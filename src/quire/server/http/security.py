@@ -1,0 +1,69 @@
+"""Who may use the server: API keys in front of every route but four.
+
+The guard is the outermost thing that a request meets. It looks at the same path that the router
+will look at, and what is not named free is closed: a new route is guarded without being listed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.server.http.failures import Refusal, error_response
+
+FREE_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
+KEY_SLOT = "quire.key"
+"""Where the guard leaves the digest of the key that was given, in the scope's state."""
+
+
+class KeyGuard:
+    """Lets a request pass that brings one of `keys`; without keys everybody passes.
+
+    The key is taken from `Authorization: Bearer KEY` or `x-api-key: KEY`. Digests are compared, in
+    constant time, with all keys each time. `root_path` is what the router takes off a path first.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str] = (), root_path: str = "") -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+        self._free = frozenset(root_path + path for path in FREE_PATHS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or not self._digests:
+            await self._app(scope, receive, send)
+            return
+        given = _digest(_key_of(scope))
+        known = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if any(known):
+            scope.setdefault("state", {})[KEY_SLOT] = given
+        elif scope["type"] != "http" or scope["path"] not in self._free:
+            await _refuse(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    text = "Give a valid API key in the header `Authorization: Bearer KEY`."
+    refusal = Refusal(401, text, headers={"WWW-Authenticate": "Bearer"})
+    await error_response(refusal)(scope, receive, send)
+
+
+def _key_of(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, key = bytes(value).partition(b" ")
+            if scheme.lower() == b"bearer":
+                return key.strip()
+        if name == b"x-api-key":
+            return bytes(value)
+    return b""
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

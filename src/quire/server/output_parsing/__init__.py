@@ -1,0 +1,69 @@
+"""Taking an output apart: reasoning, answer, tool calls, in one pass as the text arrives.
+
+Reasoning and tool calls share one folder and one machine, because where one ends decides where the
+other begins: a call may end the reasoning, a header may announce either. A format is data
+(`state_table.py`), so a new model is a table and not a parser.
+
+Layer 5, pure text: neither torch nor HTTP.
+"""
+
+from quire.server.output_parsing.detect import (
+    AUTO,
+    NONE,
+    detect_reasoning_parser,
+    detect_tool_parser,
+)
+from quire.server.output_parsing.events import (
+    ArgumentText,
+    CallStarted,
+    ContentText,
+    Event,
+    ReasoningText,
+    ToolCall,
+    Transcript,
+    whole,
+)
+from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.parser_registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    choose_transcripts,
+    plan_transcripts,
+)
+from quire.server.output_parsing.reader import TranscriptReader
+from quire.server.output_parsing.state_table import (
+    Head,
+    ParserState,
+    Reads,
+    ReasoningFormat,
+    ToolFormat,
+)
+from quire.server.output_parsing.tool_choice import ToolUse, decide_tool_use
+
+__all__ = [
+    "AUTO",
+    "NONE",
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "ArgumentText",
+    "CallStarted",
+    "ContentText",
+    "Event",
+    "Head",
+    "Reads",
+    "ReasoningFormat",
+    "ReasoningText",
+    "ParserState",
+    "ToolCall",
+    "ToolFormat",
+    "ToolUse",
+    "Transcript",
+    "TranscriptPlan",
+    "TranscriptReader",
+    "choose_transcripts",
+    "decide_tool_use",
+    "detect_reasoning_parser",
+    "detect_tool_parser",
+    "plan_transcripts",
+    "whole",
+]

@@ -1,0 +1,90 @@
+"""Where a JSON value ends, in text that arrives in pieces: brackets and strings, no more.
+
+The value is passed on as it was written, so it is not checked: a model's mistake stays visible.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.ends import End, Outcome
+
+STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
+SCALAR_END = " \t\r\n,]}"
+FIRST_CHARS = '"{[-0123456789tfn'
+
+
+class JsonValue:
+    """The lexer of one value, blanks before it left to the caller.
+
+    A mark outside a string ends a value that the model did not finish.
+    """
+
+    __slots__ = (
+        "_between",
+        "_depth",
+        "_in_scalar",
+        "_in_string",
+        "_is_escaped",
+        "_marks",
+        "_plain",
+    )
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        self._in_scalar = False
+        self._between = re.compile(rf'[^"{{}}\[\]{re.escape(marks.first_chars)}]*+')
+        self._plain = re.compile(rf"[^{re.escape(SCALAR_END + marks.first_chars)}]*+")
+
+    def read(self, text: str, start: int) -> tuple[int, Outcome]:
+        """How far the value goes in this text; a mark is given back without being passed."""
+        outcome: Outcome | None = None
+        while outcome is None and start < len(text):
+            if self._in_string:
+                start, outcome = self._read_string(text, start)
+            else:
+                start, outcome = self._read_outside(text, start)
+        return start, outcome or End.MORE
+
+    def _read_string(self, text: str, start: int) -> tuple[int, Outcome | None]:
+        if self._is_escaped:
+            self._is_escaped = False
+            return start + 1, None
+        found = STRING.match(text, start)
+        start = found.end() if found else start
+        if start == len(text):
+            return start, None
+        self._is_escaped = text[start] == "\\"
+        self._in_string = self._is_escaped
+        return start + 1, None if self._in_string or self._depth else End.DONE
+
+    def _read_outside(self, text: str, start: int) -> tuple[int, Outcome | None]:
+        if self._in_scalar or self._depth:
+            found = (self._plain if self._in_scalar else self._between).match(text, start)
+            start = found.end() if found else start
+            if start == len(text):
+                return start, None
+        char = text[start]
+        if char in self._marks.first_chars and (mark := self._marks.at(text, start)) is not None:
+            return start, mark or End.MORE
+        return self._read_structure(char, start)
+
+    def _read_structure(self, char: str, start: int) -> tuple[int, Outcome | None]:
+        if self._in_scalar:
+            return (start, End.DONE) if char in SCALAR_END else (start + 1, None)
+        if char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]" and self._depth:
+            self._depth -= 1
+            if not self._depth:
+                return start + 1, End.DONE
+        elif not self._depth:
+            self._in_scalar = True
+            return start, None if char not in SCALAR_END else End.DONE
+        return start + 1, None

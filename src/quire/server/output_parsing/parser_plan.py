@@ -1,0 +1,182 @@
+"""How a server reads its model's outputs: one tool format and one reasoning format, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from quire.server.output_parsing.call_ids import CallId
+from quire.server.output_parsing.events import Transcript, whole
+from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
+from quire.server.output_parsing.reader import Table, TranscriptReader
+from quire.server.output_parsing.state_table import (
+    FLOWING,
+    ParserState,
+    Reads,
+    ReasoningFormat,
+    ToolFormat,
+)
+from quire.server.output_parsing.tool_schemas import ToolSchemas
+
+ANSWER = "answer"
+"""The place after the reasoning: where the answer of the table in use begins."""
+PROMPT_END_CHARS = 256
+"""How much of the prompt's end can say where the output begins."""
+
+
+class TranscriptPlan:
+    """What is decided once for a model; each output then gets its own reader.
+
+    Raises ValueError if the two formats do not go together.
+    """
+
+    def __init__(
+        self, tool_format: ToolFormat | None = None, reasoning: ReasoningFormat | None = None
+    ) -> None:
+        self.tool_format = tool_format
+        self.reasoning = reasoning
+        self._plain = joined(None, reasoning)
+        self._with_tools = joined(tool_format, reasoning)
+
+    @property
+    def described(self) -> str:
+        """The formats by their names."""
+        tools = "none" if self.tool_format is None else self.tool_format.name
+        reasoning = "none" if self.reasoning is None else self.reasoning.name
+        return f"tool calls: {tools}, reasoning: {reasoning}"
+
+    def marks(self, *, reads_calls: bool = True) -> frozenset[str]:
+        """Every text that the formats look for, with or without those of calls."""
+        states = (self._with_tools if reads_calls else self._plain).states.values()
+        return frozenset(mark for state in states for mark in (*state.marks, *state.begins))
+
+    def needs_special_tokens(
+        self, special_tokens: Collection[str], *, reads_calls: bool = True
+    ) -> bool:
+        """Whether outputs must be decoded with `skip_special_tokens=False`, because a mark has one
+        of the tokenizer's special tokens in it.
+        """
+        marks = self.marks(reads_calls=reads_calls)
+        return any(token in mark for mark in marks for token in special_tokens if token)
+
+    @property
+    def writes_forced_calls_itself(self) -> bool:
+        """Whether a required or named call is written in the model's own form: then
+        `forced_grammar` says which, and `forced` may not be given to `open`.
+        """
+        return self._with_tools.format.has_reasoning
+
+    def place(self, prompt: str, continued: str = "") -> str:
+        """Where an output begins, by the text of its prompt.
+
+        A chat template that opens or closes the reasoning does so at the very end; marks before the
+        end may be anybody's words. `continued` is the text of the message that the output goes on
+        with, which the prompt then ends with.
+        """
+        before = prompt.rpartition(continued.strip())[0] if continued.strip() else prompt
+        place = self._place(before[-PROMPT_END_CHARS:].rstrip())
+        if not continued.strip():
+            return place
+        reader = self.open(place)
+        reader.feed(continued)
+        return reader.place if reader.state.reads in FLOWING else "content"
+
+    def _place(self, prompt_end: str) -> str:
+        reasoning = self.reasoning
+        if reasoning is None:
+            return ANSWER
+        if reasoning.table is not None:
+            if prompt_end.endswith(reasoning.starts):
+                return "reasoning"
+            is_open = bool(reasoning.answer_starts) and prompt_end.endswith(reasoning.answer_starts)
+            return "content" if is_open else "start"
+        if prompt_end.endswith(reasoning.starts):
+            return "again"
+        if prompt_end.endswith(reasoning.ends):
+            return ANSWER
+        return "again" if reasoning.is_assumed else "before"
+
+    def begins_inside_reasoning(self, place: str) -> bool:
+        """Whether an output that begins at `place` begins with reasoning."""
+        return place in ("again", "reasoning")
+
+    def answer_mark(self, place: str) -> str | None:
+        """The text behind which the answer of an output that begins at `place` starts, and with it
+        a grammar; None: it starts at once.
+
+        Where the model may do without reasoning and nothing in the prompt says so, it is expected.
+        """
+        if self.reasoning is None or place in (ANSWER, "content"):
+            return None
+        return (self.reasoning.answer_starts or self.reasoning.ends)[0]
+
+    def open(
+        self,
+        place: str | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        forced: str | bool = False,
+        parallel: bool = True,
+        call_id: CallId | None = None,
+    ) -> TranscriptReader:
+        """A reader of one output that begins at `place` (see there; None: after a prompt that says
+        nothing).
+
+        `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
+        calls in the form of `tool_choice` "required" (True) or of the one named. `parallel=False`
+        leaves out all calls but the first. `call_id` makes ids in place of the format's own.
+        """
+        table = self._table(tools, forced)
+        place = self._place("") if place is None else place
+        if place == ANSWER:
+            place = table.start
+        maker = call_id or (self.tool_format or table.format).call_id
+        max_calls = None if parallel else 1
+        return TranscriptReader(table, place, ToolSchemas(tools or ()), maker, max_calls)
+
+    def _table(self, tools: Sequence[Any] | None, forced: str | bool) -> Table:
+        if forced is False:
+            return self._plain if tools is None else self._with_tools
+        assert not self.writes_forced_calls_itself, "its grammar makes calls of its own form"
+        return joined(required_calls() if forced is True else named_call(forced), self.reasoning)
+
+    def read(self, text: str, place: str | None = None, **options: Any) -> Transcript:
+        """A whole output at once, for a request that is not streamed; options as for `open`."""
+        reader = self.open(place, **options)
+        return whole([*reader.feed(text), *reader.finish()])
+
+
+def joined(tool_format: ToolFormat | None, reasoning: ReasoningFormat | None) -> Table:
+    """One table for both: before the answer there is the reasoning."""
+    tools = tool_format or PLAIN
+    if reasoning is None:
+        return Table(tools, tools.states, tool_format is not None)
+    if reasoning.table is not None or tools.has_reasoning:
+        return _joined_tables(tool_format, reasoning)
+    states = {**tools.states, **reasoning_states(tools, reasoning)}
+    return Table(tools, states, tool_format is not None)
+
+
+def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -> Table:
+    if reasoning.table is not None and tool_format is None:
+        return Table(reasoning.table, reasoning.table.states, False)
+    if reasoning.table is None or tool_format is None or not tool_format.has_reasoning:
+        raise ValueError(
+            f"Tool format {getattr(tool_format, 'name', None)!r} and reasoning format "
+            f"{reasoning.name!r} do not go together: one of them describes whole outputs."
+        )
+    return Table(tool_format, tool_format.states, True)
+
+
+def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[str, ParserState]:
+    """The states before the answer. "before": the reasoning may begin. "again": it has begun, and
+    some models write its opening mark once more.
+    """
+    openings = dict.fromkeys(reasoning.starts, "reasoning")
+    ends = dict.fromkeys(reasoning.ends, tools.start)
+    calls = tools.states["content"].marks if reasoning.ends_at_calls else {}
+    return {
+        "before": ParserState(Reads.LEAD, openings, then=tools.start),
+        "again": ParserState(Reads.LEAD, openings, then="reasoning"),
+        "reasoning": ParserState(Reads.REASONING, {**calls, **ends}),
+    }

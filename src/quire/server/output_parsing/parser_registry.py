@@ -1,0 +1,66 @@
+"""The formats by the names that `--tool-call-parser` and `--reasoning-parser` take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from quire.errors import InvalidParameter
+from quire.server.output_parsing.detect import (
+    AUTO,
+    NONE,
+    detect_reasoning_parser,
+    detect_tool_parser,
+)
+from quire.server.output_parsing.formats import reasoning_formats, tool_formats
+from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
+
+T = TypeVar("T", ToolFormat, ReasoningFormat)
+
+
+def _named(formats: tuple[T, ...], other_names: Mapping[str, str]) -> dict[str, T]:
+    by_name = {made.name: made for made in formats}
+    return by_name | {name: by_name[origin] for name, origin in other_names.items()}
+
+
+TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.OTHER_NAMES)
+REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.OTHER_NAMES)
+
+
+def plan_transcripts(
+    tool_parser: str | None = None, reasoning_parser: str | None = None
+) -> TranscriptPlan:
+    """The plan of a server with these parsers; None: none.
+
+    Raises InvalidParameter for a name that does not exist, with those that do, or for two formats
+    that do not go together.
+    """
+    tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS)
+    reasoning = _find("reasoning_parser", reasoning_parser, REASONING_PARSERS)
+    try:
+        return TranscriptPlan(tools, reasoning)
+    except ValueError as error:
+        raise InvalidParameter("reasoning_parser", reasoning_parser, str(error)) from error
+
+
+def choose_transcripts(
+    tool_parser: str | None, reasoning_parser: str | None, template: str | None
+) -> TranscriptPlan:
+    """The plan of a server whose operator says AUTO, NONE or a name for each, and whose model has
+    this chat template. Raises InvalidParameter as `plan_transcripts` does.
+    """
+    tools = detect_tool_parser(template) if tool_parser == AUTO else tool_parser
+    reasoning = detect_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
+    return plan_transcripts(
+        None if tools == NONE else tools, None if reasoning == NONE else reasoning
+    )
+
+
+def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | None:
+    if name is None:
+        return None
+    if name not in formats:
+        allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"
+        raise InvalidParameter(parameter, name, allowed)
+    return formats[name]

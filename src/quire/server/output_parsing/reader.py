@@ -1,0 +1,202 @@
+"""The machine that reads a transcript: a table of states, and where in it an output is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.server.output_parsing.call_ids import CallId
+from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.ends import End
+from quire.server.output_parsing.events import Event
+from quire.server.output_parsing.formats.json_call import JsonCall
+from quire.server.output_parsing.formats.parameters_as_text import (
+    KeyReader,
+    Parameters,
+    ValueReader,
+)
+from quire.server.output_parsing.formats.python_call import PythonCall
+from quire.server.output_parsing.readers import (
+    HeadReader,
+    JsonReader,
+    Passage,
+    Reader,
+    TextReader,
+    Undecided,
+)
+from quire.server.output_parsing.state_table import FLOWING, OPENING, ParserState, Reads, ToolFormat
+from quire.server.output_parsing.stream_writer import Writer
+from quire.server.output_parsing.tool_schemas import ToolSchemas
+
+
+class Table:
+    """A format's states with their marks made ready; shared by all outputs, changed by none.
+
+    `has_calls`: blanks may be a call's markup. Raises ValueError where marks contain each other.
+    """
+
+    __slots__ = ("format", "has_calls", "marks", "start", "states")
+
+    def __init__(
+        self, tool_format: ToolFormat, states: Mapping[str, ParserState], has_calls: bool
+    ) -> None:
+        self.format = tool_format
+        self.states = dict(states)
+        self.marks = {place: Marks(state.marks) for place, state in states.items()}
+        self.start = tool_format.start
+        self.has_calls = has_calls
+
+
+class TranscriptReader:
+    """Reads one output as its text arrives.
+
+    For every way of cutting the text into pieces the events add up to the same transcript: a
+    decision is made when the text before it has fully come, and never taken back. What is held
+    back between calls is the beginning of a mark (shorter than the mark), and from where a call
+    may begin until its name is known, all of it. Time is linear in the text.
+    """
+
+    __slots__ = ("_at", "_home", "_out", "_parameters", "_reader", "_rest", "_table", "_text",
+                 "place", "state")  # fmt: skip
+
+    def __init__(
+        self,
+        table: Table,
+        place: str,
+        schemas: ToolSchemas,
+        call_id: CallId,
+        max_calls: int | None = None,
+    ) -> None:
+        self._table = table
+        self._out = Writer(call_id, max_calls, holds_blanks=table.has_calls)
+        self._parameters = Parameters(schemas)
+        self._text, self._at, self._rest = "", 0, ""
+        self._home = self.place = "content"
+        self.state = table.states["content"]
+        self._reader: Reader = Passage(self.state, table.marks["content"])
+        self._enter(place)
+
+    def feed(self, text: str) -> list[Event]:
+        """What the next piece of the output says; often nothing, never an exception."""
+        self._text, self._at = self._rest + text, 0
+        while self._step():
+            pass
+        self._rest = self._text[self._at :]
+        return self._out.take()
+
+    def finish(self) -> list[Event]:
+        """What is left to say when the output has ended; nothing may be fed after it."""
+        out = self._out
+        if out.is_undecided:
+            out.hold(self._rest)
+            out.release(self._table.states[self._home].reads is Reads.REASONING)
+            out.finish("")
+        else:
+            self._reader.finish(self._rest, out)
+        self._rest = ""
+        return out.take()
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have started, those that were left out included."""
+        return self._out.num_calls
+
+    def _step(self) -> bool:
+        """Let the state's reader go on; False if it needs text that has not come."""
+        start = self._at
+        self._at, outcome = self._reader.read(self._text, start, self._out)
+        if self._out.is_undecided:
+            self._out.hold(self._text[start : self._at])
+        if outcome is End.MORE:
+            return False
+        if outcome is End.MISFIT:
+            self._give_up()
+        elif outcome is End.DONE:
+            assert self.state.then is not None, "tables are checked"
+            self._enter(self.state.then)
+        else:
+            assert isinstance(outcome, str), "the mark that was met"
+            self._follow(outcome)
+        return True
+
+    def _follow(self, mark: str) -> None:
+        """Go where a mark leads."""
+        target = self.state.marks[mark]
+        if isinstance(self._reader, HeadReader):
+            head = self.state.head(self._reader.text)
+            if head is None:
+                return self._give_up()
+            target = head.then or target
+            if head.name is None:
+                self._out.drop()
+            else:
+                self._out.start_call(head.name, head.call_id)
+                self._parameters.start()
+        elif self.state.reads is Reads.LEAD:
+            self._out.drop()
+        kept = mark in self.state.kept
+        self._at += 0 if kept else len(mark)
+        return self._enter(target, "" if kept else mark)
+
+    def _enter(self, place: str, mark: str = "") -> None:
+        """Be in a state, having met the mark that leads there."""
+        state, out = self._table.states[place], self._out
+        is_start = place == self._table.start
+        if out.is_undecided:
+            out.hold(mark)
+            if state.reads in FLOWING:
+                out.release(state.reads is Reads.REASONING)
+        elif state.reads in OPENING:
+            self._home = self._home_of(state)
+            out.hold("" if is_start else mark)
+            out.is_undecided = True
+        elif state.reads in FLOWING and self.state.reads not in FLOWING:
+            out.touches_call = self._table.has_calls
+        if is_start:
+            self._home = "content"
+        if state.closes:
+            self._parameters.close(out)
+        if state.calls is not None:
+            out.start_call(state.calls)
+        self._be(place)
+
+    def _home_of(self, state: ParserState) -> str:
+        """Where text belongs that turns out to be no call, if it is now that it may begin one."""
+        if state.reads is Reads.LEAD and state.then is not None:
+            return state.then if self._table.states[state.then].reads in FLOWING else "content"
+        if self.state.reads not in FLOWING:
+            return "content"
+        return self.state.then or self.place
+
+    def _give_up(self) -> None:
+        """This is no call, or no longer one; the text goes on as what it was before."""
+        if self._out.is_undecided:
+            self._out.release(self._table.states[self._home].reads is Reads.REASONING)
+            self._be(self._home)
+        else:
+            self._enter("content")
+
+    def _be(self, place: str) -> None:
+        self.place, self.state = place, self._table.states[place]
+        self._reader = self._reader_of(self.state, self._table.marks[place])
+
+    def _reader_of(self, state: ParserState, marks: Marks) -> Reader:
+        match state.reads:
+            case Reads.CONTENT | Reads.REASONING:
+                return Passage(state, marks)
+            case Reads.LEAD | Reads.BLANK:
+                return Undecided(state, marks)
+            case Reads.HEAD:
+                return HeadReader(state, marks)
+            case Reads.ENVELOPE:
+                return JsonCall(self._table.format, marks)
+            case Reads.JSON:
+                return JsonReader(marks)
+            case Reads.TEXT:
+                return TextReader(marks)
+            case Reads.PYTHON:
+                return PythonCall()
+            case Reads.KEY:
+                return KeyReader(marks, self._parameters)
+            case Reads.VALUE:
+                is_padded = self._table.format.pads_values
+                return ValueReader(marks, self._parameters, is_padded, self._out)

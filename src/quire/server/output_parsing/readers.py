@@ -1,0 +1,170 @@
+"""Readers of the states' texts that need little: passages, heads, blanks, arguments as written.
+
+Each `read(text, start, out)` writes what it is sure of and gives back how far it came and why it
+stopped. Whatever it did not take is given to it again, with more behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Marks
+from quire.server.output_parsing.ends import End, Outcome
+from quire.server.output_parsing.formats.json_value import JsonValue
+from quire.server.output_parsing.state_table import ParserState, Reads
+from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
+
+
+class Reader(Protocol):
+    """What reads the text of one state, from entering it to leaving it."""
+
+    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
+        """Take text from `start`; see the module."""
+        ...
+
+    def finish(self, rest: str, out: Writer) -> None:
+        """The output ended here; `rest` is what was not taken."""
+        ...
+
+
+class Passage:
+    """Text for a reader of the answer, up to a mark."""
+
+    __slots__ = ("_is_reasoning", "_leaves", "_marks")
+
+    def __init__(self, state: ParserState, marks: Marks) -> None:
+        self._marks = marks
+        self._is_reasoning = state.reads is Reads.REASONING
+        self._leaves = state.then is not None
+
+    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
+        """All that cannot be the beginning of a mark."""
+        end, mark = self._marks.find(text, start)
+        if self._is_reasoning:
+            out.reasoning(text[start:end])
+        elif self._leaves and (found := NON_BLANK.search(text, start, end)) is not None:
+            out.content(text[start : found.start()])
+            return found.start(), End.DONE
+        else:
+            out.content(text[start:end])
+        return end, mark or End.MORE
+
+    def finish(self, rest: str, out: Writer) -> None:
+        """The beginning of a mark that never came is text."""
+        if self._is_reasoning:
+            out.reasoning(rest)
+        else:
+            out.finish(rest)
+
+
+class Undecided:
+    """Blanks before a mark; the writer holds them."""
+
+    __slots__ = ("_marks", "_misfit", "_skips")
+
+    def __init__(self, state: ParserState, marks: Marks) -> None:
+        self._marks = marks
+        self._misfit = End.MISFIT if state.then is None else End.DONE
+        self._skips = not any(char in BLANKS for char in marks.first_chars)
+
+    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
+        """Up to the first character that is not blank, unless a mark is or may be there."""
+        while start < len(text):
+            if self._skips:
+                found = NON_BLANK.search(text, start)
+                start = len(text) if found is None else found.start()
+            if (mark := self._marks.at(text, start)) is not None:
+                return start, mark or End.MORE
+            if NON_BLANK.match(text, start) is not None:
+                return start, self._misfit
+            start = min(start + 1, len(text))
+        return start, End.MORE
+
+    def finish(self, rest: str, out: Writer) -> None:
+        """What is held is the machine's to release."""
+
+
+class HeadReader:
+    """What says what comes next; the writer holds it. `text` is what there is of it so far."""
+
+    __slots__ = ("_has_begun", "_marks", "_state", "_text", "num_chars")
+
+    def __init__(self, state: ParserState, marks: Marks) -> None:
+        self._state = state
+        self._marks = marks
+        self._text: list[str] = []
+        self.num_chars = 0
+        self._has_begun = not state.begins
+
+    @property
+    def text(self) -> str:
+        """The head as a whole, once its mark was met."""
+        return "".join(self._text)
+
+    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
+        """Up to a mark; too much text, or a character that no head has, is none."""
+        if not self._has_begun:
+            rest = text[start : start + MAX_HEAD_CHARS]
+            if not rest.startswith(self._state.begins):
+                may_begin = any(beginning.startswith(rest) for beginning in self._state.begins)
+                return start, End.MORE if may_begin else End.MISFIT
+            self._has_begun = True
+        end, mark = self._marks.find(text, start)
+        limit = self._end(text, start, min(end, start + MAX_HEAD_CHARS - self.num_chars))
+        self._text.append(text[start:limit])
+        self.num_chars += limit - start
+        if limit < end:
+            return limit, End.MISFIT
+        return end, mark or End.MORE
+
+    def _end(self, text: str, start: int, end: int) -> int:
+        """Where the first barred character is."""
+        found = [text.find(char, start, end) for char in self._state.bars]
+        return min((place for place in found if place >= 0), default=end)
+
+    def finish(self, rest: str, out: Writer) -> None:
+        """What is held is the machine's to release."""
+
+
+class JsonReader:
+    """Arguments as one JSON value, as written."""
+
+    __slots__ = ("_has_begun", "_value")
+
+    def __init__(self, marks: Marks) -> None:
+        self._value = JsonValue(marks)
+        self._has_begun = False
+
+    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
+        """Blanks before the value are markup."""
+        if not self._has_begun:
+            found = NON_BLANK.search(text, start)
+            if found is None:
+                return len(text), End.MORE
+            start, self._has_begun = found.start(), True
+        end, outcome = self._value.read(text, start)
+        out.arguments(text[start:end])
+        return end, outcome
+
+    def finish(self, rest: str, out: Writer) -> None:
+        """The beginning of a mark that never came belongs to the arguments."""
+        out.arguments(rest)
+
+
+class TextReader:
+    """Arguments as written, up to a mark."""
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
+        """All that cannot be the beginning of a mark."""
+        end, mark = self._marks.find(text, start)
+        out.arguments(text[start:end])
+        return end, mark or End.MORE
+
+    def finish(self, rest: str, out: Writer) -> None:
+        """The beginning of a mark that never came belongs to the arguments."""
+        out.arguments(rest)

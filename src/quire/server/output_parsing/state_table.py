@@ -1,0 +1,187 @@
+"""Formats as data: a transcript is read by a table of states, and a format is such a table.
+
+A state says what its text is and which marks end it; a mark leads to the next state. Two worked
+examples, the first without the second's parameters:
+
+    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
+
+    ToolFormat("tagged", {
+        "content": ParserState(Reads.CONTENT, {"<tool_call>": "call"}),
+        "call": ParserState(Reads.ENVELOPE, {"</tool_call>": "content"}, then="after"),
+        "after": ParserState(Reads.CONTENT, {"</tool_call>": "content", "<tool_call>": "call"}),
+    })
+
+    CALL f a: 1 END
+
+    ToolFormat("spoken", {
+        "content": ParserState(Reads.CONTENT, {"CALL ": "name"}),
+        "name": ParserState(Reads.HEAD, {" ": "key", "END": "done"}, kept={"END"}),
+        "key": ParserState(Reads.KEY, {": ": "value"}),
+        "value": ParserState(Reads.VALUE, {" END": "done", "; ": "key"}),
+        "done": ParserState(Reads.CONTENT, {"END": "content"}, closes=True),
+    })
+
+Where the text is not what the table expects, it is content: nothing is lost, nothing made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from quire.server.output_parsing.call_ids import CallId, plain_call_id
+from quire.server.output_parsing.delimiters import Marks
+
+
+class Reads(Enum):
+    """What the text of a state is, up to the state's marks."""
+
+    CONTENT = auto()
+    """The answer. Blanks that touch nothing but calls are markup."""
+    REASONING = auto()
+    """The reasoning."""
+    LEAD = auto()
+    """Blanks before a mark that is markup by itself; other text belongs to `then`."""
+    BLANK = auto()
+    """Blanks within a call's markup; other text belongs to `then`, or says that this is no call."""
+    HEAD = auto()
+    """What comes: the name of a call, or where a message goes. `head` reads it."""
+    ENVELOPE = auto()
+    """One JSON object with a call's name and arguments; `then` follows it."""
+    JSON = auto()
+    """The arguments as one JSON value, passed on as written; `then` follows it."""
+    TEXT = auto()
+    """The arguments, passed on as written."""
+    PYTHON = auto()
+    """One call as Python writes it, `name(key=literal, ...)`; `then` follows it."""
+    KEY = auto()
+    """The name of one argument; its mark leads to a VALUE."""
+    VALUE = auto()
+    """One argument as text, written as JSON of the type in the tool's schema."""
+
+
+FLOWING = frozenset({Reads.CONTENT, Reads.REASONING})
+"""What a reader of the answer sees; every other state is undecided text or part of a call."""
+OPENING = frozenset({Reads.LEAD, Reads.BLANK, Reads.HEAD, Reads.ENVELOPE, Reads.PYTHON})
+"""States whose text is held back until it is known to be a call."""
+ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON})
+"""States that end by themselves, so that they need a `then`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a HEAD says. With a `name` a call starts (`call_id` if the model gave one); without
+    one, what was read so far is markup. `then` overrules the mark's state.
+    """
+
+    name: str | None = None
+    call_id: str | None = None
+    then: str | None = None
+
+
+def name_alone(text: str) -> Head | None:
+    """The head of most formats: the name of a call and nothing else. None: this is no call."""
+    return Head(text.strip()) if text.strip() else None
+
+
+@dataclass(frozen=True, slots=True)
+class ParserState:
+    """One place in a transcript.
+
+    `marks`: what ends it -> the next state; no mark may contain another. `kept`: marks that are
+    read again by the next state. `then`: see `Reads`; a CONTENT state with a `then` is left for it
+    by the first text that is not blank. `closes`: entering it completes the arguments that KEY and
+    VALUE states wrote. `calls`: entering it starts a call of this name. For HEAD: `head` reads
+    it, `bars` are characters that it cannot have, `begins` are the only beginnings it can have.
+    """
+
+    reads: Reads
+    marks: Mapping[str, str] = field(default_factory=dict)
+    then: str | None = None
+    kept: frozenset[str] | set[str] = frozenset()
+    closes: bool = False
+    calls: str | None = None
+    head: Callable[[str], Head | None] = name_alone
+    bars: str = "\n"
+    begins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family of models writes tool calls.
+
+    `states` has at least "content"; `start` is where the answer begins. `call_id` makes the ids.
+    `argument_keys`: keys of an envelope whose value is the arguments. `lone_names`: an envelope
+    without arguments is a call of a tool that takes none. `pads_values`: a VALUE stands on lines of
+    its own. `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning
+    format of the same table only. `forced_grammar`: for such a table, the grammar in Lark's
+    notation of an output from `start` on that ends with one call of these functions (`{"name",
+    "parameters"}`).
+    Raises ValueError for a table that cannot be read.
+    """
+
+    name: str
+    states: Mapping[str, ParserState]
+    start: str = "content"
+    call_id: CallId = plain_call_id
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    lone_names: bool = True
+    pads_values: bool = False
+    has_reasoning: bool = False
+    forced_grammar: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+
+    def __post_init__(self) -> None:
+        check_states(self.name, self.states, self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a family of models marks its reasoning.
+
+    `starts` and `ends` are its marks. `is_assumed`: an output begins inside the reasoning unless
+    the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its mark.
+    `answer_starts`: marks after which the answer, and with it a grammar of structured output,
+    begins; the `ends` if empty. `table`: instead of marks, a table with REASONING states.
+    """
+
+    name: str
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    is_assumed: bool = False
+    ends_at_calls: bool = True
+    answer_starts: tuple[str, ...] = ()
+    table: ToolFormat | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.starts and self.ends):
+            raise ValueError(
+                f"Reasoning format {self.name!r} needs marks of its start and its end."
+            )
+
+
+def check_states(name: str, states: Mapping[str, ParserState], start: str) -> None:
+    """Raise ValueError with the first reason why these states are no table."""
+    if "content" not in states or states["content"].reads is not Reads.CONTENT:
+        raise ValueError(f"Format {name!r} needs a state 'content' that reads CONTENT.")
+    for place, state in {"start": ParserState(Reads.LEAD, then=start), **states}.items():
+        where = f"state {place!r} of format {name!r}"
+        Marks(state.marks)
+        targets = [*state.marks.values(), *([] if state.then is None else [state.then])]
+        if missing := [target for target in targets if target not in states]:
+            raise ValueError(f"The {where} leads to {missing}, which does not exist.")
+        if state.reads in ENDING and state.then is None:
+            raise ValueError(f"The {where} ends by itself and says no 'then'.")
+        _check_then(where, state, states)
+
+
+def _check_then(where: str, state: ParserState, states: Mapping[str, ParserState]) -> None:
+    """What is handed on unread must be read in the end: chains of `then` have one step."""
+    hands_on = state.reads in (Reads.CONTENT, Reads.BLANK) and state.then is not None
+    if hands_on and states[state.then].reads in (Reads.CONTENT, Reads.LEAD, Reads.BLANK):  # type: ignore[index]
+        follower = states[state.then]  # type: ignore[index]
+        if follower.then is not None:
+            raise ValueError(f"The {where} hands on to a state that hands on.")
+    if unknown := sorted(set(state.kept) - set(state.marks)):
+        raise ValueError(f"The {where} keeps {unknown}, which are none of its marks.")

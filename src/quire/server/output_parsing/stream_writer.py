@@ -1,0 +1,139 @@
+"""What the readers of one transcript write: events, and text that is not decided yet."""
+
+from __future__ import annotations
+
+from quire.server.output_parsing.call_ids import CallId
+from quire.server.output_parsing.delimiters import NON_BLANK
+from quire.server.output_parsing.events import (
+    ArgumentText,
+    CallStarted,
+    ContentText,
+    Event,
+    ReasoningText,
+)
+
+MAX_HEAD_CHARS = 512
+"""Longer than any tool's name and any message's header: more is no call."""
+
+
+class Writer:
+    """Events of one output, and the text that may turn out to be a call's markup.
+
+    `is_undecided`: what is read is held until it is a call (`start_call`, which drops it) or is
+    none (`release`, which writes it). `touches_call`: no text but blanks has come since the
+    beginning or the last call; such blanks are held too, because they may be between calls.
+    With `max_calls` later calls are read and left out.
+    """
+
+    __slots__ = ("_call_id", "_events", "_held", "_max_calls", "call_name", "is_undecided",
+                 "num_calls", "touches_call")  # fmt: skip
+
+    def __init__(self, call_id: CallId, max_calls: int | None, holds_blanks: bool) -> None:
+        self._call_id = call_id
+        self._max_calls = max_calls
+        self._events: list[Event] = []
+        self._held: list[str] = []
+        self.is_undecided = False
+        self.touches_call = holds_blanks
+        self.num_calls = 0
+        self.call_name = ""
+
+    def take(self) -> list[Event]:
+        """The events since the last time, neighbours of one kind as one."""
+        if len(self._events) > 1:
+            self._events = _merged(self._events)
+        events, self._events = self._events, []
+        return events
+
+    def hold(self, text: str) -> None:
+        """Keep text back: of a call, or nothing."""
+        if text:
+            self._held.append(text)
+
+    def drop(self) -> None:
+        """What is held was markup."""
+        self._held.clear()
+        self.is_undecided = False
+
+    def release(self, is_reasoning: bool = False) -> None:
+        """What is held was no call."""
+        text = "".join(self._held)
+        self.drop()
+        if is_reasoning:
+            self.reasoning(text)
+        else:
+            self.content(text)
+
+    def reasoning(self, text: str) -> None:
+        """The next piece of the reasoning."""
+        if text:
+            self._events.append(ReasoningText(text))
+
+    def content(self, text: str) -> None:
+        """The next piece of the answer."""
+        if self.touches_call and NON_BLANK.search(text) is None:
+            self.hold(text)
+        elif text:
+            self.touches_call = False
+            held = "".join(self._held)
+            self._held.clear()
+            self._events.append(ContentText(held + text))
+
+    def start_call(self, name: str, call_id: str | None = None) -> None:
+        """What is held was the beginning of a call."""
+        self.drop()
+        self.call_name = name
+        index = self.num_calls
+        self.num_calls += 1
+        if not self._is_left_out():
+            self._events.append(CallStarted(index, call_id or self._call_id(name, index), name))
+
+    def arguments(self, text: str) -> None:
+        """The next piece of the last call's arguments."""
+        if text and not self._is_left_out():
+            self._events.append(ArgumentText(self.num_calls - 1, text))
+
+    def finish(self, rest: str) -> None:
+        """The output ended in the answer. Blanks that follow a call, and the beginning of the mark
+        that would have ended it, were markup; other held text is content.
+        """
+        if not (self.touches_call and self.num_calls):
+            text = "".join(self._held) + rest
+            self._held.clear()
+            if text:
+                self._events.append(ContentText(text))
+
+    def _is_left_out(self) -> bool:
+        return self._max_calls is not None and self.num_calls > self._max_calls
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    """Neighbours that go on with the same text, joined."""
+    merged: list[Event] = []
+    pieces: list[str] = []
+    for event in [*events, None]:
+        last = merged[-1] if merged else None
+        if event is not None and last is not None and _goes_on(last, event):
+            pieces.append(event.text)  # type: ignore[union-attr]
+            continue
+        if last is not None and len(pieces) > 1:
+            merged[-1] = _with_text(last, "".join(pieces))
+        if event is not None:
+            merged.append(event)
+            pieces = [] if isinstance(event, CallStarted) else [event.text]
+    return merged
+
+
+def _goes_on(last: Event, event: Event) -> bool:
+    if isinstance(last, ArgumentText) and isinstance(event, ArgumentText):
+        return last.index == event.index
+    return type(last) is type(event) and not isinstance(event, CallStarted)
+
+
+def _with_text(event: Event, text: str) -> Event:
+    match event:
+        case ArgumentText(index):
+            return ArgumentText(index, text)
+        case ReasoningText():
+            return ReasoningText(text)
+    return ContentText(text)
