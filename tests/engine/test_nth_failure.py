@@ -15,7 +15,7 @@ from quire.engine.llm_engine import LLMEngine
 from quire.executor.uniproc import UniprocExecutor
 from quire.models.decoder import DecoderModel
 from quire.runner.batch import BatchBuilder
-from quire.runner.prompt_logprobs import PromptLogprobs
+from quire.runner.prompt_logprobs import PromptLogprobsPart
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
@@ -52,7 +52,7 @@ POINTS = [
     FaultPoint(Rows, "apply"),
     FaultPoint(Sampler, "add"),
     FaultPoint(BatchBuilder, "build"),
-    FaultPoint(PromptLogprobs, "collect"),
+    FaultPoint(PromptLogprobsPart, "collect"),
     FaultPoint(DecoderModel, "logits"),
     FaultPoint(Sampler, "sample"),
     FaultPoint(CustomProcessors, "apply"),

@@ -6,7 +6,7 @@ import logging
 import msgspec
 import pytest
 
-from quire.engine.client.client import journal, supervisor
+from quire.engine.client import journal, supervisor
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.wire.frame_order import FrameOrder, Overdue

@@ -15,6 +15,7 @@ from scripted_engines import make_engine, run
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.stats import loggers
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
@@ -24,7 +25,7 @@ from quire.engine.stats.loggers import (
     StatsOptions,
     with_stat_loggers,
 )
-from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, loggers
+from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
 from quire.engine.stats.totals import DESCRIPTIONS
 from quire.engine.wire.messages import (
     EngineCoreOutputs,

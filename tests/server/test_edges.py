@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from serve_process import SOURCE, command_of, serving
 
 from quire.engine.shared_cores import broker as hub_module
-from quire.engine.shared_cores.broker import Hub
+from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
 from quire.scheduling.prefix_cache import next_key, root_key
 from quire.testing.checkpoints import make_checkpoint
@@ -126,7 +126,7 @@ def test_t05_a_process_that_does_not_read_is_let_go(monkeypatch):
         ours, theirs = socket.socketpair()
         lost = asyncio.Event()
         stats = type("Stats", (), {"record": lambda *figures: None})()
-        hub = Hub(Cores(), stats)
+        hub = CoreBroker(Cores(), stats)
         await hub.join(hub.new_index(), theirs, lost.set)
         serving_all = asyncio.ensure_future(hub.run())
         await asyncio.wait_for(lost.wait(), 30)

@@ -20,7 +20,7 @@ _HEAD = """\
 Made from the declaration in `src/quire/config/args/engine_options.py` by `python -m
 quire.config.args.reference_page docs/engine_args.md`; do not edit.
 
-Every name is a keyword of `LLM(...)` and `EngineOptions(...)` and a flag of the command line, with
+Every name is a keyword of `LLM(...)` and `EngineArgs(...)` and a flag of the command line, with
 dashes for underscores. Flags that are on or off have a `--no-` twin (but for
 `--disable-log-stats`). Sizes may be written as `8k` (8000) or `8K` (8192). Objects are JSON, or
 dotted pieces: `--hf-overrides.rope_theta 1e6`. `--explain` prints what became of the wishes, each
