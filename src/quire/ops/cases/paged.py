@@ -37,8 +37,7 @@ class PagedShape:
 
 @dataclass(frozen=True)
 class PagedRows:
-    """PagedRows of a step in KV memory: (new tokens, length with them) of each, blocks in no order.
-    """
+    """Rows of a step in KV memory: (new tokens, length with them) of each, blocks in no order."""
 
     lengths: tuple[tuple[int, int], ...]
     shape: PagedShape
