@@ -63,7 +63,7 @@ def test_a_blocked_event_loop_is_reported_while_it_is_blocked():
         asyncio.run(use())
     finally:
         logger.removeHandler(heard)
-    assert heard.texts[0].startswith("The loop of the test is stuck for 0.")
+    assert heard.texts[0].startswith("The loop of the test has been stuck for 0.")
     assert "in block_the_loop" in heard.texts[0]
 
 

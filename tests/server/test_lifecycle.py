@@ -48,7 +48,7 @@ def test_a_second_signal_aborts_and_ends_well():
         reader = threading.Thread(target=lambda: rest.extend(lines))
         server.process.send_signal(signal.SIGTERM)
         reader.start()
-        server.line_with("Stopping")
+        server.line_with("Shutting down")
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0, server.log
         reader.join(30)

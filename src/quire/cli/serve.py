@@ -128,6 +128,6 @@ def _warn_if_open(options: ServerArgs, keys: tuple[str, ...]) -> None:
     is_local = options.uds is not None or options.host in (None, "127.0.0.1", "::1", "localhost")
     if not keys and not is_local:
         logger.warning(
-            "Everybody who reaches %s can use this server: give --api-key, or --host 127.0.0.1.",
+            "Anyone who can reach %s can use this server: set --api-key, or --host 127.0.0.1.",
             options.host,
         )

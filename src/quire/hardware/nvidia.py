@@ -55,7 +55,7 @@ def find_gpu(load: Load = ctypes.CDLL) -> tuple[GpuFacts | None, str]:
     try:
         free = _free_bytes(_library(load, "libnvidia-ml.so.1"), uuid)
     except _Missing as missing:
-        logger.info("The GPU's free memory is not known yet: %s.", missing)
+        logger.info("The GPU's free memory cannot be read yet: %s.", missing)
         free = total
     return GpuFacts(name, capability, multiprocessors, total, free), ""
 

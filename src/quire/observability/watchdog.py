@@ -46,7 +46,7 @@ class Watchdog:
         if age_s < self._next_s:
             return False
         self._next_s = 2 * age_s
-        logger.error("%s is stuck for %.1f s:\n%s", self._what, age_s, thread_stacks())
+        logger.error("%s has been stuck for %.1f s:\n%s", self._what, age_s, thread_stacks())
         return True
 
     def close(self) -> None:

@@ -110,7 +110,7 @@ class Rows:
         try:
             change(what)
         except Exception:
-            logger.exception("row %d could not be changed", row)
+            logger.exception("failed to update row %d", row)
             self._broken[row] = "the request could not be taken into the batch"
 
     def _add(self, new: NewRow) -> None:

@@ -120,7 +120,9 @@ class _Plans:
         try:
             step.sample(mask)
         except ProcessorFailure:  # it need not serve requests that nobody has sent
-            logger.info("a logits processor failed in warm-up, which leaves its steps out")
+            logger.info(
+                "a logits processor failed during warm-up; steps that use it are not warmed up"
+            )
             return
         step.result()
 

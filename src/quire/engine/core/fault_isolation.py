@@ -141,7 +141,7 @@ def _read(plan: StepPlan, launched: LaunchedStep) -> RunnerOutput:
         except EngineDeadError:
             raise
         except Exception:
-            logger.exception("the results of step %d could not be read", plan.step_id)
+            logger.exception("failed to read the results of step %d", plan.step_id)
     errors = dict.fromkeys(_rows(plan), UNREAD)
     return RunnerOutput(StepResult(plan.step_id, [0] * len(plan.sampled_rows), errors))
 

@@ -94,5 +94,5 @@ def _select(plan: EnginePlan, runtime: object | None) -> Ops:
     )
     attend = next(choice for choice in ops.report() if choice.op == "attend")
     why = f" ({attend.why})" if attend.why else ""
-    logger.info("The provider %s serves attention%s.", attend.provider, why)
+    logger.info("Attention provider: %s%s.", attend.provider, why)
     return ops

@@ -78,7 +78,7 @@ class DPCoordinator:
         ending = self.process.exit_words()
         if self._num_short_lives >= MAX_SHORT_LIVES:
             raise EngineDeadError(f"The coordinator of the cores {ending} again and again.")
-        logger.error("The coordinator of the cores %s; it is started anew.", ending)
+        logger.error("The DP coordinator %s; restarting it.", ending)
         self.process.end(0.0)
         self.num_restarts += 1
         self._start()

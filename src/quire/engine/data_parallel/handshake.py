@@ -78,11 +78,11 @@ class HandshakeServer:
             try:
                 hello = self._hello.decode(rest[0] if rest else b"")
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-                logger.error("Somebody sent what is no HELLO: %s", error)
+                logger.error("Invalid HELLO message: %s", error)
                 continue
             welcome = self._answer(hello, join)
             if welcome.refusal is not None:
-                logger.error("Cores %s are refused: %s", hello.engine_indices, welcome.refusal)
+                logger.error("Rejected cores %s: %s", hello.engine_indices, welcome.refusal)
             self.socket.send_multipart([identity, msgspec.msgpack.encode(welcome)])
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
                 poller.unregister(gone)
                 given_up_at = time.monotonic() + FAREWELL_S
             if time.monotonic() > given_up_at:
-                logger.error("The front end is gone: its cores end.")
+                logger.error("The front end has exited: stopping its cores.")
                 return ORPHANED
             for engine_index, process in list(running.items()):
                 if process.is_running:

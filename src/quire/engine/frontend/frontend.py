@@ -151,7 +151,9 @@ class FrontEnd(Generic[Client]):
                 group.mailbox.traceparent = group.span.traceparent
         elif headers and not self._has_warned:
             self._has_warned = True
-            logger.warning("Trace headers come, and there are no traces: otlp_traces_endpoint.")
+            logger.warning(
+                "Requests carry trace headers, but tracing is off: set otlp_traces_endpoint."
+            )
 
     def extend(
         self,

@@ -129,7 +129,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         try:
             self.core.add_request(request)
         except Exception as error:
-            logger.error("A request could not be added.", exc_info=error)
+            logger.error("Failed to add a request.", exc_info=error)
             text = f"{type(error).__name__}: {error}"
             self._end(request.handle, FinishReason.ERROR, text)
 
@@ -194,7 +194,7 @@ class EngineCoreProc(UnbuiltProcMethods):
             decoder, serve = self._decoders[kind]
             message = decoder.decode(frames[1:])
         except ValueError as error:
-            logger.error("Front end %d sent what is no message: %s", front_end, error)
+            logger.error("Invalid message from front end %d: %s", front_end, error)
             return
         if self._orders[front_end].accept(sequence):
             serve(message)
@@ -229,7 +229,7 @@ class EngineCoreProc(UnbuiltProcMethods):
 
     def _serve_utility(self, request: UtilityRequest) -> None:
         if not 0 <= request.client_index < len(self._outputs):
-            logger.error("There is no front end %d to answer to.", request.client_index)
+            logger.error("Dropping an answer to unknown front end %d.", request.client_index)
             return
         try:
             if self._deadline is not None:

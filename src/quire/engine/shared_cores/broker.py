@@ -193,7 +193,7 @@ class CoreBroker:
         try:
             self.abort(live)
         except EngineDeadError:
-            logger.info("The cores are gone too.")
+            logger.info("The engine cores have exited as well.")
 
     def _route(self, outputs: EngineCoreOutputs) -> None:
         self._note_step(outputs)
@@ -206,7 +206,7 @@ class CoreBroker:
             part.stats = None
             seat.channel.send(wire.OUTPUTS, part)
             if seat.channel.num_unsent_bytes > MOST_UNSENT_BYTES:
-                logger.error("An API server does not read its outputs: it is let go.")
+                logger.error("Disconnecting a slow API server: it does not read its outputs.")
                 seat.channel.abort()
 
     def _note_step(self, outputs: EngineCoreOutputs) -> None:

@@ -92,7 +92,7 @@ class Channel(asyncio.Protocol):
             while (message := self._next()) is not None:
                 self._serve(*message)
         except Exception as error:
-            logger.error("A message of a process of ours could not be served.", exc_info=error)
+            logger.error("Failed to handle a message from a related process.", exc_info=error)
             self._buffer.clear()
             self.abort()
 

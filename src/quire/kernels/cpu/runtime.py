@@ -112,7 +112,7 @@ def open_runtime(*, num_threads: int, isa: str | None = None) -> CpuRuntime | No
     if native is None:
         if isa is not None:
             raise InvalidParameter("QUIRE_CPU_ISA", isa, reason, "Leave it out.")
-        logger.warning("Plain torch computes, several times slower: %s.", reason)
+        logger.warning("Falling back to plain torch, which is several times slower: %s.", reason)
         return None
     return CpuRuntime(num_threads=num_threads, isa=isa)
 

@@ -195,7 +195,7 @@ class Sampler:
                 try:
                     member.output_ids.append(int(sampled.token_ids[index]))
                 except Exception:
-                    logger.exception("the sampled token at %d was not kept", index)
+                    logger.exception("failed to record the sampled token at index %d", index)
                     sampled.errors[index] = "the sampled token could not be kept"
 
     def prompt_logprobs(self, logits: Tensor, targets: Tensor, k: int) -> SampledLogprobs:

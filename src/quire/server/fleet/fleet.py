@@ -154,10 +154,10 @@ class Fleet:
             is_long = time.monotonic() - process.began > LONG_LIFE_S
             num_fruitless = 0 if is_long else num_fruitless + 1
             if num_fruitless >= MOST_FRUITLESS:
-                logger.error("API server %d %s, again and again: all end.", row, words)
+                logger.error("API server %d %s repeatedly: shutting down.", row, words)
                 ending.fail()
                 return
-            logger.error("API server %d %s. It is started anew.", row, words)
+            logger.error("API server %d %s; restarting it.", row, words)
             if num_fruitless > 1:
                 pause_s = FIRST_PAUSE_S * 2 ** (num_fruitless - 1)
                 await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
@@ -179,7 +179,7 @@ class Fleet:
             now = time.monotonic()
             was_asleep, looked_at = now - looked_at > 2 * LOOK_S, now
             if not was_asleep and now - seat.last_sign > SILENT_S:
-                logger.error("API server %d gave no sign of life for %.0f s.", row, SILENT_S)
+                logger.error("No heartbeat from API server %d for %.0f s.", row, SILENT_S)
                 process.kill()
 
     def _new_process(self, row: int) -> ApiServerProcess:
@@ -222,7 +222,9 @@ class Fleet:
         once with a second signal, they are aborted; what does not end is killed.
         """
         drain_s = self._args.shutdown_timeout
-        logger.info("Stopping: no new requests; what runs has %.0f s.", drain_s)
+        logger.info(
+            "Shutting down: refusing new requests, draining running ones for up to %.0f s.", drain_s
+        )
         self._terminate()
         hurried = asyncio.ensure_future(ending.hurried.wait())
         gone = asyncio.ensure_future(_all_done(keepers))
@@ -233,7 +235,7 @@ class Fleet:
             await _first_of(gone, timeout_s=GRACE_S)
         for process in self._processes.values():
             if process.is_running:
-                logger.error("An API server did not end, and is killed.")
+                logger.error("An API server did not exit in time: killing it.")
                 await asyncio.to_thread(process.kill)
 
     def _terminate(self) -> None:

@@ -226,7 +226,9 @@ async def listen(
         for server, _ in listeners:
             server.config.timeout_graceful_shutdown = int(drain_s + _LAST_WORDS_S)
             server.should_exit = True
-        logger.info("Stopping: no new requests; what runs has %.0f s.", drain_s)
+        logger.info(
+            "Shutting down: refusing new requests, draining running ones for up to %.0f s.", drain_s
+        )
         await _first(
             asyncio.ensure_future(drain()),
             asyncio.ensure_future(ending.hurried.wait()),

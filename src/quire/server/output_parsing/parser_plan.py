@@ -43,7 +43,7 @@ class TranscriptPlan:
         """The formats by their names."""
         tools = "none" if self.tool_format is None else self.tool_format.name
         reasoning = "none" if self.reasoning is None else self.reasoning.name
-        return f"tool calls: {tools}, reasoning: {reasoning}"
+        return f"tool parser: {tools}, reasoning parser: {reasoning}"
 
     def marks(self, *, reads_calls: bool = True) -> frozenset[str]:
         """Every text that the formats look for, with or without those of calls."""
