@@ -49,7 +49,7 @@ _SERVER_FLAGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire run-batch`."""
     parser.usage = "quire run-batch -i FILE -o FILE [flags]"
-    batch = parser.add_argument_group("Batch")
+    batch = parser.add_argument_group("BatchRun")
     batch.add_argument(
         "-i",
         "--input-file",
@@ -163,7 +163,7 @@ async def _batch(
     from quire.server.app import Access, build_app
     from quire.server.assemble import build_server
     from quire.server.batch.lines import Judge, read_lines
-    from quire.server.batch.run import Batch
+    from quire.server.batch.run import BatchRun
     from quire.server.routes import ROUTES
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _task().cancel)
@@ -177,7 +177,7 @@ async def _batch(
         lines = read_lines(args.input_file, options.max_body_bytes)
         crowd = args.max_concurrency or min(2 * plan.max_num_seqs, plan.max_num_queued_reqs)
         async with _measured(server, listener):
-            await Batch(app, engine, judge, results, on_result).run(lines, crowd)
+            await BatchRun(app, engine, judge, results, on_result).run(lines, crowd)
     finally:
         engine.shutdown()
 

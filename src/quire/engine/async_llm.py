@@ -358,7 +358,8 @@ class AsyncLLM(AsyncControl):
     def _note_ended(self, num_completions: int) -> None:
         if num_completions:
             self._admission.note_ended(num_completions)
-            self._feeders.end_unread()
+            if self._feeders.running:
+                self._feeders.end_unread()
         if self._idle and not self.front_end.outputs.num_unfinished:
             waiting, self._idle = self._idle, []
             for future in waiting:

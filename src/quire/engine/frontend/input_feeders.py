@@ -25,11 +25,11 @@ class InputFeeders:
 
     def __init__(self, front_end: FrontEnd[AsyncEngineCoreClient]) -> None:
         self._front_end = front_end
-        self._groups: dict[asyncio.Task[None], RequestGroup] = {}
+        self.running: dict[asyncio.Task[None], RequestGroup] = {}
 
     def __len__(self) -> int:
         """How many streams are still read."""
-        return len(self._groups)
+        return len(self.running)
 
     async def add(
         self,
@@ -64,22 +64,22 @@ class InputFeeders:
             self._front_end.end_input(group, latest)
 
         task = asyncio.create_task(feed(stream, send, end))
-        self._groups[task] = group
+        self.running[task] = group
         task.add_done_callback(partial(self._on_end, group))
         return group
 
     def end_unread(self) -> None:
         """End the tasks of requests that have ended: nobody takes their input any more."""
-        for task, group in self._groups.items():
+        for task, group in self.running.items():
             if not self._front_end.outputs.is_unfinished(group):
                 task.cancel()
 
     def cancel(self) -> None:
         """End all tasks."""
-        for task in self._groups:
+        for task in self.running:
             task.cancel()
 
     def _on_end(self, group: RequestGroup, task: asyncio.Task[None]) -> None:
-        del self._groups[task]
+        del self.running[task]
         if not task.cancelled() and task.exception() is not None and group.mailbox is not None:
             group.mailbox.put(task.exception() or AssertionError())

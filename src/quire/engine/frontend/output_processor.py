@@ -338,4 +338,5 @@ def _note_end(stats: IterationStats, state: RequestState, end: Finished) -> None
     if group.is_finished:
         stats.n_params_iter.append(len(group.handles))
         stats.max_num_generation_tokens_iter.append(group.num_longest)
-        end_span(group, end, ended, state.times)
+        if group.span is not None:
+            end_span(group, group.span, end, ended, state.times)

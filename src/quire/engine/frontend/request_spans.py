@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.engine.frontend.request_group import RequestGroup
 from quire.engine.stats.step_stats import FinishedRequestStats
 from quire.engine.wire.messages import Finished, FinishReason
+from quire.observability.tracing import RequestSpan
 from quire.outputs import RequestStateStats
 from quire.params import SamplingParams
 
@@ -22,11 +23,13 @@ def begun_attributes(group: RequestGroup, params: SamplingParams) -> dict[str, o
 
 
 def end_span(
-    group: RequestGroup, end: Finished, ended: FinishedRequestStats, times: RequestStateStats
+    group: RequestGroup,
+    span: RequestSpan,
+    end: Finished,
+    ended: FinishedRequestStats,
+    times: RequestStateStats,
 ) -> None:
     """The last completion of a request has ended: so has its span. Times are that completion's."""
-    if group.span is None:
-        return
     attributes = {
         "gen_ai.usage.completion_tokens": group.num_generated,
         "gen_ai.response.finish_reasons": [str(end.reason)],
@@ -38,5 +41,5 @@ def end_span(
         "gen_ai.latency.time_in_model_inference": ended.inference_time,
     }
     is_failure = end.reason is FinishReason.ERROR
-    group.span.end(attributes, (end.message or "the request failed") if is_failure else None)
+    span.end(attributes, (end.message or "the request failed") if is_failure else None)
     group.span = None

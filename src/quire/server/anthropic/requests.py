@@ -32,7 +32,7 @@ class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ThinkingConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether the model thinks first, and how long."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -55,7 +55,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

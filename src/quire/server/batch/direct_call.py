@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message
 
 
 @dataclass(slots=True)
-class Reply:
+class DirectReply:
     """What the app answered; header names are in lower case."""
 
     status: int = 0
@@ -17,7 +17,7 @@ class Reply:
     body: bytes = b""
 
 
-async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> Reply:
+async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> DirectReply:
     """POST a JSON body. Cancelling the call is what going away is to a client."""
     headers = {
         "content-type": "application/json",
@@ -38,7 +38,7 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> Reply:
         "client": None,
         "server": None,
     }
-    reply, pieces = Reply(), []
+    reply, pieces = DirectReply(), []
     sent = asyncio.Event()
 
     async def receive() -> Message:

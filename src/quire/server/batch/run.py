@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from quire.engine.async_llm import AsyncLLM
-from quire.server.batch.direct_call import Reply, post
+from quire.server.batch.direct_call import DirectReply, post
 from quire.server.batch.lines import BadLine, Judge, Line, Order
 from quire.server.batch.results import BatchError, BatchResponse, BatchResult, Results
 from quire.server.http.failures import ErrorBody, Refusal, error_json
@@ -17,7 +17,7 @@ from quire.server.http.failures import ErrorBody, Refusal, error_json
 _OK, _BAD, _BUSY, _FAILED = 200, 400, 503, 500
 
 
-class Batch:
+class BatchRun:
     """Requests on their way through `app`, whose engine is `engine`. `on_result` is called after
     each result is in the file.
     """
@@ -62,7 +62,7 @@ class Batch:
             if not self._results.holds(line):
                 self._finish(line, order.custom_id, await self._answer(line, order))
 
-    async def _answer(self, line: Line, order: Order) -> Reply:
+    async def _answer(self, line: Line, order: Order) -> DirectReply:
         """The app's answer. While others are answered a full queue means to try again."""
         while True:
             self._num_asking += 1
@@ -76,18 +76,18 @@ class Batch:
                 return reply
             await asyncio.sleep(float(reply.headers.get("retry-after", "1")))
 
-    def _finish(self, line: Line, custom_id: str | None, reply: Reply) -> None:
+    def _finish(self, line: Line, custom_id: str | None, reply: DirectReply) -> None:
         response = BatchResponse(reply.status, line.id, msgspec.Raw(reply.body))
         error = None if reply.status == _OK else _error_of(reply)
         self._results.add(line, BatchResult(line.id, custom_id, response, error))
         self._on_result()
 
 
-def _refusal(text: str) -> Reply:
+def _refusal(text: str) -> DirectReply:
     """What the app would say of a bad line."""
-    return Reply(_BAD, {}, error_json(Refusal(_BAD, text)))
+    return DirectReply(_BAD, {}, error_json(Refusal(_BAD, text)))
 
 
-def _error_of(reply: Reply) -> BatchError:
+def _error_of(reply: DirectReply) -> BatchError:
     message = msgspec.json.decode(reply.body, type=ErrorBody).error.message
     return BatchError(str(reply.status), message)

@@ -120,7 +120,7 @@ class ChatWriter:
             choices=choices,
             usage=self._usage.whole(),
             system_fingerprint=self._server.replies.fingerprint,
-            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_logprobs=output.prompt_logprobs and prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=self._prompt.ids if self._body.return_token_ids else None,
             prompt_text=self._prompt.text if self._body.return_prompt_text else None,
         )

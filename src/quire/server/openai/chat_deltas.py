@@ -18,18 +18,19 @@ from quire.server.openai.replies import (
     ChatMessage,
     FunctionCall,
     FunctionDelta,
-    ToolCall,
+    MessageToolCall,
     ToolCallDelta,
 )
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import (
+    NO_TOOLS,
     ArgumentText,
     CallStarted,
     ContentText,
     Event,
+    OutputReader,
     ReasoningText,
     ToolUse,
-    TranscriptReader,
     decide_tool_use,
     whole,
 )
@@ -47,6 +48,8 @@ class ChatPrompt(Prompt):
 
 def tool_use(server: Server, body: ChatRequest) -> ToolUse:
     """What the request's tools ask for. Raises InvalidParameter."""
+    if not body.tools and body.tool_choice is None:
+        return NO_TOOLS
     return decide_tool_use(
         body.tools,
         body.tool_choice,
@@ -97,7 +100,7 @@ class Answer:
     """One of n answers while it arrives: deltas for a stream, a message for a whole reply."""
 
     def __init__(
-        self, role: str, reader: TranscriptReader, *, shows_reasoning: bool, is_named: bool = False
+        self, role: str, reader: OutputReader, *, shows_reasoning: bool, is_named: bool = False
     ) -> None:
         self.role = role
         self.reasoning = ""
@@ -112,7 +115,7 @@ class Answer:
     def message(self, text: str) -> ChatMessage:
         """The whole text as a message."""
         read = whole(self.events(text, is_last=True))
-        calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in
+        calls = [MessageToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in
                  read.tool_calls]  # fmt: skip
         reasoning = read.reasoning if self._shows_reasoning else None
         return ChatMessage(

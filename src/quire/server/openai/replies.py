@@ -71,7 +71,7 @@ class FunctionCall(msgspec.Struct):
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
+class MessageToolCall(msgspec.Struct):
     """One call in an answer."""
 
     id: str
@@ -90,7 +90,7 @@ class ChatMessage(msgspec.Struct):
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
     reasoning: str | None = None
     reasoning_content: str | UnsetType = UNSET
 

@@ -18,6 +18,7 @@ from quire.server.output_parsing.events import (
     CallStarted,
     ContentText,
     Event,
+    OutputReader,
     ReasoningText,
     ToolCall,
     Transcript,
@@ -38,11 +39,12 @@ from quire.server.output_parsing.state_table import (
     ReasoningFormat,
     ToolFormat,
 )
-from quire.server.output_parsing.tool_choice import ToolUse, decide_tool_use
+from quire.server.output_parsing.tool_choice import NO_TOOLS, ToolUse, decide_tool_use
 
 __all__ = [
     "AUTO",
     "NONE",
+    "NO_TOOLS",
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "ArgumentText",
@@ -50,10 +52,11 @@ __all__ = [
     "ContentText",
     "Event",
     "Head",
+    "OutputReader",
+    "ParserState",
     "Reads",
     "ReasoningFormat",
     "ReasoningText",
-    "ParserState",
     "ToolCall",
     "ToolFormat",
     "ToolUse",

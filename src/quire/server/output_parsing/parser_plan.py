@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId
-from quire.server.output_parsing.events import Transcript, whole
+from quire.server.output_parsing.events import OutputReader, PlainReader, Transcript, whole
 from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
 from quire.server.output_parsing.reader import Table, TranscriptReader
 from quire.server.output_parsing.state_table import (
@@ -73,11 +73,13 @@ class TranscriptPlan:
         end may be anybody's words. `continued` is the text of the message that the output goes on
         with, which the prompt then ends with.
         """
+        if self.reasoning is None:
+            return "content" if continued.strip() else ANSWER
         before = prompt.rpartition(continued.strip())[0] if continued.strip() else prompt
         place = self._place(before[-PROMPT_END_CHARS:].rstrip())
         if not continued.strip():
             return place
-        reader = self.open(place)
+        reader = self._open(place, None, False, True, None)
         reader.feed(continued)
         return reader.place if reader.state.reads in FLOWING else "content"
 
@@ -118,7 +120,7 @@ class TranscriptPlan:
         forced: str | bool = False,
         parallel: bool = True,
         call_id: CallId | None = None,
-    ) -> TranscriptReader:
+    ) -> OutputReader:
         """A reader of one output that begins at `place` (see there; None: after a prompt that says
         nothing).
 
@@ -126,6 +128,18 @@ class TranscriptPlan:
         calls in the form of `tool_choice` "required" (True) or of the one named. `parallel=False`
         leaves out all calls but the first. `call_id` makes ids in place of the format's own.
         """
+        if self.reasoning is None and tools is None and forced is False:
+            return PlainReader()
+        return self._open(place, tools, forced, parallel, call_id)
+
+    def _open(
+        self,
+        place: str | None,
+        tools: Sequence[Any] | None,
+        forced: str | bool,
+        parallel: bool,
+        call_id: CallId | None,
+    ) -> TranscriptReader:
         table = self._table(tools, forced)
         place = self._place("") if place is None else place
         if place == ANSWER:

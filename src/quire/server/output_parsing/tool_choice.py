@@ -36,6 +36,10 @@ class ToolUse:
     grammar: str | None = None
 
 
+NO_TOOLS = ToolUse()
+"""What a request without tools asks for."""
+
+
 def decide_tool_use(
     tools: Sequence[Any] | None,
     tool_choice: Any,
@@ -54,7 +58,7 @@ def decide_tool_use(
     if not tools:
         if tool_choice not in (None, "none"):
             raise InvalidParameter("tool_choice", tool_choice, "it goes with tools only")
-        return ToolUse()
+        return NO_TOOLS
     checked = check_tools(tools)
     choice = tool_choice or "auto"
     if choice == "none":

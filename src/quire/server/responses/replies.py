@@ -11,13 +11,13 @@ from quire.server.openai.replies import TokenLogprobs
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class ReasoningText(msgspec.Struct, tag="reasoning_text", tag_field="type"):
+class ReasoningTextPart(msgspec.Struct, tag="reasoning_text", tag_field="type"):
     """A piece of reasoning."""
 
     text: str = ""
 
 
-class OutputText(msgspec.Struct, tag="output_text", tag_field="type"):
+class OutputTextPart(msgspec.Struct, tag="output_text", tag_field="type"):
     """A piece of the answer."""
 
     text: str = ""
@@ -29,7 +29,7 @@ class ReasoningItem(msgspec.Struct, tag="reasoning", tag_field="type"):
     """What the model thought before it answered."""
 
     id: str
-    content: list[ReasoningText] = []
+    content: list[ReasoningTextPart] = []
     summary: list[Any] = []
     encrypted_content: str | None = None
     status: Status = "in_progress"
@@ -39,7 +39,7 @@ class MessageItem(msgspec.Struct, tag="message", tag_field="type"):
     """The answer."""
 
     id: str
-    content: list[OutputText] = []
+    content: list[OutputTextPart] = []
     role: Literal["assistant"] = "assistant"
     status: Status = "in_progress"
 

@@ -37,7 +37,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Accepted: nothing is padded here in either case."""
 
     include_obfuscation: bool | None = None
@@ -50,7 +50,7 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
     max_output_tokens: int | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
     tools: list[dict[str, Any]] | None = None

@@ -12,17 +12,16 @@ from quire.server.openai.chat_deltas import Answer
 from quire.server.openai.logprobs import chat_logprobs
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
-from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event
-from quire.server.output_parsing import ReasoningText as ReasoningPiece
+from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText
 from quire.server.responses.replies import (
     CallItem,
     InputDetails,
     Item,
     MessageItem,
     OutputDetails,
-    OutputText,
+    OutputTextPart,
     ReasoningItem,
-    ReasoningText,
+    ReasoningTextPart,
     ResponseObject,
     ResponseUsage,
 )
@@ -73,7 +72,7 @@ class ResponseWriter:
 
     def _say(self, event: Event, logprobs: list[TokenLogprobs]) -> Iterator[Tale]:
         match event:
-            case ReasoningPiece(text):
+            case ReasoningText(text):
                 yield from self._text(ReasoningItem, text, [])
             case ContentText(text):
                 yield from self._text(MessageItem, text, logprobs)
@@ -93,9 +92,9 @@ class ResponseWriter:
     ) -> Iterator[Tale]:
         if not isinstance(self._open, kind):
             if kind is ReasoningItem:
-                yield from self._begin(ReasoningItem(_id("rs"), [ReasoningText()]))
+                yield from self._begin(ReasoningItem(_id("rs"), [ReasoningTextPart()]))
             else:
-                yield from self._begin(MessageItem(_id("msg"), [OutputText()]))
+                yield from self._begin(MessageItem(_id("msg"), [OutputTextPart()]))
         item = self._open
         if isinstance(item, ReasoningItem):
             item.content[0].text += text
@@ -124,7 +123,7 @@ class ResponseWriter:
             yield {**self._of_item("response.function_call_arguments.done", item), **told}
         else:
             part = item.content[0]
-            if isinstance(part, OutputText):
+            if isinstance(part, OutputTextPart):
                 name, more = "response.output_text.done", {"logprobs": part.logprobs}
             else:
                 name, more = "response.reasoning_text.done", {}
