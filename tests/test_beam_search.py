@@ -5,13 +5,13 @@ import math
 import random
 
 import pytest
-from scripted_engines import embedded_tokenizer, make_engine
 
 from quire.beam_search import BeamSearch
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
 from quire.llm import LLM
 from quire.outputs import Logprob
 from quire.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine
 
 EOS = 0
 PROMPT = [9, 9]

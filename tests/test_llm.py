@@ -3,12 +3,12 @@
 import signal
 
 import pytest
-from scripted_engines import embedded_tokenizer, make_engine
 
 from quire.errors import EngineDeadError, EngineError, InvalidParameter, InvalidType, NotBuiltYet
 from quire.llm import LLM
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
+from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine
 
 ECHO = list(range(20, 84))
 

@@ -5,8 +5,6 @@ deadlines, death.
 import asyncio
 
 import pytest
-from async_engines import collect, core_of, looped, make_async
-from scripted_engines import make_engine, run, whole
 
 from quire.engine.frontend.streaming_input import StreamingInput
 from quire.errors import (
@@ -19,6 +17,8 @@ from quire.errors import (
     RequestError,
 )
 from quire.params import RequestOutputKind, SamplingParams
+from tests.engine.frontend.async_engines import collect, core_of, looped, make_async
+from tests.engine.frontend.scripted_engines import make_engine, run, whole
 
 KINDS = list(RequestOutputKind)
 TOKENS = list(range(10, 60))

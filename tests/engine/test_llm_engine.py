@@ -3,12 +3,12 @@
 import logging
 
 import pytest
-from scripted_engines import make_engine, run
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import CapacityError, EngineError, InvalidType, NotBuiltYet
 from quire.observability.metrics import Counter, Gauge, Histogram
 from quire.params import SamplingParams
+from tests.engine.frontend.scripted_engines import make_engine, run
 
 
 def test_outputs_carry_the_callers_id_and_prompt():

@@ -1,7 +1,7 @@
 """Parts of an engine killed or stopped at random moments under concurrent streams, and what the
 streams notice.
 
-`benchmarks/kill_table.py` prints the table; the tests run single moments of it.
+`python -m benchmarks.kill_table` prints the table; the tests run single moments of it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Streams:
             num_gpu_blocks_override=2000,
             seed=3,
             data_parallel_size=num_cores,
-            logits_processors=["quire.testing.poison:Poison"],
+            logits_processors=["tests.support.poison:Poison"],
         )
         plan = args.create_engine_config()
         self.num_cores = num_cores
@@ -274,7 +274,7 @@ def kill_front_end(num_moments: int, *, seed: int = 0) -> Row:
     with _no_leaks(row):
         for _ in range(num_moments):
             child = subprocess.Popen(
-                [sys.executable, "-m", "quire.testing.kill_table"], stdout=subprocess.PIPE
+                [sys.executable, "-m", "tests.support.kill_table"], stdout=subprocess.PIPE
             )
             assert child.stdout is not None
             cores = [psutil.Process(int(pid)) for pid in child.stdout.readline().split()]

@@ -9,7 +9,7 @@ the small cases. The functions stand as a provider named "oracle".
 from __future__ import annotations
 
 from quire.ops import Implementation
-from quire.testing import (
+from tests.support import (
     op_oracle_edits,
     op_oracle_logits,
     op_oracle_masks,

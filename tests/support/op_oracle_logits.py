@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.sampling.sample import TopLogits
-from quire.testing.op_oracle_rows import to_array, to_tensor
+from tests.support.op_oracle_rows import to_array, to_tensor
 
 _WORD = 2**32 - 1
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import AttentionArgs, NormWeight, QKNorm, RotaryTable
-from quire.testing.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
+from tests.support.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
 
 # KV memory
 

@@ -1,4 +1,4 @@
-"""Random lives of supervised cores in virtual time: `python -m quire.testing.simulate_faults
+"""Random lives of supervised cores in virtual time: `python -m tests.support.simulate_faults
 --traces 100000`.
 
 A trace has one or two cores over the hash model, behind wires that delay, lose and repeat messages,

@@ -1,7 +1,6 @@
 """The journal alone: what is sent when, who is suspected, who is convicted."""
 
 import pytest
-from core_over_hashes import request
 
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal
@@ -16,6 +15,7 @@ from quire.engine.wire.control_calls import (
 )
 from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason, Started
+from tests.engine.core.core_over_hashes import request
 
 
 def journal_of(count):

@@ -10,7 +10,7 @@ from quire.engine.client import journal, supervisor
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
 from quire.engine.wire.frame_order import FrameOrder, Overdue
-from quire.testing.simulate_faults import World, run_traces
+from tests.support.simulate_faults import World, run_traces
 
 NUM_TRACES = 10_000
 PART = 1_000

@@ -91,7 +91,7 @@ def no_orphans():
 
 @pytest.fixture(scope="module")
 def engine():
-    found = engine_of(logits_processors=["quire.testing.poison:Poison"])
+    found = engine_of(logits_processors=["tests.support.poison:Poison"])
     yield found
     assert found.reset_prefix_cache(), "no block is held"
     found.close()

@@ -1,11 +1,11 @@
 """The core's loop over a model without tensors: order, overlap, requests that cannot run."""
 
 import pytest
-from core_over_hashes import drain, expected, make_core, request
 
 from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import FinishReason
 from quire.scheduling import invariants
+from tests.engine.core.core_over_hashes import drain, expected, make_core, request
 
 
 @pytest.mark.parametrize("depth", [1, 2])

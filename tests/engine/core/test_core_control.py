@@ -5,7 +5,6 @@ from concurrent.futures import Future
 
 import psutil
 import pytest
-from core_over_hashes import drain, expected, make_core, request
 
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.core.builder import build_core
@@ -20,6 +19,7 @@ from quire.errors import (
 )
 from quire.params import SamplingParams
 from quire.testing import make_checkpoint
+from tests.engine.core.core_over_hashes import drain, expected, make_core, request
 
 MIB = 2**20
 

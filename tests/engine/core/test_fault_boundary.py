@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from core_over_hashes import drain, expected, make_core, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from quire.engine.wire.messages import FinishReason
 from quire.errors import EngineDeadError
 from quire.runner.faults import RowFailures, processor_text
 from quire.scheduling import invariants, scheduler, stop
+from tests.engine.core.core_over_hashes import drain, expected, make_core, request
 
 depths = pytest.mark.parametrize("depth", [1, 2])
 

@@ -32,7 +32,7 @@ def plan_of(folder, **wishes):
         max_num_seqs=8,
         num_gpu_blocks_override=200,
         max_model_len=256,
-        logits_processors=["quire.testing.poison:Poison"],
+        logits_processors=["tests.support.poison:Poison"],
         **wishes,
     )
     return args.create_engine_config()

@@ -2,8 +2,6 @@
 
 import asyncio
 
-from scripted_engines import embedded_tokenizer
-
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.admission import QueueLimits
 from quire.engine.frontend.frontend import FrontEnd
@@ -11,6 +9,7 @@ from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.testing.loop_client import LoopClient
 from quire.testing.scripted_core import ScriptedCore
+from tests.engine.frontend.scripted_engines import embedded_tokenizer
 
 
 def make_async(

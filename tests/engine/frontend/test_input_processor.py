@@ -1,7 +1,6 @@
 """What the core is sent, and what is refused before it."""
 
 import pytest
-from scripted_engines import embedded_tokenizer, make_engine
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong, RequestError
 from quire.params import (
@@ -10,6 +9,7 @@ from quire.params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine
 
 
 def send(prompt="a b", params=None, engine=None, **options):

@@ -6,13 +6,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_engines import embedded_tokenizer, make_engine, run, whole
 
 from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason
 from quire.outputs import FlatLogprobs
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.scripted_core import logprob_row, rank, value
 from quire.text.detokenizer import IncrementalDetokenizer
+from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine, run, whole
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 PROMPT = [5, 6, 7]

@@ -8,9 +8,7 @@ from pathlib import Path
 import msgspec
 import prometheus_client
 import pytest
-from async_engines import collect, looped, make_async
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_engines import make_engine, run
 
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.frontend.output_processor import OutputProcessor
@@ -39,6 +37,8 @@ from quire.errors import InvalidType
 from quire.observability.metrics import Buckets, Counter, sizes_up_to
 from quire.observability.prometheus import exposition, registry_of
 from quire.params import RequestOutputKind, SamplingParams
+from tests.engine.frontend.async_engines import collect, looped, make_async
+from tests.engine.frontend.scripted_engines import make_engine, run
 
 
 @functools.cache
@@ -399,6 +399,6 @@ def test_finished_stats_need_no_times():
 
 
 def test_the_page_names_every_metric():
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
     assert {row[0].strip("| `"): row[-1].strip(" |") for row in rows} == DESCRIPTIONS

@@ -14,8 +14,8 @@ from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Facts, bind, select
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.cases import CASES
-from quire.testing import op_oracle
-from quire.testing.op_conformance import check, relative_error
+from tests.support import op_oracle
+from tests.support.op_conformance import check, relative_error
 
 NATIVE, REASON = find_native()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)

@@ -17,11 +17,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from triton_cases import CHUNKED, ROUNDED, WIDE
-
 from quire.ops.cases import CASES, FP8_CASES
+from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

@@ -16,7 +16,6 @@ from itertools import product
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton_memory import Watch, corners
 
 from quire.kernels.triton.attention.paged_kv import PagedKV
 from quire.kernels.triton.gates import activate, scale_gate
@@ -31,6 +30,7 @@ from quire.kernels.triton.sampling.rank import rank
 from quire.ops import AttentionArgs, select
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import RotaryTable
+from tests.kernels.triton.triton_memory import Watch, corners
 
 NO_RESERVE = 0x4000
 """Of Linux: not in `mmap` before Python 3.13."""

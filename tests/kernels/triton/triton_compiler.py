@@ -20,16 +20,16 @@ from itertools import product
 import numpy as np
 import torch
 import triton
-from machine_code import loop_of, programs_of, taken_by
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
-from triton_cases import ROUNDED
 
 from quire.kernels.triton import implementations
 from quire.kernels.triton.launch import ALIGNMENT
 from quire.ops import AttentionArgs, Facts, Ops, WeightFormat, bind
 from quire.ops.cases import CASES, FP8_CASES, Case
+from tests.kernels.triton.machine_code import loop_of, programs_of, taken_by
+from tests.kernels.triton.triton_cases import ROUNDED
 
 HOPPER = GPUTarget("cuda", 90, 32)
 OF_MODELS = ("linear", "draw", "rank")

@@ -34,7 +34,17 @@ import numpy as np
 import torch
 import triton
 from triton.runtime import interpreter
-from triton_races import ATOMIC, BETWEEN, BETWEEN_SAME, READ, WRITE, Access, Finding, races
+
+from tests.kernels.triton.triton_races import (
+    ATOMIC,
+    BETWEEN,
+    BETWEEN_SAME,
+    READ,
+    WRITE,
+    Access,
+    Finding,
+    races,
+)
 
 SAME_VALUE = {
     "_clear_kernel": "every lane of a token writes 0",
@@ -270,7 +280,6 @@ def _line_of_kernel() -> str:
 def main(script: str, *args: str) -> None:
     """Run a script as if it had been started itself; fails if a launch did, whoever caught it."""
     sys.argv = [script, *args]
-    sys.path.insert(0, str(Path(script).parent))
     with Watch() as watch:
         runpy.run_path(script, run_name="__main__")
     if watch.faults:

@@ -11,7 +11,8 @@ import json
 import torch
 import triton
 import triton.language as tl
-from triton_memory import MemoryFault, Watch
+
+from tests.kernels.triton.triton_memory import MemoryFault, Watch
 
 
 @triton.jit

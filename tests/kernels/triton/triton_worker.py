@@ -12,13 +12,13 @@ import sys
 import traceback
 
 import torch
-from triton_cases import CHUNKED, ROUNDED, WIDE
-from triton_memory import Watch
 
 from quire.ops import Facts, Ops, bind, select
 from quire.ops.cases import CASES, FP8_CASES, Case
-from quire.testing import op_oracle
-from quire.testing.op_conformance import check, relative_error, results_of
+from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
+from tests.kernels.triton.triton_memory import Watch
+from tests.support import op_oracle
+from tests.support.op_conformance import check, relative_error, results_of
 
 EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}
 """Ops that round as plain torch does."""

@@ -3,7 +3,8 @@
 import anthropic
 import httpx2  # what this client is made of
 import pytest
-from scripted_app import with_app
+
+from tests.server.scripted_app import with_app
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 WEATHER = {"name": "weather", "input_schema": {"type": "object"}}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_app import make_app
 
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.server.batch.lines import URLS, Judge, check_input, read_lines
 from quire.server.batch.results import open_results
 from quire.server.batch.run import Batch
+from tests.server.scripted_app import make_app
 
 MAX_BYTES = 4096
 BODY = {"messages": [{"role": "user", "content": "hello"}]}

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
-from conftest import KEYS
-from serve_process import serving
+
+from tests.server.conftest import KEYS
+from tests.server.serve_process import serving
 
 KEY = {"Authorization": f"Bearer {KEYS[0]}"}
 FIELDS = {"model": "", "temperature": 0, "ignore_eos": True}

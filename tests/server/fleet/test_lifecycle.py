@@ -10,7 +10,8 @@ import threading
 import httpx
 import psutil
 import pytest
-from serve_process import SMALL, serving
+
+from tests.server.serve_process import SMALL, serving
 
 LONG = {"prompt": "def", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 

@@ -1,7 +1,8 @@
 """More and fewer cores over HTTP, between completions."""
 
 import pytest
-from conftest import KEYS
+
+from tests.server.conftest import KEYS
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import time
 
 import httpx
 import pytest
-from serve_process import serving
 
 from quire.cli import serve
 from quire.config.args.server_args import ServerArgs
 from quire.server.routes import ADMIN_ROUTES, ROUTES
+from tests.server.serve_process import serving
 
 FREE = ("/", "/health", "/ping", "/ready")
 KEY = "first-key"

@@ -6,7 +6,8 @@ import time
 
 import httpx
 import pytest
-from scripted_app import with_app
+
+from tests.server.scripted_app import with_app
 
 HUGE = 2**63
 NUMBERS = [-HUGE, -1, HUGE - 1, HUGE, 10**40, 1e308, -1e308, "", "1", True, None, [], {}]

@@ -4,7 +4,8 @@ import json
 
 import openai
 import pytest
-from scripted_app import with_app
+
+from tests.server.scripted_app import with_app
 
 HELLO = [{"role": "user", "content": "def add(a, b):"}]
 WEATHER = {

@@ -4,10 +4,10 @@ import json
 
 import openai
 import pytest
-from scripted_app import tokenizer
-from scripted_server import scripted
 
 from quire.server.output_parsing import ReasoningFormat, TranscriptPlan, plan_transcripts
+from tests.server.scripted_app import tokenizer
+from tests.server.scripted_server import scripted
 
 ASK = [{"role": "user", "content": "How is it in Bonn?"}]
 WEATHER = {

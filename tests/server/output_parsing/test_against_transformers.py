@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from golden_transcripts import TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
 from quire.server.output_parsing import plan_transcripts
+from tests.server.output_parsing.golden_transcripts import TOOLS
 
 START = "<|im_start|>assistant\n"
 TAGGED = {

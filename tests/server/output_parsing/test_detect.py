@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from golden_transcripts import GOLDENS, TOOLS
 
 from quire.server.output_parsing import (
     REASONING_PARSERS,
@@ -17,6 +16,7 @@ from quire.server.output_parsing import (
 )
 from quire.server.output_parsing.detect import REASONING_PARSERS_BY_TEXT, TOOL_PARSERS_BY_TEXT
 from quire.text.chat_template import ChatTemplate
+from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS
 
 CALL = "{% for call in messages[0].tool_calls %}{% set f = call.function %}"
 TEMPLATES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from golden_transcripts import GOLDENS, TOOLS, Golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from quire.server.output_parsing import (
     plan_transcripts,
     whole,
 )
+from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS, Golden
 
 each_golden = pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 

@@ -6,7 +6,6 @@ import json
 import re
 
 import pytest
-from golden_transcripts import GOLDENS, TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from quire.server.output_parsing import (
     plan_transcripts,
     whole,
 )
+from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS
 
 PAIRS = [
     ("openai" if tools == "openai" else tools, "openai_gptoss" if tools == "openai" else reasoning)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from golden_transcripts import TOOLS
 
 from quire.errors import InvalidParameter
 from quire.server.output_parsing import (
@@ -14,6 +13,7 @@ from quire.server.output_parsing import (
     TranscriptPlan,
     plan_transcripts,
 )
+from tests.server.output_parsing.golden_transcripts import TOOLS
 
 
 def test_an_unknown_name_is_refused_with_the_list():

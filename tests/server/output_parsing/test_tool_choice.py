@@ -7,7 +7,6 @@ import json
 import jsonschema
 import llguidance
 import pytest
-from golden_transcripts import TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 from quire import embedded
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.output_parsing import ToolUse, decide_tool_use, plan_transcripts
+from tests.server.output_parsing.golden_transcripts import TOOLS
 
 HERMES = plan_transcripts("hermes")
 NO_PARSER = plan_transcripts()

@@ -4,7 +4,8 @@ import json
 
 import openai
 import pytest
-from scripted_app import with_app
+
+from tests.server.scripted_app import with_app
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}

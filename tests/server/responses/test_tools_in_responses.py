@@ -2,9 +2,9 @@
 
 import openai
 import pytest
-from scripted_server import scripted
 
 from quire.server.output_parsing import plan_transcripts
+from tests.server.scripted_server import scripted
 
 WEATHER = {
     "type": "function",
