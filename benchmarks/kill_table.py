@@ -1,6 +1,6 @@
 """The kill table: signals at random moments under 64 concurrent streams of the embedded model.
 
-    python benchmarks/kill_table.py [--moments 100] [--only WORD]
+    python -m benchmarks.kill_table [--moments 100] [--only WORD]
 
 Every stream must end with the very ids of an undisturbed run. Exits with 1 if one does not, if a
 stream waits longer than five seconds, or if anything is left behind.
@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from quire.testing import kill_table as table
+from tests.support import kill_table as table
 
 WORST_S = 5.0
 

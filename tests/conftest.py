@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, settings
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# What tests start imports `tests.support` as they do (pythonpath in pyproject.toml).
+ROOT = str(Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+
 # A busy machine is no failure: examples may take as long as they take.
 settings.register_profile(
     "patient",
@@ -20,7 +24,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-WATCH = Path(__file__).parent / "kernels" / "triton_memory.py"
+WATCH = Path(__file__).parent / "kernels" / "triton" / "triton_memory.py"
 
 
 def pytest_addoption(parser):
@@ -33,7 +37,7 @@ def pytest_addoption(parser):
 def run_triton_script():
     """Runs a script in a process of its own, since Triton is told at its first import whether it
     interprets kernels, and returns what its last line says, which is JSON. What is interpreted is
-    watched (tests/kernels/triton_memory.py), unless the script does that itself.
+    watched (tests/kernels/triton/triton_memory.py), unless the script does that itself.
     """
 
     def run(script, *args, interpret, timeout_s=120, is_watched=True, **environment):

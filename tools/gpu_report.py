@@ -35,7 +35,8 @@ PARTS = (
 def main(arguments: list[str] | None = None) -> int:
     """The report; the exit status."""
     args = parse(arguments)
-    sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+    root = HERE.parent  # of the checkout: the oracles are beside the tests
+    sys.path[:0] = [str(HERE), str(root / "src"), str(root)]
     reason = why_no_gpu()
     if reason:
         print(f"There is nothing to measure: {reason}.")

@@ -10,34 +10,26 @@ import subprocess
 import sys
 import time
 import zipfile
-from pathlib import Path
 
+import gpu_report
 import pytest
 import torch
+from gpu import ceilings, clock, correctness, engines, kernels, products, told
 
 from quire.config.args.engine_args import EngineArgs
 from quire.errors import InvalidParameter
 from quire.ops import select
 from quire.ops.cases import CASES
 
-TOOLS = Path(__file__).parents[2] / "tools"
-
 
 @pytest.fixture
-def tool(monkeypatch):
-    """Imports a module of tools/ as the report does."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def llama_8b(tool):
-    return tool("gpu.ceilings").DecoderShape(32, 4096, 32, 8, 128, 14_336, 128_256)
+def llama_8b():
+    return ceilings.DecoderShape(32, 4096, 32, 8, 128, 14_336, 128_256)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_sentence():
-    command = [sys.executable, TOOLS / "gpu_report.py"]
+    command = [sys.executable, gpu_report.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout.count("\n") == 1
@@ -45,17 +37,15 @@ def test_without_a_gpu_it_says_so_in_one_sentence():
     assert done.stderr == ""
 
 
-def test_a_step_of_an_8b_model_on_an_h200_takes_what_the_field_publishes(tool, llama_8b):
+def test_a_step_of_an_8b_model_on_an_h200_takes_what_the_field_publishes(llama_8b):
     """15.0 GB of weights at 4.3 TB/s; 7.9 ms for 256 requests in the middle of 128 in, 512 out."""
-    ceilings = tool("gpu.ceilings")
     h200 = ceilings.Ceilings(4.3e12, 750e12)
     assert ceilings.decode_seconds(llama_8b, h200, 1, 128) == pytest.approx(3.5e-3, rel=0.02)
     assert ceilings.decode_seconds(llama_8b, h200, 256, 384) == pytest.approx(7.9e-3, rel=0.1)
     assert llama_8b.kv_bytes_per_token == 128 * 1024
 
 
-def test_the_arithmetic_of_prompts_counts_every_parameter_twice(tool, llama_8b):
-    ceilings = tool("gpu.ceilings")
+def test_the_arithmetic_of_prompts_counts_every_parameter_twice(llama_8b):
     parameters = 8.03e9 - 2 * 128_256 * 4096  # without embedding and head
     flops = ceilings.prefill_flops(llama_8b, 1, 1)
     assert flops == pytest.approx(2 * (parameters + 128_256 * 4096), rel=1e-3)
@@ -64,11 +54,11 @@ def test_the_arithmetic_of_prompts_counts_every_parameter_twice(tool, llama_8b):
     assert long == pytest.approx(2 * parameters * 8192 + attention, rel=2e-3)
 
 
-def test_an_operation_is_bound_by_the_larger_of_its_two_limits(tool):
-    ceilings = tool("gpu.ceilings").Ceilings(100.0, 1000.0)
-    assert ceilings.least_seconds(50, 100) == 0.5
-    assert ceilings.least_seconds(50, 2000) == 2.0
-    assert ceilings.share(50, 100, 2.0) == 0.25
+def test_an_operation_is_bound_by_the_larger_of_its_two_limits():
+    limits = ceilings.Ceilings(100.0, 1000.0)
+    assert limits.least_seconds(50, 100) == 0.5
+    assert limits.least_seconds(50, 2000) == 2.0
+    assert limits.share(50, 100, 2.0) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -80,19 +70,18 @@ def test_an_operation_is_bound_by_the_larger_of_its_two_limits(tool):
         ([(0, 4), (1, 2), (3, 6), (8, 10)], 0.8),
     ],
 )
-def test_time_in_which_the_device_is_busy_is_counted_once(tool, intervals, share):
-    assert tool("gpu.clock").busy_share(intervals) == pytest.approx(share)
+def test_time_in_which_the_device_is_busy_is_counted_once(intervals, share):
+    assert clock.busy_share(intervals) == pytest.approx(share)
 
 
-def test_short_gaps_count_as_busy_where_that_is_asked(tool):
+def test_short_gaps_count_as_busy_where_that_is_asked():
     intervals = [(0.0, 1.0), (2.0, 6.0), (10.0, 20.0)]
-    share = tool("gpu.clock").busy_share
+    share = clock.busy_share
     assert share(intervals, 2.0) == pytest.approx(1 - 4 / 20)
     assert share(intervals, 5.0) == 1.0
 
 
-def test_the_table_and_the_json_say_the_same(tool, tmp_path, capsys):
-    told = tool("gpu.told")
+def test_the_table_and_the_json_say_the_same(tmp_path, capsys):
     report = told.Report({"device": "none"})
     report.add(told.Line("fast enough", 5.0, "ms", 6.0, is_least=False))
     report.add(told.Line("too slow", 50.0, "%", 60.0, note="why"))
@@ -109,22 +98,20 @@ def test_the_table_and_the_json_say_the_same(tool, tmp_path, capsys):
     assert [line["verdict"] for line in found["lines"]] == ["ok", "MISSED", "", "not measured"]
 
 
-def test_a_part_that_fails_or_comes_too_late_is_a_line_of_its_own(tool, monkeypatch):
-    script = tool("gpu_report")
+def test_a_part_that_fails_or_comes_too_late_is_a_line_of_its_own(monkeypatch):
 
     def fails(*_):
         raise ValueError("no such thing")
 
-    monkeypatch.setattr(script, "part", fails)
-    (line,) = script.lines_of("kernels", None, time.monotonic() + 60)
+    monkeypatch.setattr(gpu_report, "part", fails)
+    (line,) = gpu_report.lines_of("kernels", None, time.monotonic() + 60)
     assert (line.what, line.verdict) == ("kernels", "not measured")
     assert "no such thing" in line.note
-    (line,) = script.lines_of("large", None, time.monotonic() - 1)
+    (line,) = gpu_report.lines_of("large", None, time.monotonic() - 1)
     assert "--parts large" in line.note
 
 
-def test_what_is_not_installed_comes_from_the_folder_of_wheels(tool, monkeypatch, tmp_path):
-    script = tool("gpu_report")
+def test_what_is_not_installed_comes_from_the_folder_of_wheels(monkeypatch, tmp_path):
     wheels, target = tmp_path / "wheels", tmp_path / "target"
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "quire_probe-1-py3-none-any.whl", "w") as wheel:
@@ -135,15 +122,14 @@ def test_what_is_not_installed_comes_from_the_folder_of_wheels(tool, monkeypatch
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         wheel.writestr(f"{info}/RECORD", "")
-    monkeypatch.setattr(script, "NEEDED", ("json", "quire_probe"))
+    monkeypatch.setattr(gpu_report, "NEEDED", ("json", "quire_probe"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert script.add_wheels(None, target) == ["quire_probe"]
-    assert script.add_wheels(wheels, target) == []
+    assert gpu_report.add_wheels(None, target) == ["quire_probe"]
+    assert gpu_report.add_wheels(wheels, target) == []
     assert importlib.import_module("quire_probe")
 
 
-def test_a_kernel_that_does_not_conform_is_named(tool):
-    correctness = tool("gpu.correctness")
+def test_a_kernel_that_does_not_conform_is_named():
     case = next(case for case in CASES if case.op == "add" and not case.name.startswith("0"))
     plain = select(device="cpu", dtype=torch.float32, providers=["torch"])
     assert correctness.failure_of(case, torch.float32, plain, "cpu") is None
@@ -152,8 +138,7 @@ def test_a_kernel_that_does_not_conform_is_named(tool):
     assert "error" in correctness.failure_of(case, torch.float32, plain, "cpu")
 
 
-def test_a_rounded_product_that_differs_is_named(tool):
-    correctness = tool("gpu.correctness")
+def test_a_rounded_product_that_differs_is_named():
     plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
     shape = (torch.bfloat16, correctness.FORMATS[0], 5, 96, 32, "cpu")
     assert correctness.product_error(plain, *shape) == 0
@@ -162,15 +147,13 @@ def test_a_rounded_product_that_differs_is_named(tool):
     assert correctness.product_error(plain, *shape) > 0.03
 
 
-def test_families_say_what_transformers_says(tool):
-    correctness = tool("gpu.correctness")
+def test_families_say_what_transformers_says():
     assert correctness.other_tokens("qwen3", "cpu") is None
     assert correctness.drift("qwen3", "cpu") is None
 
 
 @pytest.mark.parametrize("wrong", ["a log-probability", "a token"])
-def test_a_family_that_drifts_in_bfloat16_is_told(tool, monkeypatch, wrong):
-    correctness = tool("gpu.correctness")
+def test_a_family_that_drifts_in_bfloat16_is_told(monkeypatch, wrong):
     ours = correctness._ours
 
     def wrong_answers(*given):
@@ -184,8 +167,7 @@ def test_a_family_that_drifts_in_bfloat16_is_told(tool, monkeypatch, wrong):
     assert "allowed" in correctness.drift("qwen3", "cpu")
 
 
-def test_providers_of_attention_stand_beside_each_other(tool, monkeypatch):
-    kernels = tool("gpu.kernels")
+def test_providers_of_attention_stand_beside_each_other(monkeypatch):
     plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
 
     def select_some(*, providers, **_):
@@ -196,7 +178,7 @@ def test_providers_of_attention_stand_beside_each_other(tool, monkeypatch):
     monkeypatch.setattr(kernels, "select", select_some)
     monkeypatch.setattr(kernels, "median_seconds", lambda call: 1e-3)
     monkeypatch.setattr(kernels, "_HEAD_DIM", 8)
-    lines = list(kernels.side_by_side(tool("gpu.ceilings").Ceilings(1e12, 1e15), "cpu"))
+    lines = list(kernels.side_by_side(ceilings.Ceilings(1e12, 1e15), "cpu"))
     assert [line.what for line in lines] == [
         "kernel attend prefill 8 x 2048 of 2048, triton",
         "kernel attend prefill 8 x 512 of 8192, triton",
@@ -207,24 +189,21 @@ def test_providers_of_attention_stand_beside_each_other(tool, monkeypatch):
 @pytest.mark.skipif(
     "device" not in EngineArgs.__dataclass_fields__, reason="no device can be chosen yet"
 )
-def test_an_engine_of_a_named_shape_is_timed(tool):
-    engines = tool("gpu.engines")
+def test_an_engine_of_a_named_shape_is_timed():
     prompts = engines.prompts_of("tiny", 3, 20)
     assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [20] * 3
     settings = {"max_num_seqs": 4, "max_model_len": 256, "kv_cache_memory_bytes": 4 << 20}
     with engines.engine("tiny", device="cpu", **settings) as llm:
         assert engines.itl_seconds(llm, prompts, 8) > 0
         (rate, share) = engines._together(
-            llm, "tiny", shape_of(tool), tool("gpu.ceilings").Ceilings(1e9, 1e9), 3, 8
+            llm, "tiny", shape_of(), ceilings.Ceilings(1e9, 1e9), 3, 8
         )
     assert (rate.unit, share.unit, share.target) == ("tokens/s", "%", 70)
     assert rate.value > 0 and share.value > 0
 
 
-def test_8_bit_floats_are_measured_against_a_roofline_of_half_the_bytes(
-    tool, llama_8b, monkeypatch
-):
-    engines, ceilings = tool("gpu.engines"), tool("gpu.ceilings").Ceilings(4e12, 8e14)
+def test_8_bit_floats_are_measured_against_a_roofline_of_half_the_bytes(llama_8b, monkeypatch):
+    limits = ceilings.Ceilings(4e12, 8e14)
     asked = {}
 
     class Llm:
@@ -239,15 +218,14 @@ def test_8_bit_floats_are_measured_against_a_roofline_of_half_the_bytes(
     monkeypatch.setattr(engines, "engine", engine)
     monkeypatch.setattr(engines, "generate_seconds", lambda llm, prompts, count: 2.0)
     monkeypatch.setattr(engines, "itl_seconds", lambda llm, prompts, count: 0.003)
-    itl, together, held = engines.eight_bits(ceilings)
+    itl, together, held = engines.eight_bits(limits)
     assert asked == {"quantization": "fp8", "kv_cache_dtype": "fp8"}
-    half = 1e3 * tool("gpu.ceilings").decode_seconds(llama_8b, ceilings, 1, 192) / 2
+    half = 1e3 * ceilings.decode_seconds(llama_8b, limits, 1, 192) / 2
     assert itl.value == 3 and float(itl.note.split()[1]) == pytest.approx(half, rel=0.01)
     assert together.value == 256 * 128 / 2 and held.value == pytest.approx(5000)
 
 
-def test_a_kernel_s_line_has_its_share_and_its_rates(tool, monkeypatch):
-    kernels = tool("gpu.kernels")
+def test_a_kernel_s_line_has_its_share_and_its_rates(monkeypatch):
     monkeypatch.setattr(kernels, "median_seconds", lambda call: call() is None or 1e-3)
     monkeypatch.setattr(kernels, "_FFN", 64)
     plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
@@ -260,27 +238,25 @@ def test_a_kernel_s_line_has_its_share_and_its_rates(tool, monkeypatch):
         measured = kernels.product(plain, 2, stored_as, device="cpu")
         assert measured.flops == 2 * 2 * 64 * 4096
         assert measured.num_bytes >= size * 64 * 4096
-    line = decode.line(tool("gpu.ceilings").Ceilings(decode.num_bytes / 5e-4, 1e15), 85)
+    line = decode.line(ceilings.Ceilings(decode.num_bytes / 5e-4, 1e15), 85)
     assert (line.value, line.verdict) == (pytest.approx(50), "MISSED")
     assert "1000.0 us" in line.note
 
 
-def test_products_are_measured_at_each_class_of_rows_and_with_other_tiles(tool, monkeypatch):
+def test_products_are_measured_at_each_class_of_rows_and_with_other_tiles(monkeypatch):
     pytest.importorskip("triton")
-    kernels, products = tool("gpu.kernels"), tool("gpu.products")
     plain = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
     monkeypatch.setattr(products, "select", lambda **_: plain)
     monkeypatch.setattr(kernels, "median_seconds", lambda call: call() is None or 1e-3)
     monkeypatch.setattr(products, "PROJECTIONS", {"one": (96, 64), "two": (64, 32)})
-    ceilings = tool("gpu.ceilings").Ceilings(1e12, 1e15)
-    lines = list(products.table(ceilings, time.monotonic() - 1, "cpu"))
+    limits = ceilings.Ceilings(1e12, 1e15)
+    lines = list(products.table(limits, time.monotonic() - 1, "cpu"))
     assert len(lines) == 5 * 2 * 4
     assert lines[0].what == "kernel one linear int432 1 x 96 x 64"
     assert lines[-1].what == "kernel two linear fp8 256 x 64 x 32 fixed"
 
 
-def test_another_tile_that_is_faster_misses_the_bound_and_one_that_fails_is_named(tool):
-    products = tool("gpu.products")
+def test_another_tile_that_is_faster_misses_the_bound_and_one_that_fails_is_named():
     product_tiles = pytest.importorskip("quire.kernels.triton.linear.product_tiles")
     shape = product_tiles.ProductShape(outputs=4096, bits=4, x_bytes=2, unit=128)
     chosen = products.kernels.tile_of
@@ -298,6 +274,6 @@ def test_another_tile_that_is_faster_misses_the_bound_and_one_that_fails_is_name
     assert "twice the warps does not run" in line.note
 
 
-def shape_of(tool):
-    config = tool("gpu.engines").config_of("tiny")
-    return tool("gpu.ceilings").DecoderShape.of(config)
+def shape_of():
+    config = engines.config_of("tiny")
+    return ceilings.DecoderShape.of(config)

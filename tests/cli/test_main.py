@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +14,12 @@ import quire.cli.show
 from quire.cli import main as cli
 from quire.errors import LoadError, RequestError
 
-SRC = Path(quire.__file__).parents[1]
-
 
 def run_quire(*words, stdin="", **environment):
     return subprocess.run(
         [sys.executable, "-m", "quire", *words],
         input=stdin,
-        env={**os.environ, "PYTHONPATH": str(SRC), **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -38,7 +35,6 @@ def test_help_loads_nothing_heavy():
     )
     out = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -57,7 +53,6 @@ def test_help_of_a_command_needs_no_torch(words):
     )
     subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         check=True,
         timeout=60,
@@ -172,7 +167,6 @@ def stream_of_a_long_answer():
     words = ["generate", "import", "--ignore-eos", "--max-tokens", "3000"]
     with subprocess.Popen(
         [sys.executable, "-m", "quire", *words],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # a shell's background processes ignore the signal, and so would this one

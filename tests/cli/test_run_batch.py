@@ -1,7 +1,6 @@
 """`quire run-batch` as a process: killed, interrupted, resumed."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,10 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-import quire
 from quire.cli.main import main
 
-SRC = Path(quire.__file__).parents[1]
 SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M", "--dtype", "float32")
 NUM_LINES = 20
 
@@ -62,7 +59,6 @@ def started(source, target, *flags):
     command = [sys.executable, "-m", "quire", "run-batch", "-i", str(source), "-o", str(target)]
     with subprocess.Popen(
         [*command, *SMALL, "--max-concurrency", "2", *flags],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -4,7 +4,6 @@ once for real.
 
 import csv
 import json
-import os
 import shlex
 import signal
 import socket
@@ -12,18 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-import quire
 from quire.bench.sweeping.sweep_grid import pairs_of, parse_links, read_sets
 from quire.bench.sweeping.sweep_report import Run, summarise, table
 from quire.cli.main import main
 from quire.errors import InvalidParameter
-
-SRC = Path(quire.__file__).parents[1]
 
 SERVER = """
 import http.server, json, pathlib, sys
@@ -173,7 +168,6 @@ def test_a_server_that_is_there_already_is_not_measured(stand, capsys):
 def test_a_signal_leaves_no_server_behind(stand, number):
     with subprocess.Popen(
         [sys.executable, "-m", "quire", *stand.words("--bench-param", "breaks=hang")],
-        env={**os.environ, "PYTHONPATH": str(SRC)},
         stdout=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:

@@ -1,8 +1,5 @@
 """Which device is chosen, what the plan says of a GPU, and the arithmetic of its memory."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +9,8 @@ from quire.config.kv_pool_size import MeasuredMemory, PoolShape
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, LoadError, NotBuiltYet
 from quire.hardware.facts import GpuFacts
+from tests.config import plans
 
-_spec = importlib.util.spec_from_file_location("config_plans", Path(__file__).parent / "plans.py")
-plans = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plans)
 GIB = plans.GIB
 
 H200 = GpuFacts("NVIDIA H200", (9, 0), 132, 141 * GIB, 140 * GIB)

@@ -1,18 +1,12 @@
 """Who runs which copies, and who balances between them (rule 12.7)."""
 
-import importlib.util
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter
-
-_spec = importlib.util.spec_from_file_location("plans", Path(__file__).with_name("plans.py"))
-plans = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plans)
+from tests.config import plans
 
 MODEL, MACHINE = plans.make_model(), plans.make_machine(num_cores=8)
 MOE = msgspec.structs.replace(MODEL, num_experts=8)

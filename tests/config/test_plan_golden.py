@@ -1,20 +1,17 @@
 """The whole plan for each (model, machine) pair, as text: a changed default is a changed line here.
 
-After a wanted change: `PYTHONPATH=src python tests/config/test_plan_golden.py --write`.
+After a wanted change: `PYTHONPATH=src python -m tests.config.test_plan_golden --write`.
 """
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
 from quire.config.resolve.resolve import resolve
+from tests.config import plans
 
 HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("config_plans", HERE / "plans.py")
-plans = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plans)
 
 
 def explained(name):
@@ -24,7 +21,7 @@ def explained(name):
 @pytest.mark.parametrize("name", plans.PAIRS)
 def test_plan_is_the_golden_one(name):
     golden = (HERE / "golden" / f"{name}.txt").read_text()
-    assert explained(name) == golden, f"run python {Path(__file__).name} --write if this is wanted"
+    assert explained(name) == golden, "run this module with --write if this is wanted"
 
 
 def test_no_golden_file_is_left_over():

@@ -1,9 +1,7 @@
 """`resolve()`: relations between options, memory, lengths, types and sampling defaults."""
 
 import copy
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,10 +19,8 @@ from quire.errors import (
     UnsupportedConfigValue,
 )
 from quire.scheduling.kv_groups import FullGroup, SlidingGroup
+from tests.config import plans
 
-_spec = importlib.util.spec_from_file_location("config_plans", Path(__file__).parent / "plans.py")
-plans = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(plans)
 GIB = plans.GIB
 
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
+from embedded_model import checkpoint, corpus, muon, tokenizer
+from embedded_model.model import Model, ModelShape, token_losses
 from transformers import AutoModelForCausalLM
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-
-
-def part(name: str) -> ModuleType:
-    """Import a module of the training script, which is not part of the package."""
-    if str(TOOLS) not in sys.path:
-        sys.path.insert(0, str(TOOLS))
-    return importlib.import_module(f"embedded_model.{name}")
 
 
 def hostile_model() -> torch.nn.Module:
     """A tiny model with random norms and non-zero outputs, so that each part counts."""
-    model = part("model")
-    shape = model.ModelShape(
+    shape = ModelShape(
         vocab_size=300,
         hidden_size=48,
         intermediate_size=80,
@@ -37,7 +24,7 @@ def hostile_model() -> torch.nn.Module:
         rms_norm_eps=0.05,
     )
     torch.manual_seed(0)
-    made = model.Model(shape)
+    made = Model(shape)
     for parameter in made.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.3)
         parameter.data.copy_(parameter.data.bfloat16())
@@ -45,12 +32,12 @@ def hostile_model() -> torch.nn.Module:
 
 
 def small_tokenizer():
-    return part("tokenizer").train_tokenizer(["def f(x):\n    return x\n"] * 3, 300)
+    return tokenizer.train_tokenizer(["def f(x):\n    return x\n"] * 3, 300)
 
 
 def test_exported_model_is_the_model_that_was_trained(tmp_path):
     model = hostile_model()
-    part("checkpoint").export(model, small_tokenizer(), tmp_path)
+    checkpoint.export(model, small_tokenizer(), tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(0, 300, (2, 64), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -58,7 +45,7 @@ def test_exported_model_is_the_model_that_was_trained(tmp_path):
 
 
 def test_exported_model_is_read_back(tmp_path):
-    model, checkpoint = hostile_model(), part("checkpoint")
+    model = hostile_model()
     checkpoint.export(model, small_tokenizer(), tmp_path)
     again = checkpoint.load_model(tmp_path)
     for name, tensor in model.state_dict().items():
@@ -66,7 +53,6 @@ def test_exported_model_is_read_back(tmp_path):
 
 
 def test_held_out_files_exist_and_are_not_trained_on():
-    corpus = part("corpus")
     names = {file.as_posix() for file in corpus.library_files()}
     assert len(names) > 300
     assert len(corpus.held_out_texts()) == len(corpus.HELD_OUT)
@@ -92,24 +78,21 @@ class Second:
 
 
 def test_definitions_are_cut_with_decorators():
-    corpus = part("corpus")
     cut = corpus.definitions(SOURCE, corpus.parsed(SOURCE))
     assert [piece.splitlines()[0] for piece in cut] == ["@decorated", "class Second:"]
 
 
 def test_chats_ask_for_what_a_docstring_says():
-    corpus = part("corpus")
     turns = corpus.chat_turns(SOURCE, corpus.parsed(SOURCE))
     assert turns[0][0] == "Give x back."
     assert turns[1] == ("Do nothing.", 'def method(self):\n    """Do nothing."""\n')
 
 
 def test_broken_source_has_no_tree():
-    assert part("corpus").parsed("def (") is None
+    assert corpus.parsed("def (") is None
 
 
 def test_batches_show_each_window_once_per_epoch():
-    corpus = part("corpus")
     document = corpus.Document(whole=list(range(256 * 21 + 1)), cut=[], chats=[])
     batches = corpus.Batches([document], 1024)
     seen = []
@@ -123,7 +106,6 @@ def test_batches_show_each_window_once_per_epoch():
 
 
 def test_long_windows_come_in_the_second_part_only():
-    corpus = part("corpus")
     document = corpus.Document(whole=list(range(20_000)), cut=[], chats=[])
     batches = corpus.Batches([document], 4096)
     assert {batches.take(step, 0.1)[0].shape[1] for step in range(24)} == {256}
@@ -133,18 +115,18 @@ def test_long_windows_come_in_the_second_part_only():
 @pytest.mark.parametrize("shape", [(16, 16), (8, 40)], ids=["square", "wide"])
 def test_orthogonalise_makes_singular_values_alike(shape):
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(part("muon").orthogonalise(torch.randn(3, *shape)))
+    values = torch.linalg.svdvals(muon.orthogonalise(torch.randn(3, *shape)))
     assert values.max() < 1.3
     assert values.median() > 0.6
 
 
 def test_muon_lowers_the_loss():
     model, ids = hostile_model(), torch.arange(64)[None] % 7
-    muon, losses = part("muon").Muon(model), []
+    optimizer, losses = muon.Muon(model), []
     for _ in range(8):
-        loss = part("model").token_losses(model, ids[:, :-1], ids[:, 1:]).mean()
+        loss = token_losses(model, ids[:, :-1], ids[:, 1:]).mean()
         loss.backward()
-        muon.step(0.02)
+        optimizer.step(0.02)
         model.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3

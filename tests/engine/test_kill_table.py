@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from quire.testing import kill_table as table
+from tests.support import kill_table as table
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,9 @@ from quire.runner.sampling import Sampler
 from quire.runner.sampling.custom import CustomProcessors
 from quire.scheduling import invariants, scheduler
 from quire.scheduling.kv_memory import KVMemory
-from quire.testing.nth_failure import FaultPoint, InjectedFailure, failing
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
+from tests.support.nth_failure import FaultPoint, InjectedFailure, failing
 
 SMALL = {
     "dtype": "float32",
@@ -33,7 +33,7 @@ SMALL = {
     "num_gpu_blocks_override": 60,
     "max_model_len": 128,
     "enable_prefix_caching": False,
-    "logits_processors": ["quire.testing.poison:Poison"],
+    "logits_processors": ["tests.support.poison:Poison"],
 }
 CASES = [
     ("def add(a, b):", {"temperature": 0.0, "logprobs": 1}),

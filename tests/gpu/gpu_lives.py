@@ -10,7 +10,7 @@ import json
 import sys
 from functools import partial
 
-from gpu_machine import install
+from tests.gpu.gpu_machine import install
 
 gpu = install()
 

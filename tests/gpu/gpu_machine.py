@@ -10,13 +10,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
-from gpu_double import COPY, TO, Gpu, Recording, device_asked, host_of, is_gpu
 from torch import Tensor
 from torch.utils._pytree import tree_map
 from triton.runtime.interpreter import GridExecutor
 
 import quire.hardware.host
 from quire.hardware.facts import GpuFacts
+from tests.gpu.gpu_double import COPY, TO, Gpu, Recording, device_asked, host_of, is_gpu
 
 _FACTORIES = (
     "empty", "zeros", "ones", "full", "arange", "tensor", "as_tensor", "rand", "randn", "randint",

@@ -7,7 +7,8 @@ import json
 import torch
 import triton
 import triton.language as tl
-from gpu_machine import install
+
+from tests.gpu.gpu_machine import install
 
 gpu = install()
 

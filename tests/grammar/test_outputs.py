@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from schemas import bounded_schema, without_strings
 
 from quire import LLM, SamplingParams
 from quire.engine.wire.messages import FinishReason
@@ -12,6 +11,7 @@ from quire.errors import InvalidParameter
 from quire.grammar.guidance import GuidanceMatcher
 from quire.grammar.library import GrammarError
 from quire.params import StructuredOutputsParams as Form
+from tests.grammar.schemas import bounded_schema, without_strings
 
 REGEXES = (
     r"\d{3}-[a-z]{2,5}",

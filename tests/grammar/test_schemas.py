@@ -6,11 +6,11 @@ import re
 
 import jsonschema
 import pytest
-from schemas import bounded_schema, without_strings
 
 from quire import LLM, SamplingParams
 from quire.errors import InvalidParameter
 from quire.params import StructuredOutputsParams
+from tests.grammar.schemas import bounded_schema, without_strings
 
 NUM_SCHEMAS = 100
 PROMPT = "# The settings as JSON\nsettings = "

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import numpy as np
 import pytest
-from schemas import bounded_schema, without_strings
 
 from quire import LLM, SamplingParams, embedded
 from quire.config.structured_outputs_config import structured_outputs_config
@@ -25,6 +24,7 @@ from quire.grammar.source import GrammarSource, source_of
 from quire.grammar.trial import GrammarTrials
 from quire.grammar.vocabulary import Vocabulary, VocabularySource
 from quire.params import StructuredOutputsParams as Form
+from tests.grammar.schemas import bounded_schema, without_strings
 
 needs_xgrammar = pytest.mark.skipif(
     importlib.util.find_spec("xgrammar") is None, reason="xgrammar is not installed"

@@ -1,13 +1,9 @@
 """Imports go downward only; what must be light is light."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
-
-SOURCE = Path(__file__).parents[2] / "src" / "quire"
+from tests.house.package import MODULES, NAMES
 
 LEVELS = {
     "errors": 0, "release": 0, "params": 0, "prompts": 0, "outputs": 0, "embedded": 0,
@@ -20,77 +16,120 @@ LEVELS = {
     "__init__": 5,
     "cli": 6, "bench": 6, "testing": 6, "__main__": 6,
 }  # fmt: skip
+"""The folders and files of the package. Those of one level may see each other, in no circle."""
 
-LATE = {("ops/select.py", "kernels")}
-"""Imports that are found by name at run time, and said so where they are."""
+ROOMS = {
+    "unbuilt": 0, "event_loop": 0, "alarm": 0, "interrupt": 0, "progress": 0, "wire": 0,
+    "stats": 1,
+    "core": 2,
+    "process": 3,
+    "data_parallel": 4,
+    "client": 5,
+    "shared_cores": 6,
+    "frontend": 7,
+    "async_control": 8, "launcher": 8, "llm_engine": 8, "async_llm": 8,
+    "completion": 9, "offline": 9, "beam_runner": 9,
+    "__init__": 9,
+}  # fmt: skip
+"""The same inside engine/."""
 
+LATE = {("quire.ops.select", "kernels")}
+"""Imports from above that are found by name at run time, and said so where they are."""
 
-def modules():
-    return sorted(SOURCE.rglob("*.py"))
-
-
-def imports(path):
-    """Every quire module that a file imports, type-only and local imports included."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [node.module]
-            if node.module == "quire":
-                names = [f"quire.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        yield from (name for name in names if name.split(".")[0] == "quire")
-
-
-def part(name):
-    """The folder or file below `quire`; `__init__` for its public face."""
-    first = name.removeprefix("quire").lstrip(".").split(".")[0]
-    is_face = not first or first.startswith("__version") or not first.islower()
-    return "__init__" if is_face else first
-
-
-def part_of_file(path):
-    return path.relative_to(SOURCE).with_suffix("").parts[0]
+UPWARD_ROOMS = {
+    ("quire.engine.core.builder", "client"),
+    ("quire.engine.process.core_server", "data_parallel"),
+    ("quire.engine.process.core_server", "shared_cores"),
+    ("quire.engine.process.core_start", "data_parallel"),
+}
+"""Imports inside engine/ that still go up. The list only shrinks."""
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_down(path):
-    mine = part_of_file(path)
-    for name in imports(path):
-        other = part(name)
-        if mine in (other, "__init__"):
-            continue
-        assert other in LEVELS, f"{name}: give {other} a level"
-        assert LEVELS[other] <= LEVELS[mine], f"{path.name} ({mine}) imports {name} from above"
+def part(name, depth):
+    """Component `depth` of a module's name: `part("quire.ops.kv", 1)` is "ops"."""
+    return (*name.split("."), "__init__")[depth]
 
 
-def test_folders_have_no_cycles():
-    edges = {}
-    for path in modules():
-        mine = part_of_file(path)
-        for name in imports(path):
-            if mine != "__init__" and part(name) not in (mine, "__init__"):
-                edges.setdefault(mine, set()).add(part(name))
+def edges(prefix, depth):
+    """(module, its part, part that it imports) for imports between the parts below `prefix`."""
+    for module in MODULES:
+        mine = part(module.name, depth) if (module.name + ".").startswith(prefix) else None
+        for other in sorted(module.imports) if mine else ():
+            theirs = part(other, depth) if (other + ".").startswith(prefix) else mine
+            if theirs != mine != "__init__":
+                yield module.name, mine, theirs
 
-    def visit(node, trail):
-        assert node not in trail, f"cycle: {' -> '.join([*trail, node])}"
-        for other in sorted(edges.get(node, ())):
-            visit(other, [*trail, node])
 
-    for node in sorted(edges):
-        visit(node, [])
+def test_every_part_has_a_level():
+    for levels, prefix, depth in ((LEVELS, "quire.", 1), (ROOMS, "quire.engine.", 2)):
+        parts = {part(name, depth) for name in NAMES if (name + ".").startswith(prefix)}
+        assert parts == set(levels)
+
+
+def test_imports_go_down():
+    upward = {
+        (name, theirs) for name, mine, theirs in edges("quire.", 1) if LEVELS[theirs] > LEVELS[mine]
+    }
+    assert upward == LATE
+
+
+def test_imports_inside_the_engine_go_down():
+    upward = {
+        (name, theirs)
+        for name, mine, theirs in edges("quire.engine.", 2)
+        if ROOMS[theirs] > ROOMS[mine]
+    }
+    assert upward == UPWARD_ROOMS, "imports go down; those that do by now leave the list"
+
+
+def circle(graph):
+    """The nodes of one circle in {node: nodes that it leads to}, or None."""
+    done, trail = set(), []
+
+    def visit(node):
+        if node in trail:
+            return [*trail[trail.index(node) :], node]
+        if node in done:
+            return None
+        trail.append(node)
+        found = next(filter(None, map(visit, sorted(graph.get(node, ())))), None)
+        trail.pop()
+        done.add(node)
+        return found
+
+    return next(filter(None, map(visit, sorted(graph))), None)
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b", "d"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Type-only imports, those inside of functions and those by string included."""
+    found = circle({module.name: module.imports for module in MODULES})
+    assert found is None, " -> ".join(found)
+
+
+def test_folders_have_no_circles():
+    graph = {}
+    for name, mine, theirs in edges("quire.", 1):
+        if (name, theirs) not in LATE:
+            graph.setdefault(mine, set()).add(theirs)
+    found = circle(graph)
+    assert found is None, " -> ".join(found)
 
 
 def test_the_runner_sees_only_the_messages_of_scheduling():
-    for path in (SOURCE / "runner").rglob("*.py"):
-        seen = {name for name in imports(path) if part(name) == "scheduling"}
-        assert seen <= {"quire.scheduling.step"}, path
-    for path in (SOURCE / "scheduling").rglob("*.py"):
-        assert not any(part(name) == "runner" for name in imports(path)), path
+    seen = {"runner": set(), "scheduling": set()}
+    for module in MODULES:
+        seen.setdefault(part(module.name, 1), set()).update(module.imports)
+    steps = {name for name in seen["runner"] if part(name, 1) == "scheduling"}
+    assert steps <= {"quire.scheduling.step"}
+    assert not any(part(name, 1) == "runner" for name in seen["scheduling"])
 
 
-LIGHT = [
+LIGHT = (
     "quire",
     "quire.errors",
     "quire.params",
@@ -101,39 +140,42 @@ LIGHT = [
     "quire.scheduling.scheduler",
     "quire.scheduling.invariants",
     "quire.testing.simulate",
-]
-
-
-def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("module", LIGHT)
-def test_light_modules_need_no_heavy_ones(module):
-    poison = "import sys; sys.modules.update(dict.fromkeys(('torch','numpy','transformers')));"
-    done = run_python(f"{poison} import {module}")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "quire.text.tokenizer",
-        "quire.text.detokenizer",
-        "quire.models",
-        "quire.models.families",
-        "quire.engine.wire.messages",
-        "quire.engine.client.client",
-        "quire.engine.wire.control_calls",
-        "quire.engine.frontend.frontend",
-        "quire.cli.main",
-        "quire.llm",
-    ],
 )
-def test_modules_without_torch(module):
-    poison = "import sys; sys.modules.update(dict.fromkeys(('torch','transformers')));"
-    done = run_python(f"{poison} import {module}")
+WITHOUT_TORCH = (
+    "quire.text.tokenizer",
+    "quire.text.detokenizer",
+    "quire.models",
+    "quire.models.families",
+    "quire.engine.wire.messages",
+    "quire.engine.client.client",
+    "quire.engine.wire.control_calls",
+    "quire.engine.frontend.frontend",
+    "quire.cli.main",
+    "quire.llm",
+)
+
+
+def run_python(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def import_without(missing, modules):
+    code = (
+        "import importlib, sys; sys.modules.update(dict.fromkeys(sys.argv[1].split()));"
+        "[importlib.import_module(name) for name in sys.argv[2:]]"
+    )
+    done = run_python(code, missing, *modules)
     assert done.returncode == 0, done.stderr
+
+
+def test_light_modules_need_no_heavy_ones():
+    import_without("torch numpy transformers", LIGHT)
+
+
+def test_modules_without_torch():
+    import_without("torch transformers", WITHOUT_TORCH)
 
 
 def test_import_is_quick():

@@ -8,18 +8,15 @@ import dataclasses
 import importlib.util
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from flash_attn_double import flash_attn_with_kvcache
-
 from quire.ops import CATALOG, AttentionArgs, Facts, bind, select
 from quire.ops.cases import CASES
-from quire.testing import op_oracle
-from quire.testing.op_conformance import check
+from tests.kernels.flash_attn_double import flash_attn_with_kvcache
+from tests.support import op_oracle
+from tests.support.op_conformance import check
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)

@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 import transformers
-from paged_driver import TOLERANCE, load, relative_error, run_full
 from safetensors import safe_open
 
 from quire.errors import InvalidParameter, UnknownConfigKey
@@ -18,6 +17,7 @@ from quire.models.costs import num_parameters
 from quire.models.families import family_names
 from quire.testing import checkpoints, make_checkpoint
 from quire.testing.model_shapes import SHAPES, make_config
+from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 300}
 SMALL_GPT2 = {"n_embd": 64, "n_layer": 2, "n_inner": 96, "vocab_size": 300}

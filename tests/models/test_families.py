@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from hostile_models import HOSTILE
-from paged_driver import TOLERANCE, load, relative_error, run_chunked, run_full
 
 from quire.models import kv_groups, read_spec
 from quire.models.config_reader import read_config
+from tests.models.hostile_models import HOSTILE
+from tests.models.paged_driver import TOLERANCE, load, relative_error, run_chunked, run_full
 
 
 def load_hostile(made):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hostile_models import HOSTILE, make
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import make_plan
@@ -14,6 +13,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.models import kv_groups, read_spec
 from quire.models.config_reader import read_config
 from quire.params import SamplingParams
+from tests.models.hostile_models import HOSTILE, make
 
 NUM_PROMPTS = 8
 MAX_TOKENS = 64

@@ -11,14 +11,14 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
-from hostile_models import HOSTILE
-from paged_driver import TOLERANCE, load, relative_error, run_full
 
 from quire.errors import LoadError
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.rules import RuleError
 from quire.models.spec import Block, Decoder, LinearScaling, Moe, Norm, Rope
+from tests.models.hostile_models import HOSTILE
+from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 OTHER = {
     "kind": {"rms": "layer", "rms_late_cast": "layer", "rms1p": "rms", "layer": "rms"},

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from hostile_models import HOSTILE, LONG, Hostile, make, random_model, rope
-from paged_driver import TOLERANCE, load, relative_error, run_full
 
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.rotary_tables import frequencies, rotary_table
+from tests.models.hostile_models import HOSTILE, LONG, Hostile, make, random_model, rope
+from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 CPU = torch.device("cpu")
 TYPICAL = [

@@ -1,11 +1,11 @@
 """`describe` says of each model what distinguishes it."""
 
 import pytest
-from hostile_models import HOSTILE
 
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.show import describe
+from tests.models.hostile_models import HOSTILE
 
 EXPECTED = {
     "llama-llama3": ["llama3 scaling by 8 from 16", "rms_norm[eps 0.05](x)"],

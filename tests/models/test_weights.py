@@ -8,8 +8,6 @@ import shutil
 
 import pytest
 import torch
-from hostile_models import HOSTILE
-from paged_driver import TOLERANCE, load, relative_error, run_full
 from safetensors.torch import load_file, save_file
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
@@ -17,6 +15,8 @@ from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
 from quire.models.loading.transforms import from_leaves, to_leaves
 from quire.models.rules import tensor_map
+from tests.models.hostile_models import HOSTILE
+from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 
 def copied(made, tmp_path):

@@ -10,8 +10,8 @@ import torch
 
 from quire.ops import AttentionArgs, Facts, bind, select
 from quire.ops.cases import CASES
-from quire.testing import op_oracle
-from quire.testing.op_conformance import relative_error, results_of
+from tests.support import op_oracle
+from tests.support.op_conformance import relative_error, results_of
 
 ATTEND = [c for c in CASES if c.op == "attend" and not c.is_bench and "long" not in c.name]
 attention = importlib.import_module("quire.ops.attention")

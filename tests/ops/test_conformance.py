@@ -1,4 +1,4 @@
-"""Every op of every provider, on every case: see quire.testing.op_conformance for the rules."""
+"""Every op of every provider, on every case: see tests.support.op_conformance for the rules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 from quire.ops import Facts, bind, select
 from quire.ops.cases import CASES, FP8_CASES
-from quire.testing import op_oracle
-from quire.testing.op_conformance import check, relative_error, results_of
+from tests.support import op_oracle
+from tests.support.op_conformance import check, relative_error, results_of
 
 HOSTILE = [case for case in CASES + FP8_CASES if not case.is_bench]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

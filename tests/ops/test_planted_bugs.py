@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from quire.ops import Facts, bind, select
 from quire.ops.attention_plan import plan_rows
 from quire.ops.cases import CASES, FP8_CASES
-from quire.testing import op_oracle
-from quire.testing.op_conformance import Fenced, check
+from tests.support import op_oracle
+from tests.support.op_conformance import Fenced, check
 
 DTYPE = torch.float32
 PLAIN = select(device="cpu", dtype=DTYPE, providers=["torch"])

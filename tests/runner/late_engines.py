@@ -17,7 +17,7 @@ from quire.ops import select
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.forward import EagerForward
 from quire.scheduling import invariants
-from quire.testing.late_driver import LateDriver
+from tests.support.late_driver import LateDriver
 
 EOS = 7
 

@@ -17,33 +17,10 @@ from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
 from quire.runner.rows import Rows
 from quire.scheduling.step import Chunk, NewRow, StepPlan
-from quire.testing.late_driver import LateDriver
+from tests.runner.recorded_graphs import RecordingGraphs
+from tests.support.late_driver import LateDriver
 
 NUM_ROWS, MAX_LEN, SIZE = 11, 40, 4
-
-
-class Recorded:
-    """Work of a graph: each replay runs it and writes the result where the first one was."""
-
-    def __init__(self, work):
-        self.work, self.result, self.num_replays = work, work().clone(), 0
-        self.result.fill_(-1)
-
-    @torch.inference_mode()
-    def replay(self):
-        self.num_replays += 1
-        self.result.copy_(self.work())
-
-
-class RecordingGraphs:
-    """Captures in order; `captured` is shared by the openings of a test."""
-
-    def __init__(self, captured):
-        self.captured = captured
-
-    def capture(self, work):
-        self.captured.append(Recorded(work))
-        return self.captured[-1]
 
 
 class Model:

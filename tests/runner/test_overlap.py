@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from late_engines import Life, late_target, open_core, plan_of
 
 from quire import SamplingParams
 from quire.engine.core.builder import build_core
@@ -13,6 +12,7 @@ from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.runner.faults import RowFailures
 from quire.runner.grammar_mask import GrammarMask
 from quire.testing import make_checkpoint
+from tests.runner.late_engines import Life, late_target, open_core, plan_of
 
 
 @pytest.fixture(scope="module")

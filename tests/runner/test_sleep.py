@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-from late_engines import late_target, plan_of
 
 from quire import SamplingParams
 from quire.engine.core.builder import build_core
@@ -14,6 +13,7 @@ from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.models.assembly import tensors_within
 from quire.testing import make_checkpoint
+from tests.runner.late_engines import late_target, plan_of
 
 
 @pytest.fixture(scope="module")

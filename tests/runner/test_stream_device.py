@@ -10,7 +10,7 @@ import torch
 
 from quire.runner.devices.arena import ALIGNMENT, Arena
 from quire.runner.devices.stream_device import StreamDevice
-from quire.testing.late_driver import LateDriver
+from tests.support.late_driver import LateDriver
 
 DTYPES = (np.int32, np.int64, np.float64, np.uint8, np.float32)
 

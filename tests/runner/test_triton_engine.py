@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import triton_engine
-from late_engines import plan_of
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import eager_mask
 from transformers.models.mistral.modeling_mistral import eager_attention_forward
@@ -21,6 +19,8 @@ from quire.ops import select
 from quire.runner.devices.device import CpuDevice
 from quire.runner.forward.forward import EagerForward
 from quire.testing import make_checkpoint
+from tests.runner import triton_engine
+from tests.runner.late_engines import plan_of
 
 HERE = Path(__file__).parent
 

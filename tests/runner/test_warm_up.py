@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from late_engines import Life, open_core
 
 from quire import LogitsProcessor
 from quire.runner.warm_up import warm_up
 from quire.testing import make_checkpoint
+from tests.runner.late_engines import Life, open_core
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,6 @@ from __future__ import annotations
 import json
 import sys
 
-from late_engines import WISHES
-from test_decode_graphs import Recorded
-
 from quire import EngineArgs, SamplingParams
 from quire.config.planning import gather_model_facts
 from quire.config.resolve.resolve import resolve
@@ -21,7 +18,9 @@ from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.ops import select
-from quire.testing.late_driver import LateDriver
+from tests.runner.late_engines import WISHES
+from tests.runner.recorded_graphs import Recorded
+from tests.support.late_driver import LateDriver
 
 NUM_BLOCKS = 9
 SMALL = WISHES | {"max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 16}

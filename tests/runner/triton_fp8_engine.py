@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import sys
 
-from triton_engine import PROMPTS, SMALL, Gpu, Graphs, interpreted, machine
-
 from quire import EngineArgs, SamplingParams
 from quire.config.planning import gather_model_facts
 from quire.config.resolve.resolve import resolve
@@ -19,6 +17,7 @@ from quire.engine.core import platform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import EngineCoreRequest
+from tests.runner.triton_engine import PROMPTS, SMALL, Gpu, Graphs, interpreted, machine
 
 NUM_TOKENS = 4
 WISHES = SMALL | {"quantization": "fp8", "kv_cache_dtype": "fp8", "num_gpu_blocks_override": 20}

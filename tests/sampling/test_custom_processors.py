@@ -1,9 +1,7 @@
 """Custom logits processors in changing batches, against requests that are edited by hand."""
 
 import math
-import sys
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +20,7 @@ from quire.runner.sampling import (
     make_logits_processors,
     process_dict_updates,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sampling_oracle import INF, Bench, Request  # noqa: E402
+from tests.sampling.sampling_oracle import INF, Bench, Request
 
 VOCAB = 40
 PLAN = object()

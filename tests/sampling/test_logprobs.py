@@ -1,18 +1,14 @@
 """Log-probabilities: the four modes, order, ranks with ties, chosen ids, prompt positions."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from quire.params import SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sampling_oracle as oracle  # noqa: E402
-from sampling_oracle import INF, Bench, Request, make_params  # noqa: E402
+from tests.sampling import sampling_oracle as oracle
+from tests.sampling.sampling_oracle import INF, Bench, Request, make_params
 
 MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 VOCAB = 1000

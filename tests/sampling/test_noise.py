@@ -1,8 +1,6 @@
 """Noise against plain Python integers, against frozen vectors, and as random numbers."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops.sampling.noise import negative_waiting_times, noise_bits, noise_keys, token_hashes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sampling_oracle import noise as oracle_bits  # noqa: E402
+from tests.sampling.sampling_oracle import noise as oracle_bits
 
 
 def word(value):

@@ -1,8 +1,6 @@
 """Filters and draws on rows large enough for the short cuts, against sorting in float64."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +10,7 @@ from quire.ops.sampling.filters import survivors
 from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.ops.sampling.sample import draw_row, draw_rows
 from quire.ops.sampling.vocab_row import VocabRow
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sampling_oracle as oracle  # noqa: E402
+from tests.sampling import sampling_oracle as oracle
 
 VOCAB = 20_011
 SHAPES = {

@@ -2,8 +2,6 @@
 
 import copy
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.params import SamplingParams, StructuredOutputsParams
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sampling_oracle as oracle  # noqa: E402
-from sampling_oracle import INF, Bench, Request, make_params  # noqa: E402
+from tests.sampling import sampling_oracle as oracle
+from tests.sampling.sampling_oracle import INF, Bench, Request, make_params
 
 
 def few(rng, vocab_size, most):

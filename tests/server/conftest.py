@@ -1,13 +1,8 @@
 """Real servers for the tests of this folder: one plain, one with keys, each started once."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from serve_process import serving
+from tests.server.serve_process import serving
 
 KEYS = ("first-key", "second-key")
 

@@ -5,10 +5,10 @@ import threading
 from contextlib import contextmanager
 
 from openai import OpenAI
-from scripted_app import make_scripted, tokenizer
 
 from quire.server.context import ChatSettings
 from quire.server.http.listening import Listening, bind, make_listener
+from tests.server.scripted_app import make_scripted, tokenizer
 
 TEMPLATE = (
     "{% for tool in tools or [] %}[tool {{ tool.function.name }}]{% endfor %}"

@@ -7,14 +7,9 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 
-import quire
-
-# the package under test, installed or not: a bare checkout has no native module
-SOURCE = Path(quire.__file__).parents[1]
 SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M", "--dtype", "float32")
 START_S = 120
 
@@ -101,7 +96,7 @@ def command_of(*flags, interpreter=()):
 def start(*flags, environ=None, interpreter=()):
     """Start a server and wait until it answers."""
     command = command_of(*flags, interpreter=interpreter)
-    variables = {**os.environ, "PYTHONPATH": str(SOURCE), **(environ or {})}
+    variables = {**os.environ, **(environ or {})}
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=variables
     )

@@ -4,7 +4,8 @@ import json
 
 import httpx
 import pytest
-from serve_process import serving
+
+from tests.server.serve_process import serving
 
 HEAD = {"Authorization": "Bearer first-key"}
 

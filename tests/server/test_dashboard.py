@@ -7,9 +7,9 @@ from pathlib import Path
 import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serve_process import serving
 
 from quire.observability.dashboard import PREFIXES, dashboard, render
+from tests.server.serve_process import serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "grafana_dashboard.json"
 BOARD = dashboard()

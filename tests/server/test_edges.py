@@ -6,7 +6,6 @@ test_access.py; docs/server.md says which test is whose.
 import ast
 import asyncio
 import json
-import os
 import pickle
 import random
 import re
@@ -24,13 +23,14 @@ import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_process import SOURCE, command_of, serving
 
+import quire
 from quire.engine.shared_cores import broker as hub_module
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
 from quire.scheduling.prefix_cache import next_key, root_key
 from quire.testing.checkpoints import make_checkpoint
+from tests.server.serve_process import command_of, serving
 
 KEY = {"Authorization": "Bearer the-key"}
 BODY = {"model": "", "prompt": "def add(a, b):", "max_tokens": 8, "temperature": 0}
@@ -144,7 +144,6 @@ def test_t06_what_would_need_a_cluster_without_a_lock_is_refused():
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     assert done.returncode == 2
     assert "distributed_executor_backend" in done.stderr.splitlines()[-1]
@@ -174,7 +173,7 @@ def test_t08_nothing_that_guards_is_an_assertion(optimised):
 
 def test_t08_requests_are_not_checked_by_assertions():
     """Where a request's fields are read there is no `assert` on them."""
-    for path in Path(SOURCE, "quire", "server").rglob("*.py"):
+    for path in Path(quire.__file__).with_name("server").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Assert):
                 assert not re.search(r"\b(body|fields|given)\b", ast.unparse(node.test)), path
@@ -318,7 +317,6 @@ def run_serve(folder, *flags):
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
 
 
@@ -346,7 +344,7 @@ def test_t07_no_code_of_a_model_s_folder_runs(folder, tmp_path):
     assert done.returncode == 2
     assert "trust_remote_code" in done.stderr.splitlines()[-1]
     assert not canary.exists()
-    for path in Path(SOURCE, "quire").rglob("*.py"):
+    for path in Path(quire.__file__).parent.rglob("*.py"):
         assert "trust_remote_code=" not in path.read_text().replace("(trust_remote_code=True)", "")
 
 

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from serve_process import serving
+
+from tests.server.serve_process import serving
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,8 @@ import shutil
 
 import httpx
 import pytest
-from conftest import KEYS
+
+from tests.server.conftest import KEYS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

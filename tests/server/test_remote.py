@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from conftest import KEYS
 
 from quire.cli.main import main
+from tests.server.conftest import KEYS
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import jinja2
 import pytest
-from tokenizer_folders import write_folder
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.text.chat import MEDIA_PARTS, normalize_messages, render_chat
 from quire.text.chat_template import ChatTemplate
 from quire.text.content_format import ContentFormat, detect_content_format
 from quire.text.tokenizer import Tokenizer
+from tests.text.tokenizer_folders import write_folder
 
 
 def normal(message: dict[str, Any], content_format: ContentFormat = "string") -> dict[str, Any]:

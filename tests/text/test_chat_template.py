@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_folders import load_both, write_folder, write_json
 
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError, UnknownParameter
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate
 from quire.text.template_files import load_chat_template
 from quire.text.tokenizer import Tokenizer
+from tests.text.tokenizer_folders import load_both, write_folder, write_json
 
 CHATML = """\
 {%- if tools %}

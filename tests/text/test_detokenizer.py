@@ -9,12 +9,12 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_folders import tokenizer_json
 from tokenizers import Tokenizer as Library
 
 from quire.text.detokenizer import MAX_HELD_IDS, IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_files import TokenizerFacts
+from tests.text.tokenizer_folders import tokenizer_json
 
 TABLES = ("byte_level", "byte_fallback", "gemma_like", "unigram", "wordpiece", "no_decoder")
 ALL = (*TABLES, "bpe_with_suffix", "odd_sequence")

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_folders import (
+
+from quire.errors import InvalidParameter, InvalidType, LoadError, UnknownParameter
+from quire.text.tokenizer import Tokenizer
+from tests.text.tokenizer_folders import (
     CLASSES,
     load_both,
     write_folder,
     write_json,
     write_vocab_and_merges,
 )
-
-from quire.errors import InvalidParameter, InvalidType, LoadError, UnknownParameter
-from quire.text.tokenizer import Tokenizer
 
 TEXTS = [
     "",

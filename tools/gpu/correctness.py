@@ -20,8 +20,8 @@ from gpu.told import Line
 from quire.models.families import family_names
 from quire.ops import Facts, Ops, WeightFormat, bind, select
 from quire.ops.cases import CASES, FP8_CASES, Case, Draw
-from quire.testing import op_oracle
-from quire.testing.op_conformance import check, relative_error
+from tests.support import op_oracle
+from tests.support.op_conformance import check, relative_error
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FORMATS = (WeightFormat("fp8"), WeightFormat("int8"), WeightFormat("int4", 64))

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from quire.bench.report import add_output_flag, finish, percentile
+from quire.bench.steady_core import SteadyCore
 from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wishes_from
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
@@ -28,7 +29,6 @@ from quire.engine.launcher import start, supervised_async
 from quire.engine.process.core_process import CoreProcess
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.loop_client import LoopClient
-from quire.testing.steady_core import SteadyCore
 
 
 class OverheadResult(msgspec.Struct):
@@ -137,7 +137,7 @@ async def _without_model(
 
 def engine_without_model(plan: EnginePlan) -> AsyncLLM:
     """An engine with a core process that has everything but a model."""
-    client = start(AsyncMPClient, plan, CoreProcess("quire.testing.steady_main"))
+    client = start(AsyncMPClient, plan, CoreProcess("quire.bench.steady_main"))
     front_end = build_front_end(plan, supervised_async(plan, client))
     client.wait_until_ready()
     return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)

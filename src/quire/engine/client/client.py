@@ -2,7 +2,7 @@
 
 In: `EngineCoreRequest` from engine/frontend/input_processor.py. Out: `EngineCoreOutputs` for
 engine/frontend/output_processor.py. Next: engine/core/core.py, in this process (inproc.py) or
-behind sockets (multiprocess.py, dp_client.py).
+behind sockets (multiprocess.py).
 
 Sending never waits, so that it is the same for everybody. Waiting for outputs and for answers is
 what the two protocols differ in: `EngineCoreClient` blocks the calling thread,

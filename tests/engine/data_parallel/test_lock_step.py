@@ -1,0 +1,240 @@
+"""Cores that share experts, in processes of their own: the tokens of one core, whatever dies."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from quire import EngineArgs, SamplingParams
+from quire.engine.client.supervisor import SyncSupervisor
+from quire.engine.launcher import launch_async, launch_sync
+from quire.engine.wire import control_calls
+from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.errors import EngineError, RequestError
+from quire.testing.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(
+        tmp_path_factory.mktemp("moe"), "tiny", family="qwen3_moe", dtype="float32"
+    )
+
+
+def plan_of(folder, **wishes):
+    args = EngineArgs(
+        model=str(folder),
+        max_num_seqs=8,
+        num_gpu_blocks_override=200,
+        max_model_len=256,
+        logits_processors=["tests.support.poison:Poison"],
+        **wishes,
+    )
+    return args.create_engine_config()
+
+
+def request(handle, rank=None, max_tokens=NUM_TOKENS, **extra):
+    params = SamplingParams(
+        temperature=0.7 * (handle % 2),
+        repetition_penalty=1.1,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        extra_args=extra or None,
+    )
+    prompt = [(7 * handle + 3 * place) % 1000 for place in range(5 + 9 * handle)]
+    return EngineCoreRequest(handle, prompt, params, handle, 0.0, data_parallel_rank=rank)
+
+
+class Crowd:
+    """Requests of one client, read until all have ended; `at` does something after so many
+    outputs.
+    """
+
+    def __init__(self, client):
+        self.client = client
+        self.tokens, self.ends, self.live = {}, {}, set()
+        self.at = {}
+        self.num_outputs = 0
+
+    def add(self, *requests):
+        for one in requests:
+            self.tokens[one.handle] = []
+            self.live.add(one.handle)
+            self.client.add_request(one)
+
+    def run(self):
+        while self.live:
+            for one in self.client.get_output():
+                self.tokens[one.handle] += one.new_token_ids
+                self.num_outputs += 1
+                if one.finished:
+                    self.ends[one.handle] = one.finish_reason
+                    self.live.discard(one.handle)
+                if self.num_outputs in self.at:
+                    self.at.pop(self.num_outputs)()
+        return self.tokens
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    client = launch_sync(plan_of(folder))
+    try:
+        crowd = Crowd(client)
+        crowd.add(*map(request, range(8)))
+        return crowd.run()
+    finally:
+        client.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    """One engine for all tests: what one does to it, it must have survived in the next."""
+    before = set(psutil.Process().children(recursive=True))
+    plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
+    found = SyncSupervisor(launch_sync(plan), max_restarts=3)
+    yield found
+    found.shutdown()
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+def kill(client, rank, how=signal.SIGKILL):
+    os.kill(client.core_status(rank).pid, how)
+
+
+def test_two_cores_give_the_tokens_of_one_in_wave_after_wave(client, expected):
+    crowd = Crowd(client)
+    crowd.add(*(request(handle, handle % 2) for handle in range(8)))
+    assert crowd.run() == expected
+    for rank in (0, 1):  # a request that comes to cores at rest wakes all of them
+        alone = Crowd(client)
+        alone.add(request(3, rank))
+        assert alone.run() == {3: expected[3]}
+    coordinator = client.client.coordinator
+    while not coordinator.latest.wave or coordinator.latest.is_running:
+        client.client._wait(5.0)
+    assert sorted(coordinator.latest.stats) == [0, 1]
+
+
+def test_control_calls_and_what_is_refused(client, expected):
+    client.call(control_calls.sleep(1, "keep"))
+    assert client.call(control_calls.is_sleeping()) is True
+    assert client.call(control_calls.wake_up()) is True
+    with pytest.raises(RequestError, match="other cores compute with the experts"):
+        client.call(control_calls.sleep(2))
+    assert client.call(control_calls.reset_prefix_cache()) is True
+    client.call(control_calls.collective_rpc("reload_weights"))
+    client.call(control_calls.pause_scheduler("keep"))
+    crowd = Crowd(client)
+    crowd.add(request(1, 0), request(2, 1))
+    client.call(control_calls.resume_scheduler())
+    assert crowd.run() == {1: expected[1], 2: expected[2]}
+    with pytest.raises(EngineError, match="is fixed"):
+        client.client.require_scalable()
+
+
+def test_a_step_that_fails_in_one_core_costs_one_request(client, expected):
+    """Its halves are rounds of their own, while the other core decodes."""
+    crowd, num_restarts = Crowd(client), client.num_restarts
+    bad = request(4, 0)
+    bad.sampling_params.extra_args = {"raise_at": 6}
+    crowd.add(request(0, 0), request(1, 1), request(2, 0), request(3, 1), bad)
+    found = crowd.run()
+    assert crowd.ends.pop(4) is FinishReason.ERROR
+    assert found.pop(4) == expected[4][:6]
+    assert found == {handle: expected[handle] for handle in range(4)}
+    assert set(crowd.ends.values()) == {FinishReason.LENGTH}
+    assert client.num_restarts == num_restarts
+
+
+@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_the_death_of_one_core_restarts_the_group(client, expected, victim, how):
+    crowd, num_restarts = Crowd(client), client.num_restarts
+    crowd.at[40] = lambda: kill(client, victim, how)
+    crowd.add(*(request(handle, handle % 2) for handle in range(8)))
+    assert crowd.run() == expected
+    assert client.num_restarts == num_restarts + 2
+    first, second = (client.core_status(rank).incarnation for rank in (0, 1))
+    assert first == second
+
+
+def test_a_core_that_dies_at_rest_is_back_for_the_next_request(client, expected):
+    crowd = Crowd(client)
+    kill(client, 1)
+    crowd.add(request(5, 0))
+    assert crowd.run() == {5: expected[5]}
+
+
+def test_a_poisonous_request_in_one_core_costs_itself_alone(client, expected):
+    crowd = Crowd(client)
+    crowd.add(request(1, 1), request(2, 0), request(4, 0, poison_at=8))
+    found = crowd.run()
+    assert crowd.ends == {
+        1: FinishReason.LENGTH, 2: FinishReason.LENGTH, 4: FinishReason.ERROR
+    }  # fmt: skip
+    assert found == {1: expected[1], 2: expected[2], 4: expected[4][:8]}
+
+
+def test_a_request_that_hangs_its_core_is_found_though_the_others_wait_for_it(client, expected):
+    limit_s, client.client.longest_turn_s = client.client.longest_turn_s, 2.5
+    try:
+        crowd = Crowd(client)
+        crowd.add(request(1, 1), request(4, 0, hang_at=8))
+        found = crowd.run()
+    finally:
+        client.client.longest_turn_s = limit_s
+    assert crowd.ends == {1: FinishReason.LENGTH, 4: FinishReason.ERROR}
+    assert found == {1: expected[1], 4: expected[4][:8]}
+
+
+def test_the_coordinator_may_be_killed_at_any_time(client, expected):
+    coordinator = client.client.coordinator
+    before = coordinator.num_restarts, client.num_restarts
+    crowd = Crowd(client)
+    crowd.at[40] = lambda: os.kill(coordinator.pid, signal.SIGKILL)
+    crowd.add(*(request(handle, handle % 2) for handle in range(8)))
+    assert crowd.run() == expected
+    os.kill(coordinator.pid, signal.SIGKILL)  # between two waves
+    later = Crowd(client)
+    later.add(request(6, 1))
+    assert later.run() == {6: expected[6]}
+    assert (coordinator.num_restarts, client.num_restarts) == (before[0] + 2, before[1])
+
+
+async def _drained(client, num_requests):
+    live = num_requests
+    tokens = {}
+    while live:
+        for one in await client.get_output():
+            tokens.setdefault(one.handle, []).extend(one.new_token_ids)
+            live -= one.finished
+    return tokens
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
+    plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
+    client = launch_async(plan)
+    try:
+        os.kill(client.coordinator.pid, signal.SIGKILL)
+        client.add_request(request(2, 1))
+        client.add_request(request(3, 0))
+        assert await _drained(client, 2) == {2: expected[2], 3: expected[3]}
+        assert client.coordinator.num_restarts == 1
+        with pytest.raises(EngineError, match="is fixed"):
+            await client.scale(3, 1.0)
+    finally:
+        client.shutdown()
+
+
+def test_requests_may_finish_when_all_are_told_to_end(folder, expected):
+    plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
+    client = launch_sync(plan)
+    processes = dict(client._host.processes)
+    client.add_request(request(7, 1))
+    client.shutdown(30.0)
+    assert [process.exit_code for process in processes.values()] == [0, 0]

@@ -1,0 +1,38 @@
+"""The native ops on KV memory against the rules of every provider, at each level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kernels.cpu import ATTENTION_OPS, KV_OPS
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.ops import Facts, bind, select
+from quire.ops.cases import CASES
+from tests.support import op_oracle
+from tests.support.op_conformance import check
+
+NATIVE, REASON = find_native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HOSTILE = [case for case in CASES if case.op in KV_OPS + ATTENTION_OPS and not case.is_bench]
+
+
+def dtype_id(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def case_id(case):
+    return f"{case.op}/{case.name}"
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=case_id)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_native_op_conforms(isa, dtype, case):
+    plain = select(device="cpu", dtype=dtype, providers=["torch"])
+    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
+    runtime = CpuRuntime(num_threads=2, isa=isa)
+    native = select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
+    check(case, dtype, native, plain, oracle)

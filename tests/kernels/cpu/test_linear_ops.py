@@ -1,0 +1,236 @@
+"""The native matrix products: hostile shapes, equal bits in any company, bugs that must show."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.cpu import LINEAR_OPS
+from quire.kernels.cpu.program import Program
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.ops import Facts, bind, select
+from quire.ops.activation import ACTIVATIONS
+from quire.ops.cases import CASES
+from tests.support import op_oracle
+from tests.support.op_conformance import check, relative_error
+
+NATIVE, REASON = find_native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HOSTILE = [case for case in CASES if case.op in LINEAR_OPS and not case.is_bench]
+ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
+SHAPES = [(1, 1), (2, 33), (3, 31), (31, 65), (127, 32), (128, 64), (129, 1), (257, 96), (640, 70)]
+
+
+def cpu_ops(isa, dtype, num_threads=2):
+    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
+    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
+
+
+def dtype_id(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def case_id(case):
+    return f"{case.op}/{case.name}"
+
+
+def draw(*shape, dtype, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+
+def error_limit(x, weight, bias, truth):
+    """The rounding to the dtype, and 4 units in fp32 of the sum of the products' magnitudes: the
+    worst case is one per input, which an unlucky order comes near.
+    """
+    magnitudes = F.linear(x.abs().double(), weight.abs().double(), bias.abs().double())
+    rounding = torch.finfo(x.dtype).eps / 2 * truth.abs()
+    return rounding + 4 * torch.finfo(torch.float32).eps / 2 * magnitudes
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=case_id)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_native_op_conforms(isa, dtype, case):
+    plain = select(device="cpu", dtype=dtype, providers=["torch"])
+    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
+    ops = dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True)
+    check(case, dtype, ops, plain, oracle)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_products_of_any_shape_are_right(isa, dtype, shape):
+    ops = cpu_ops(isa, dtype)
+    width, out = shape
+    weight, bias = draw(out, width, dtype=dtype, scale=width**-0.5), draw(out, dtype=dtype)
+    packed = ops.pack_linear(weight, bias)
+    for rows in ROWS:
+        x = draw(rows, width, dtype=dtype, seed=1)
+        y = ops.linear(x, packed)
+        truth = F.linear(x.double(), weight.double(), bias.double())
+        assert y.shape == truth.shape and y.dtype is dtype
+        assert ((y - truth).abs() <= error_limit(x, weight, bias, truth)).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_a_row_has_the_same_bits_in_any_company(isa, dtype, shape):
+    one, two = cpu_ops(isa, dtype, num_threads=1), cpu_ops(isa, dtype, num_threads=2)
+    width, out = shape
+    weight, bias = draw(out, width, dtype=dtype), draw(out, dtype=dtype)
+    packed = one.pack_linear(weight, bias)
+    x = draw(max(ROWS), width, dtype=dtype, seed=2)
+    alone = torch.cat([one.linear(x[i : i + 1], packed) for i in range(len(x))])
+    for rows in ROWS:
+        for start in (0, len(x) - rows):
+            part = slice(start, start + rows)
+            assert torch.equal(one.linear(x[part], packed), alone[part])
+            assert torch.equal(two.linear(x[part], packed), alone[part])
+
+
+@pytest.mark.parametrize("ffn", [1, 31, 32, 45, 64, 100])
+@pytest.mark.parametrize("act", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("isa", LEVELS)
+def test_feed_forward_layers(isa, act, ffn):
+    ops, dtype = cpu_ops(isa, torch.float32), torch.float32
+    for gated in (True, False):
+        up, bias = draw(ffn * (1 + gated), 40, dtype=dtype), draw(ffn * (1 + gated), dtype=dtype)
+        down = draw(24, ffn, dtype=dtype)
+        packed = ops.pack_linear(up, bias), ops.pack_linear(down, None)
+        x = draw(260, 40, dtype=dtype)
+        y = ops.mlp(x, *packed, act, gated)
+        h = F.linear(x.double(), up.double(), bias.double())
+        gate = ACTIVATIONS[act](h[:, :ffn])
+        truth = F.linear(gate * h[:, ffn:] if gated else gate, down.double())
+        assert relative_error(y, truth) < 2e-6
+        assert torch.equal(y[3:4], ops.mlp(x[3:4], *packed, act, gated))
+
+
+@pytest.mark.parametrize("act", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("isa", LEVELS)
+def test_activations_are_exact_over_their_range(isa, act):
+    ops = cpu_ops(isa, torch.float32)
+    one = ops.pack_linear(torch.ones(1, 1), None)
+    edges = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e4, -1e4])
+    x = torch.cat([torch.linspace(-12, 12, 20_001), edges]).unsqueeze(1)
+    y = ops.mlp(x, one, one, act, False)
+    truth = ACTIVATIONS[act](x.double())
+    assert ((y - truth).abs() <= 4e-7 * x.abs().clamp(max=12) + 1e-6 * truth.abs()).all()
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_not_a_number_and_infinity_come_through(isa):
+    ops = cpu_ops(isa, torch.float32)
+    one = ops.pack_linear(torch.ones(1, 1), None)
+    x = torch.tensor([[float("nan")], [float("inf")], [1.0]])
+    for act in ACTIVATIONS:
+        y = ops.mlp(x, one, one, act, False)
+        assert y[0].isnan() and y[1] == float("inf") and y[2].isfinite()
+    capped = ops.logits(x, one, 1.0, 30.0)
+    assert capped[0].isnan() and capped[1] == 30.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_capped_logits(isa, dtype):
+    ops = cpu_ops(isa, dtype)
+    head = ops.pack_linear(draw(70, 48, dtype=dtype), None)
+    x = draw(5, 48, dtype=dtype)
+    scores = ops.linear(x, head).float()
+    assert torch.equal(ops.logits(x, head), scores)
+    assert torch.equal(ops.logits(x, head, 0.37), scores * 0.37)
+    truth = 15 * torch.tanh(scores.double() * 0.37 / 15)
+    assert relative_error(ops.logits(x, head, 0.37, 15.0), truth) < 1e-6
+
+
+def test_a_strided_weight_is_packed_as_it_is():
+    ops = cpu_ops(None, torch.bfloat16)
+    whole = draw(50, 90, dtype=torch.bfloat16)
+    x = draw(3, 45, dtype=torch.bfloat16)
+    for view in (whole[:40, :45], whole[:, ::2], whole[5:45, 45:]):
+        w = ops.pack_linear(view, None)
+        assert torch.equal(ops.linear(x, w), ops.linear(x, ops.pack_linear(view.clone(), None)))
+
+
+def test_bf16_weights_stay_two_bytes():
+    w = cpu_ops(None, torch.bfloat16).pack_linear(torch.zeros(4096, 1024).bfloat16(), None)
+    assert w.nbytes == 4096 * 1024 * 2
+
+
+def test_recorded_products_serve_any_number_of_rows():
+    runtime = CpuRuntime(num_threads=2)
+    ops = select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
+    up = ops.pack_linear(draw(90, 33, dtype=torch.float32), draw(90, dtype=torch.float32))
+    down = ops.pack_linear(draw(33, 45, dtype=torch.float32), None)
+    inputs = draw(300, 33, dtype=torch.float32)
+    program = Program(runtime, capacity=300)
+    with program.recording():
+        recorded = ops.logits(ops.mlp(inputs, up, down, "silu", True), up, 2.0)
+    for rows in (1, 7, 300, 2, 0):
+        program.replay(rows)
+        x = inputs[:rows]
+        expected = ops.logits(ops.mlp(x, up, down, "silu", True), up, 2.0)
+        assert torch.equal(recorded[:rows], expected)
+
+
+def swapped_gate(ops):
+    def mlp(x, up, down, act, gated):
+        if not gated:
+            return ops.mlp(x, up, down, act, gated)
+        h = ops.linear(x, up)
+        a, b = h.chunk(2, -1)
+        return ops.linear(a * F.silu(b), down)
+
+    return mlp
+
+
+def blind_to_the_last_input(ops):
+    def linear(x, w):
+        x = x.clone()
+        x[:, -1] = 0
+        return ops.linear(x, w)
+
+    return linear
+
+
+def summed_in_another_order(ops):
+    def linear(x, w):
+        return ops.linear(x, w) if len(x) == 1 else F.linear(x, unpacked(ops, w))
+
+    return linear
+
+
+def unpacked(ops, w):
+    return ops.linear(torch.eye(w.in_features), w).T.contiguous()
+
+
+@pytest.mark.parametrize(
+    ("op", "make"),
+    [
+        ("mlp", swapped_gate),
+        ("linear", blind_to_the_last_input),
+        ("linear", summed_in_another_order),
+    ],
+)
+def test_the_rules_see_a_bug(op, make):
+    dtype = torch.float32
+    ops = dataclasses.replace(cpu_ops(None, dtype), batch_invariant=True)
+    wrong = dataclasses.replace(ops, **{op: make(ops)})
+    plain = select(device="cpu", dtype=dtype, providers=["torch"])
+    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
+    failures = 0
+    for case in HOSTILE:
+        if case.op == op:
+            try:
+                check(case, dtype, wrong, plain, oracle)
+            except AssertionError:
+                failures += 1
+    assert failures

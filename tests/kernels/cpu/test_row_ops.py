@@ -1,0 +1,95 @@
+"""The native row ops against the rules of every provider, at each level that this machine runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from quire.kernels.cpu import ROW_OPS
+from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.ops import Facts, NormWeight, bind, select
+from quire.ops.cases import CASES
+from tests.support import op_oracle
+from tests.support.op_conformance import check
+
+NATIVE, REASON = find_native()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+HOSTILE = [case for case in CASES if case.op in ROW_OPS and not case.is_bench]
+
+
+def cpu_ops(isa, dtype, num_threads=2):
+    """The provider "cpu" on a runtime of its own, its claim of batch invariance taken at its word
+    although plain torch serves the other ops.
+    """
+    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
+    ops = select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
+    return dataclasses.replace(ops, batch_invariant=True)
+
+
+def dtype_id(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def case_id(case):
+    return f"{case.op}/{case.name}"
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=case_id)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.parametrize("isa", LEVELS)
+def test_native_op_conforms(isa, dtype, case):
+    plain = select(device="cpu", dtype=dtype, providers=["torch"])
+    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
+    check(case, dtype, cpu_ops(isa, dtype), plain, oracle)
+
+
+@pytest.mark.skipif("avx512" not in LEVELS, reason="needs AVX-512")
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+def test_avx2_and_avx512_give_the_same_bits(dtype):
+    torch.manual_seed(0)
+    x, delta = torch.randn(7, 1029).to(dtype), torch.randn(7, 1029).to(dtype)
+    weight, bias = torch.randn(1029).to(dtype), torch.randn(1029).to(dtype)
+    results = []
+    for isa in ("avx2", "avx512"):
+        ops = cpu_ops(isa, dtype)
+        norms = [NormWeight(kind, 1e-5, weight, bias) for kind in ("rms", "layer", "rms1p")]
+        results.append([ops.add_norm(x, delta, n, 0.3)[1] for n in norms])
+        results[-1].append(ops.scale_gate(x, delta))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_every_number_of_16_bits_survives_and_rounding_is_torch_s(isa):
+    patterns = torch.from_numpy(np.arange(1 << 16, dtype=np.uint16).view(np.int16))
+    torch.manual_seed(0)
+    noise = torch.randint(-(1 << 31), 1 << 31, (1 << 16,)).to(torch.int32).view(torch.float32)
+    for dtype in (torch.bfloat16, torch.float16):
+        add = cpu_ops(isa, dtype).add
+        x = patterns.view(dtype)[None].contiguous()
+        assert torch.equal(add(x, torch.full_like(x, -0.0)).nan_to_num(7), x.nan_to_num(7))
+        y = noise.to(dtype)[None]
+        assert torch.equal(add(x, y).nan_to_num(7), (x + y).nan_to_num(7))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_gates_of_any_size(isa):
+    gate = torch.tensor([[0.0, -0.0, 1, -1, 20, -20, 87, -87, 88.5, -88.5, 1e30, -1e30]])
+    gate = torch.cat([gate, torch.tensor([[float("inf"), -float("inf"), float("nan")]])], 1)
+    ones = torch.ones_like(gate)
+    result = cpu_ops(isa, torch.float32).scale_gate(ones, gate)
+    torch.testing.assert_close(result, gate.sigmoid(), rtol=3e-7, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", [-1, 11, 2**62, -(2**63)])
+def test_an_id_outside_of_the_table_is_an_index_error(wrong):
+    ops = cpu_ops(None, torch.float32)
+    table, ids = torch.zeros(11, 8), torch.tensor([3, wrong])
+    with pytest.raises(IndexError):
+        ops.embed(ids, table)
+    with pytest.raises(IndexError):
+        ops.embed(torch.tensor([3, 4]), table, 1.0, ids, torch.zeros(11, 8))

@@ -1,0 +1,97 @@
+"""The Triton kernels on the cases of the ops, in Triton's interpreter.
+
+The interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits as whole numbers,
+so there is no bfloat16 here: that is for a GPU to show (tools/gpu_report.py). It is slow, too: a
+program takes a millisecond. `--all-kernel-cases` runs what is left out by default. Every launch is
+watched (triton_memory), which takes a seventh more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.ops.cases import CASES, FP8_CASES
+from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+KINDS = ("float32 fixed", "float16 fast")
+FLOAT32 = {
+    "mask_logits", "bias_logits", "penalize", "forbid_words", "greedy", "draw", "truncate", "rank",
+}  # fmt: skip
+"""Ops on logits, which are float32 in a model of any type."""
+
+SLOW = {"attend", "moe", "draw", "truncate", "rank"}
+CHOSEN = {
+    "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
+    "attend/token_by_token-windowNone", "attend/one_chunk-alibi",
+    "attend/row_without_new_tokens", "attend/int8-mixed-window", "attend/fp8-mixed-window",
+    "attend/fp8-mixed-mqa",
+    "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/softmax_topk-clamp-nan",
+    "moe/int4_g32-softmax",
+    "draw/wide-normal", "truncate/wide-equal",
+    "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
+    "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
+    "rank/3x130-top3-coarse", "rank/3x130-top130-coarse", "rank/3x200-top60-far",
+}  # fmt: skip
+CHOSEN_FAST = {
+    "attend/decode-all", "attend/one_row-sinks", "attend/int8-decode-softcap",
+    "attend/fp8-decode-sinks", "attend/fp8-decode-small", "attend/fp8-ragged-window",
+    "moe/sigmoid-groups-select_bias", "moe/int4_g32-softmax-40",
+}  # fmt: skip
+"""Of the slow ops: each feature in one case."""
+
+
+def is_run(kind, case):
+    """Whether a case is run by default."""
+    name = f"{case.op}/{case.name}"
+    chosen = CHOSEN if kind == KINDS[0] else CHOSEN_FAST
+    return case.op not in SLOW or name in chosen
+
+
+def pytest_generate_tests(metafunc):
+    if "case_name" not in metafunc.fixturenames:
+        return
+    is_all = metafunc.config.getoption("all_kernel_cases", default=False)
+    hostile = [case for case in CASES + FP8_CASES if not case.is_bench]
+    hostile += ROUNDED + CHUNKED + WIDE
+    chosen = [
+        (kind, f"{case.op}/{case.name}")
+        for kind in KINDS
+        for case in hostile
+        if (is_all or is_run(kind, case)) and (kind == KINDS[0] or case.op not in FLOAT32)
+    ]
+    chosen.append(("bfloat16 fast", "linear/fp8-5x32x48"))  # a product of torch's
+    ids = [f"triton-{name}-{kind.replace(' ', '-')}" for kind, name in chosen]
+    metafunc.parametrize(("kind", "case_name"), chosen, ids=ids)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """A process in which Triton interprets: the choice is made at its first import."""
+    with subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("triton_worker.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+def test_conforms(worker, kind, case_name):
+    print(kind, case_name, file=worker.stdin, flush=True)
+    answer = worker.stdout.readline()
+    assert answer, "the interpreter's process is gone"
+    failure = json.loads(answer)
+    assert failure is None, failure

@@ -1,0 +1,131 @@
+"""`/v1/messages` through Anthropic's client."""
+
+import anthropic
+import httpx2  # what this client is made of
+import pytest
+
+from tests.server.scripted_app import with_app
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
+HELLO = [{"role": "user", "content": "def add(a, b):"}]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0) as made:
+        yield made
+
+
+def create(client, **fields):
+    given = {"model": "quire-embedded", "max_tokens": 12, "messages": HELLO}
+    return client.messages.create(**{**given, **fields})
+
+
+def test_a_message_is_the_answer_of_chat(client, server):
+    message = create(client, system="Be short.", extra_body={"temperature": 0})
+    chat = server.post("/v1/chat/completions", {
+        "max_tokens": 12, "temperature": 0,
+        "messages": [{"role": "system", "content": "Be short."}, *HELLO],
+    }).json()  # fmt: skip
+    assert message.content[0].text == chat["choices"][0]["message"]["content"]
+    assert message.stop_reason == "max_tokens"
+    assert message.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    assert message.usage.output_tokens == 12
+
+
+def test_a_stream_adds_up(client):
+    with client.messages.stream(
+        model="", max_tokens=12, messages=HELLO, extra_body={"temperature": 0}
+    ) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text
+    assert text == create(client, extra_body={"temperature": 0}).content[0].text
+    assert final.usage.output_tokens == 12
+
+
+def test_stop_sequences_are_named(client):
+    message = create(client, stop_sequences=["\n"], max_tokens=200)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "\n")
+
+
+def test_tokens_are_counted(client):
+    counted = client.messages.count_tokens(model="quire-embedded", messages=HELLO)
+    assert counted.input_tokens == create(client).usage.input_tokens
+
+
+def test_the_key_of_this_client_opens_the_server(guarded):
+    with anthropic.Anthropic(base_url=guarded.url, api_key="first-key") as client:
+        assert create(client).content
+    with (
+        anthropic.Anthropic(base_url=guarded.url, api_key="x", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        create(client)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "role"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"extra_body": {"no_such": 1}}, "no_such"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(client, fields, word):
+    with pytest.raises(anthropic.BadRequestError, match=word) as refusal:
+        create(client, **fields)
+    assert refusal.value.body["type"] == "error"
+    assert refusal.value.body["error"]["type"] == "invalid_request_error"
+
+
+def ask(text, *, stream=False, **fields):
+    async def use(http):
+        client = anthropic.AsyncAnthropic(base_url="http://app", api_key="-", http_client=http)
+        given = {"model": "", "max_tokens": 500, "messages": HELLO, **fields}
+        if not stream:
+            return await client.messages.create(**given)
+        async with client.messages.stream(**given) as events:
+            return await events.get_final_message()
+
+    return with_app(use, text, httpx2, tool_parser="hermes", reasoning_parser="qwen3")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_and_thinking_are_blocks(stream):
+    text = f"<think>hm</think>Let me see.{CALL}"
+    message = ask(text, tools=[WEATHER], stream=stream)
+    thinking, said, call = message.content
+    assert thinking.thinking == "hm"
+    assert said.text == "Let me see."
+    assert (call.type, call.name, call.input) == ("tool_use", "weather", {"city": "Ulm"})
+    assert message.stop_reason == "tool_use"
+
+
+def test_results_of_calls_go_back_in():
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": ""},
+            {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Ulm"}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": [
+                {"type": "text", "text": "sun"}]},
+            {"type": "text", "text": "So?"}]},
+    ]  # fmt: skip
+    message = ask("Nice.", messages=messages, tools=[WEATHER])
+    assert message.content[0].text == "Nice."
+    assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": }', "[1]", '{"city": "U'])
+def test_arguments_that_are_no_object_are_shown_as_they_stand(arguments):
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}'
+    message = ask(text, tools=[WEATHER])
+    assert [block.text for block in message.content] == [arguments]
+    assert message.stop_reason == "end_turn"

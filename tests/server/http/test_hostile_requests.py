@@ -1,0 +1,225 @@
+"""What a request may not do to the server: the rows of the threat table about single requests."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+
+from tests.server.scripted_app import with_app
+
+HUGE = 2**63
+NUMBERS = [-HUGE, -1, HUGE - 1, HUGE, 10**40, 1e308, -1e308, "", "1", True, None, [], {}]
+NUMERIC = [
+    "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "seed", "min_tokens", "prompt_logprobs",
+    "stream_interval", "truncate_prompt_tokens", "priority", "timeout_s", "thinking_token_budget",
+]  # fmt: skip
+LISTS = {
+    "stop": "a", "stop_token_ids": 5, "bad_words": "a", "allowed_token_ids": 5,
+    "logprob_token_ids": 5, "guided_choice": "a",
+}  # fmt: skip
+ROUTES = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as made:
+        yield made
+
+
+def rss(server):
+    with open(f"/proc/{server.process.pid}/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_t16_no_number_breaks_the_server(client, server, path):
+    """Each is honoured or refused by its name, in no time and no memory."""
+    before = rss(server)
+    for name in NUMERIC:
+        for value in NUMBERS:
+            reply = client.post(path, json={**ROUTES[path], name: value})
+            assert reply.status_code in (200, 400), (name, value, reply.text)
+            if reply.status_code == 400:
+                error = reply.json()["error"]
+                assert name in f"{error['param']} {error['message']}", (name, value, error)
+    for text in ("NaN", "Infinity", "-Infinity", "1e999"):
+        content = json.dumps(ROUTES[path])[:-1] + f', "temperature": {text}}}'
+        headers = {"content-type": "application/json"}
+        assert client.post(path, content=content, headers=headers).status_code == 400
+    assert rss(server) - before < 2**25
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("name", LISTS)
+def test_t16_no_list_is_too_long_to_be_refused(client, path, name):
+    body = {**ROUTES[path], name: [LISTS[name]] * 10**6}
+    if name == "logprob_token_ids":
+        body["logprobs"] = path.endswith("chat/completions") or 1
+    reply = client.post(path, json=body)
+    assert reply.status_code == 400
+    assert name.removeprefix("guided_") in reply.json()["error"]["message"]
+
+
+def test_t16_biases_lie_in_the_vocabulary(client):
+    for key in ("-1", "999999", "x", "1.5", str(HUGE)):
+        reply = client.post("/v1/completions", json={"prompt": "a", "logit_bias": {key: 1}})
+        assert reply.status_code == 400, key
+
+
+@pytest.mark.parametrize("fields", [
+    {"logprobs": 10**9}, {"logprobs": -2}, {"prompt_logprobs": 10**9}, {"prompt_logprobs": -2},
+])  # fmt: skip
+def test_t17_logprobs_have_a_bound(client, fields):
+    reply = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] in fields
+
+
+@pytest.mark.parametrize("name", ["prompt_embeds", "mm_processor_kwargs", "ec_transfer_params",
+                                  "lora_request", "data_parallel_rank", "__class__"])  # fmt: skip
+def test_t18_t27_inner_fields_are_not_the_client_s(client, name):
+    for path, body in ROUTES.items():
+        reply = client.post(path, json={**body, name: {"tp_size": 10**12}})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == f"body.{name}"
+
+
+def test_t19_t20_no_address_is_fetched(client):
+    """Media parts are refused by name, so that nothing is looked up for a client."""
+    for url in ("http://127.0.0.1:1/x", "file:///etc/passwd", "data:image/png;base64,AAAA"):
+        part = {"type": "image_url", "image_url": {"url": url}}
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        reply = client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 400
+        assert "image_url" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("salt", ["a@b", "a/b", "a\\b", "a\0b", "", "x" * 129])
+def test_t26_salts_have_harmless_characters(client, salt):
+    reply = client.post("/v1/completions", json={"prompt": "a", "cache_salt": salt})
+    assert reply.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"prompt": [5] * 4095, "max_tokens": 1}, 200),
+        ({"prompt": [5] * 4096}, 400),
+        ({"prompt": [5] * 5000}, 400),
+        ({"prompt": [0, 0, 0]}, 200),
+        ({"prompt": ""}, 200),
+        ({"prompt": "", "add_special_tokens": False}, 400),
+        ({"prompt": []}, 400),
+        ({"prompt": [[]]}, 400),
+        ({"prompt": "a", "max_tokens": 4096}, 200),
+        ({"prompt": "a", "max_tokens": 4097}, 400),
+        ({"prompt": "a", "stop": ""}, 400),
+        ({"prompt": "a", "stop": []}, 200),
+        ({"prompt": "\U0001f642\u0000\u202e"}, 200),
+        ({"prompt": "a", "truncate_prompt_tokens": 0}, 400),
+        ({"prompt": [5] * 6000, "truncate_prompt_tokens": -1, "max_tokens": 1}, 200),
+    ],
+)
+def test_t28_the_edges_of_a_request(client, fields, status):
+    given = {"max_tokens": 2, "ignore_eos": False, **fields}
+    if given["max_tokens"] == 4096:
+        given["stop_token_ids"] = list(range(1, 1000))
+    reply = client.post("/v1/completions", json=given)
+    assert reply.status_code == status, reply.text
+
+
+def test_t2_no_encoding_but_json(client):
+    for kind in ("application/x-pickle", "application/octet-stream", "multipart/form-data", ""):
+        reply = client.post(
+            "/v1/completions", content=b"\x80\x04N.", headers={"content-type": kind}
+        )
+        assert reply.status_code == 400
+
+
+def test_t12_a_request_s_template_is_refused_where_nobody_trusts_it(client):
+    for fields in (
+        {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"},
+        {"chat_template_kwargs": {"chat_template": "{{ cycler.__init__ }}"}},
+        {"chat_template_kwargs": {"tokenize": True}},
+    ):
+        body = {**ROUTES["/v1/chat/completions"], **fields}
+        assert client.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_t29_what_is_too_much_is_refused_at_once():
+    """Beyond the queue's bound: 503 with a hint, before any work; and the server goes on."""
+
+    async def use(http):
+        body = {"prompt": "a", "max_tokens": 50, "ignore_eos": True}
+
+        async def send():
+            start = time.monotonic()
+            reply = await http.post("/v1/completions", json=body)
+            return reply, time.monotonic() - start
+
+        replies = await asyncio.gather(*(send() for _ in range(100)))
+        late = await http.post("/v1/completions", json=body)
+        return [reply for reply, _ in replies], late
+
+    replies, late = with_app(use, "word " * 60, queue=(10, 10**6))
+    refused = [reply for reply in replies if reply.status_code == 503]
+    assert len(refused) == 90
+    assert all(reply.json()["error"]["code"] == 503 for reply in refused)
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
+    assert [reply.status_code for reply in replies].count(200) == 10
+    assert late.status_code == 200
+
+
+def test_a_client_that_leaves_ends_its_request(server, client):
+    """At its first event, in the middle, before the first: nothing runs on for nobody."""
+    body = {"prompt": "a", "max_tokens": 3900, "ignore_eos": True}
+    for num_events in (0, 1, 7):
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60
+        ) as reply:
+            lines = reply.iter_lines()
+            for _ in range(num_events):
+                next(lines)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
+    until_idle(client)
+
+
+def until_idle(client):
+    """Ask until nothing runs; the requests above would take far longer than this may."""
+    deadline = time.monotonic() + 20
+    while client.get("/load").json()["server_load"]:
+        assert time.monotonic() < deadline
+    running = [
+        line for line in client.get("/metrics").text.splitlines()
+        if line.startswith("vllm:num_requests_running{")
+    ]  # fmt: skip
+    assert running
+
+
+def test_t15_other_streams_are_right_while_hostile_ones_come(server):
+    """T15: what is wrong with one request is nobody else's trouble."""
+    good = {"prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
+    bad = [
+        {"prompt": [10**6]}, {"prompt": "a", "logit_bias": {"x": 1}},
+        {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"type": "nothing"}}}},
+        {"prompt": "a", "bad_words": ["a"] * 1000},
+    ]  # fmt: skip
+
+    async def both():
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            bodies = [good, *bad, good, *bad, good]
+            return await asyncio.gather(*(http.post("/v1/completions", json=b) for b in bodies))
+
+    alone = server.post("/v1/completions", good).json()["choices"][0]["text"]
+    replies = asyncio.run(both())
+    texts = [r.json()["choices"][0]["text"] for r in replies if r.status_code == 200]
+    assert texts[:3] == [alone] * 3
+    assert {reply.status_code for reply in replies} <= {200, 400}

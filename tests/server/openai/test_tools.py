@@ -1,0 +1,308 @@
+"""Tools and reasoning over HTTP, with the `openai` client and a model that follows a script."""
+
+import json
+
+import openai
+import pytest
+
+from quire.server.output_parsing import ReasoningFormat, TranscriptPlan, plan_transcripts
+from tests.server.scripted_app import tokenizer
+from tests.server.scripted_server import scripted
+
+ASK = [{"role": "user", "content": "How is it in Bonn?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tell the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bönn \\"1\\""}}\n</tool_call>'
+ARGUMENTS = '{"city": "Bönn \\"1\\""}'
+SECOND = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def server():
+    with scripted(plan_transcripts("hermes", "qwen3")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def jumping():
+    """Five tokens a step, as speculation gives them."""
+    with scripted(plan_transcripts("hermes", "qwen3"), tokens_per_step=5) as running:
+        yield running
+
+
+def ask(server, says, **options):
+    server.says = says
+    options = {"messages": ASK, "model": "scripted", **options}
+    return server.openai.chat.completions.create(**options)
+
+
+def gathered(stream):
+    """What the deltas of a stream add up to, by the client's rules."""
+    found = {"content": "", "reasoning": "", "calls": [], "finish": None}
+    for chunk in stream:
+        for choice in chunk.choices:
+            delta = choice.delta
+            found["content"] += delta.content or ""
+            found["reasoning"] += getattr(delta, "reasoning", None) or ""
+            for call in delta.tool_calls or []:
+                if call.index == len(found["calls"]):
+                    assert call.type == "function"
+                    found["calls"].append([call.id, call.function.name, ""])
+                else:
+                    assert call.id is None and call.function.name is None
+                found["calls"][call.index][2] += call.function.arguments or ""
+            found["finish"] = choice.finish_reason or found["finish"]
+    return found
+
+
+def said(reply):
+    """The same of a reply that is not streamed."""
+    [choice] = reply.choices
+    message = choice.message
+    calls = [[c.id, c.function.name, c.function.arguments] for c in message.tool_calls or []]
+    return {
+        "content": message.content or "",
+        "reasoning": getattr(message, "reasoning", None) or "",
+        "calls": calls,
+        "finish": choice.finish_reason,
+    }
+
+
+def without_ids(found):
+    return {**found, "calls": [call[1:] for call in found["calls"]]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("number", ["server", "jumping"])
+def test_a_call_between_words(request, number, stream):
+    server = request.getfixturevalue(number)
+    says = f"<think>\nhm, 3 < 4\n</think>\n\nI look.\n{CALL}\n{SECOND}"
+    reply = ask(server, says, tools=[WEATHER, NOW], stream=stream)
+    found = gathered(reply) if stream else said(reply)
+    ids = [call[0] for call in found["calls"]]
+    assert len(set(ids)) == 2 and all(id.startswith("chatcmpl-tool-") for id in ids)
+    assert without_ids(found) == {
+        "content": "\n\nI look.\n",
+        "reasoning": "\nhm, 3 < 4\n",
+        "calls": [["weather", ARGUMENTS], ["now", "{}"]],
+        "finish": "tool_calls",
+    }
+    assert server.prompt().startswith("[tool weather][tool now]<user>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "says",
+    [
+        "Just words.",
+        "",
+        "<think>hm",
+        "a <tool_call> b",
+        "<tool_call>{}</tool_call>",
+        f"{CALL} Done.",
+    ],
+)
+def test_both_modes_say_the_same(server, says, stream):
+    whole = said(ask(server, says, tools=[WEATHER]))
+    streamed = gathered(ask(server, says, tools=[WEATHER], stream=True))
+    assert without_ids(streamed) == without_ids(whole)
+
+
+def test_a_call_that_is_cut_says_length(server):
+    for stream in (False, True):
+        reply = ask(server, CALL, tools=[WEATHER], max_tokens=25, stream=stream)
+        found = gathered(reply) if stream else said(reply)
+        assert found["finish"] == "length"
+        [[_, name, arguments]] = found["calls"]
+        assert name == "weather" and ARGUMENTS.startswith(arguments) and arguments != ARGUMENTS
+
+
+def test_a_whole_reply_of_calls_has_null_content_and_both_names_of_reasoning(server):
+    message = ask(server, f"<think>hm</think>{CALL}", tools=[WEATHER]).choices[0].message
+    assert message.content is None
+    assert (message.reasoning, message.reasoning_content) == ("hm", "hm")
+
+
+def test_without_tools_markup_is_text(server):
+    found = said(ask(server, CALL))
+    assert (found["content"], found["calls"], found["finish"]) == (CALL, [], "stop")
+
+
+def test_none_shows_the_tools_and_reads_no_calls(server):
+    found = said(ask(server, CALL, tools=[WEATHER], tool_choice="none"))
+    assert (found["content"], found["calls"], found["finish"]) == (CALL, [], "stop")
+    assert server.prompt().startswith("[tool weather]")
+
+
+def test_one_call_at_most(server):
+    for stream in (False, True):
+        options = {"tools": [WEATHER, NOW], "parallel_tool_calls": False, "stream": stream}
+        reply = ask(server, CALL + SECOND, **options)
+        found = gathered(reply) if stream else said(reply)
+        assert [call[1] for call in found["calls"]] == ["weather"]
+
+
+def test_the_result_of_a_call_goes_back(server):
+    call = ask(server, CALL, tools=[WEATHER]).choices[0].message
+    messages = [
+        *ASK,
+        call.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}),
+        {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "Rain."},
+    ]
+    reply = ask(server, "It rains.", messages=messages, tools=[WEATHER])
+    assert said(reply)["content"] == "It rains."
+    assert '[weather {"city": "B\\u00f6nn \\"1\\""}]<tool>Rain.' in server.prompt().replace(
+        "ö", "\\u00f6"
+    )
+
+
+def test_reasoning_that_the_prompt_opens_or_closes(server):
+    opened = {"chat_template_kwargs": {"opening": "<think>\n"}}
+    found = said(ask(server, "hm\n</think>Yes.", extra_body=opened))
+    assert (found["reasoning"], found["content"]) == ("hm\n", "Yes.")
+    closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
+    found = said(ask(server, "Yes, <think>.", extra_body=closed))
+    assert (found["reasoning"], found["content"]) == ("", "Yes, <think>.")
+
+
+def test_reasoning_can_be_left_out_with_all_that_tells_of_it(server):
+    for stream in (False, True):
+        reply = ask(
+            server,
+            "<think>hm</think>Yes.",
+            logprobs=True,
+            stream=stream,
+            extra_body={"include_reasoning": False, "return_token_ids": True},
+        )
+        chunks = list(reply) if stream else [reply]
+        text = "".join(chunk.model_dump_json() for chunk in chunks)
+        assert "hm" not in text
+        assert all(
+            c.logprobs is None and not getattr(c, "token_ids", None)
+            for k in chunks
+            for c in k.choices
+        )
+        found = gathered(chunks) if stream else said(reply)
+        assert (found["reasoning"], found["content"]) == ("", "Yes.")
+
+
+def test_reasoning_is_counted(server):
+    usage = ask(server, "<think>hm hm</think>Yes.").usage
+    assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"tools": []}, "tools=[] is not allowed"),
+        ({"tool_choice": "auto"}, "it goes with tools only"),
+        ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function=None"),
+        ({"tools": [{"type": "browser"}]}, "tools[0].type='browser'"),
+        ({"tools": [WEATHER, WEATHER]}, "a name of its own"),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "the tools are now",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused(server, options, complaint):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, "x", **options)
+    assert complaint in caught.value.body["message"]
+
+
+def test_a_server_without_a_format_refuses_auto():
+    with scripted(TranscriptPlan()) as server:
+        assert said(ask(server, "Yes.", tools=[WEATHER], tool_choice="none"))["content"] == "Yes."
+        for choice in ({}, {"tool_choice": "auto"}):
+            with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+                ask(server, "x", tools=[WEATHER], **choice)
+
+
+def test_marks_that_are_special_tokens_are_seen():
+    first = tokenizer().all_special_tokens[0]
+    with scripted(TranscriptPlan(None, ReasoningFormat("x", (first,), ("</x>",)))) as server:
+        found = said(ask(server, f"{first}hm</x>Yes."))
+        assert (found["reasoning"], found["content"]) == ("hm", "Yes.")
+
+
+def test_arguments_can_be_read(server):
+    found = gathered(ask(server, CALL, tools=[WEATHER], stream=True))
+    assert json.loads(found["calls"][0][2]) == {"city": 'Bönn "1"'}
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def test_required_calls_are_a_form_that_begins_behind_the_reasoning(server):
+    says = '<think>hm</think>[{"name": "weather", "parameters": {"city": "Bonn"}}]'
+    for stream in (False, True):
+        reply = ask(server, says, tools=[WEATHER], tool_choice="required", stream=stream)
+        found = gathered(reply) if stream else said(reply)
+        assert without_ids(found) == {
+            "content": "",
+            "reasoning": "hm",
+            "calls": [["weather", '{"city": "Bonn"}']],
+            "finish": "tool_calls",
+        }
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert form.json["type"] == "array"
+    assert form.starts_after == "</think>"
+
+
+def test_a_named_call_is_a_form_and_ends_with_stop(server):
+    closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
+    says = '{"city": "Bonn"}'
+    for stream in (False, True):
+        options = {"tools": [WEATHER, NOW], "tool_choice": NAMED, "extra_body": closed}
+        reply = ask(server, says, stream=stream, **options)
+        found = gathered(reply) if stream else said(reply)
+        assert without_ids(found) == {
+            "content": "",
+            "reasoning": "",
+            "calls": [["weather", says]],
+            "finish": "stop",
+        }
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert (form.json, form.starts_after) == (WEATHER["function"]["parameters"], None)
+
+
+def test_a_response_format_begins_behind_the_reasoning_too(server):
+    ask(server, "<think>hm</think>{}", response_format={"type": "json_object"})
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert form.json_object
+    assert form.starts_after == "</think>"
+
+
+def test_a_forced_call_and_a_response_format_do_not_go_together(server):
+    options = {"tools": [WEATHER], "tool_choice": NAMED}
+    with pytest.raises(openai.BadRequestError, match="a form of its own"):
+        ask(server, "x", response_format={"type": "json_object"}, **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+def test_the_channels_of_gpt_oss(choice, stream):
+    says = (  # less the <|end|>, which ends a text of the tokenizer in use
+        "<|channel|>analysis<|message|>hm<|start|>assistant<|channel|>commentary"
+        ' to=functions.weather <|constrain|>json<|message|>{"city": "Bonn"}'
+    )
+    with scripted(plan_transcripts("openai", "openai_gptoss")) as server:
+        reply = ask(server, says, tools=[WEATHER], tool_choice=choice, stream=stream)
+        assert without_ids(gathered(reply) if stream else said(reply)) == {
+            "content": "",
+            "reasoning": "hm",
+            "calls": [["weather", '{"city": "Bonn"}']],
+            "finish": "stop" if choice == NAMED else "tool_calls",
+        }
+        form = server.seen[-1].sampling_params.structured_outputs
+        assert (form is None) is (choice == "auto")
+        assert form is None or ("functions.weather" in form.grammar and not form.starts_after)

@@ -1,0 +1,198 @@
+"""Outputs that no model should write: nothing raises, nothing is lost, little is held back."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.server.output_parsing import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ArgumentText,
+    TranscriptPlan,
+    plan_transcripts,
+    whole,
+)
+from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS
+
+PAIRS = [
+    ("openai" if tools == "openai" else tools, "openai_gptoss" if tools == "openai" else reasoning)
+    for tools in TOOL_PARSERS
+    for reasoning in ("qwen3", "deepseek_r1", None)
+]
+PLANS = {pair: plan_transcripts(*pair) for pair in PAIRS}
+SCRAPS = [
+    *'"{}[](),:=;\\\n ',
+    '{"name": "weather", "arguments": {"city": "',
+    '{"name": "now"}',
+    "weather(city=",
+    "weather",
+    "```json",
+    "😀",
+    "\ud83d",
+    "é\u2028",
+    "True",
+    "1e9",
+    " to=functions.weather",
+]
+
+
+@st.composite
+def soups(draw: st.DrawFn) -> tuple[TranscriptPlan, str, list[str]]:
+    """A plan and text made of its own marks, scraps of calls and words that occur once."""
+    pair = draw(st.sampled_from(PAIRS))
+    plan = PLANS[pair]
+    marks = sorted(plan.marks())
+    kinds = draw(st.lists(st.integers(0, 2), max_size=14))
+    words = [f"w{number}q" for number in range(len(kinds))]
+    pieces = [
+        draw(st.sampled_from((marks, SCRAPS, [word])[kind]))
+        for kind, word in zip(kinds, words, strict=True)
+    ]
+    return plan, "".join(pieces), words
+
+
+def numbered(name: str, index: int) -> str:
+    return f"id-{index}"
+
+
+@settings(max_examples=250)
+@given(soup=soups(), data=st.data())
+def test_any_soup_reads_the_same_however_it_is_cut(soup, data):
+    plan, text, _ = soup
+    place = data.draw(st.sampled_from([plan.place(""), plan.place("<think>"), "content"]))
+    options = {"tools": TOOLS, "call_id": numbered, "parallel": data.draw(st.booleans())}
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12)))
+    reader, events = plan.open(place, **options), []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        events += reader.feed(text[start:end])
+    assert whole([*events, *reader.finish()]) == plan.read(text, place, **options)
+
+
+@settings(max_examples=200)
+@given(soup=soups())
+def test_no_word_is_lost(soup):
+    """A word is somewhere in the transcript. Of gpt-oss, headers are markup and may have words."""
+    plan, text, words = soup
+    if plan.writes_forced_calls_itself:
+        return
+    said = plan.read(text, tools=TOOLS)
+    calls = " ".join(call.name + call.id + call.arguments for call in said.tool_calls)
+    everything = f"{said.reasoning} {said.content} {calls}"
+    unseen = [word for word in words if word in text and word not in everything]
+    # A key of a call that is neither its name nor its arguments is dropped with its value.
+    assert not [word for word in unseen if not re.search(rf'[{{,]\s*"[^"]*{word}', text)]
+
+
+@pytest.mark.parametrize("parser", sorted(TOOL_PARSERS))
+def test_text_without_marks_flows_at_once(parser):
+    plan = plan_transcripts(parser, "openai_gptoss" if parser == "openai" else None)
+    reader = plan.open("content", tools=TOOLS)
+    assert whole(reader.feed("A word. ")).content == "A word. "
+    for piece in ["Grüße 😀", " 3 > 2", "\n\n", "* a"]:
+        assert whole(reader.feed(piece)).content == piece
+    assert reader.finish() == []
+
+
+by_format = {
+    golden.tools: golden
+    for golden in reversed(GOLDENS)
+    if golden.calls and golden.calls[0][1].startswith('{"city": "Bonn"')
+}
+
+
+@pytest.mark.parametrize("golden", by_format.values(), ids=lambda golden: golden.tools)
+def test_huge_arguments_flow_piece_by_piece(golden):
+    """A string of 400,000 characters: each piece is passed on when it comes, none is kept."""
+    start, end = golden.output.split("Bonn", 1)
+    plan = plan_transcripts(golden.tools, golden.reasoning)
+    reader = plan.open(plan.place(golden.prompt), tools=TOOLS)
+    before = whole(reader.feed(start)).tool_calls[0].arguments
+    piece, num_pieces = "<a b=1> [x] {y} 😀, ", 20_000
+    written: list[str] = []
+    for number in range(num_pieces):
+        texts = [event.text for event in reader.feed(piece) if isinstance(event, ArgumentText)]
+        written += texts
+        assert len("".join(texts)) >= len(piece) - 1, number
+    after = [
+        event.text
+        for event in [*reader.feed(end), *reader.finish()]
+        if isinstance(event, ArgumentText) and event.index == 0
+    ]
+    assert json.loads(before + "".join(written + after))["city"] == piece * num_pieces
+
+
+@pytest.mark.parametrize("golden", by_format.values(), ids=lambda golden: golden.tools)
+@pytest.mark.parametrize("value", ['\\" } ] ) {', "\\\\", "\\u00e9\\n", "😀", ""])
+def test_strings_keep_their_brackets_and_escapes(golden, value):
+    if golden.tools in ("qwen3_coder", "qwen3_xml", "seed_oss", "minimax_m2", "glm45", "glm47"):
+        text, expected = value, value  # no escapes there: text is text
+    else:
+        text, expected = value, json.loads(f'"{value}"')
+    plan = plan_transcripts(golden.tools, golden.reasoning)
+    output = golden.output.replace("Bonn", text)
+    call = plan.read(output, plan.place(golden.prompt), tools=TOOLS).tool_calls[0]
+    assert json.loads(call.arguments)["city"] == expected
+
+
+def test_deeply_nested_arguments_do_not_recurse():
+    depth = 50_000
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    hermes = plan_transcripts("hermes")
+    output = f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>'
+    assert hermes.read(output, tools=TOOLS).tool_calls[0].arguments == arguments
+    pythonic = plan_transcripts("pythonic")
+    output = f"[now(a={'[' * depth}{']' * depth})]"
+    assert len(pythonic.read(output, tools=TOOLS).tool_calls[0].arguments) == len(arguments)
+    qwen = plan_transcripts("qwen3_coder")
+    output = f"<function=weather><parameter=spots>{'[' * depth}</parameter></function>"
+    value = json.loads(qwen.read(output, tools=TOOLS).tool_calls[0].arguments)["spots"]
+    assert value == "[" * depth
+
+
+@pytest.mark.parametrize("parser", sorted(TOOL_PARSERS))
+def test_a_name_without_end_is_let_go(parser):
+    """Text that only begins like a call is held back for as long as a name can be, not longer."""
+    plan = plan_transcripts(parser, "openai_gptoss" if parser == "openai" else None)
+    for mark in sorted(plan.marks()):
+        reader = plan.open(plan.place(""), tools=TOOLS)
+        events = [event for _ in range(300) for event in reader.feed(mark + "abcdefgh")]
+        said = whole(events)
+        assert said.content or said.reasoning or said.tool_calls, mark
+
+
+def test_only_the_first_call_counts_without_parallel_calls():
+    plan = plan_transcripts("hermes")
+    one = '<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>'
+    said = plan.read(one * 3, tools=TOOLS, parallel=False)
+    assert [call.name for call in said.tool_calls] == ["weather"]
+    assert said.content is None
+
+
+def test_without_tools_in_the_request_markup_is_text():
+    plan = plan_transcripts("hermes", "qwen3")
+    output = '<think>a</think><tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    said = plan.read(output)
+    assert said.tool_calls == ()
+    assert said.content == '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+def test_special_tokens_are_kept_where_a_format_needs_them():
+    special = ["<|im_end|>", "<tool_call>", "[TOOL_CALLS]", "<|channel|>"]
+    assert plan_transcripts("mistral").needs_special_tokens(special)
+    assert plan_transcripts("openai", "openai_gptoss").needs_special_tokens(special)
+    assert plan_transcripts("hermes").needs_special_tokens(special)
+    assert not plan_transcripts("hermes").needs_special_tokens(special, reads_calls=False)
+    assert not plan_transcripts("hermes").needs_special_tokens(["<|im_end|>"])
+    assert not plan_transcripts("pythonic").needs_special_tokens(special)
+
+
+def test_names_of_all_parsers_make_a_plan():
+    for name in TOOL_PARSERS:
+        assert plan_transcripts(name, "openai_gptoss" if name == "openai" else None)
+    for name in REASONING_PARSERS:
+        assert plan_transcripts(None, name)

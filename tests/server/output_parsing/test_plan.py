@@ -1,0 +1,123 @@
+"""What is decided for a server and for a request: names, where an output begins, forced calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.errors import InvalidParameter
+from quire.server.output_parsing import (
+    ParserState,
+    Reads,
+    ReasoningFormat,
+    ToolFormat,
+    TranscriptPlan,
+    plan_transcripts,
+)
+from tests.server.output_parsing.golden_transcripts import TOOLS
+
+
+def test_an_unknown_name_is_refused_with_the_list():
+    with pytest.raises(InvalidParameter) as caught:
+        plan_transcripts("hermse")
+    assert "tool_call_parser='hermse' is not allowed: it must be auto, none or one of " in str(
+        caught.value
+    )
+    assert ", hermes, " in str(caught.value)
+    with pytest.raises(InvalidParameter, match="reasoning_parser='r1'.*deepseek_r1"):
+        plan_transcripts("hermes", "r1")
+
+
+def test_formats_of_whole_outputs_go_with_each_other_only():
+    with pytest.raises(InvalidParameter, match="do not go together"):
+        plan_transcripts("hermes", "openai_gptoss")
+    with pytest.raises(InvalidParameter, match="do not go together"):
+        plan_transcripts("openai", "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("parser", "prompt", "inside", "mark"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", False, "</think>"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True, "</think>"),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False, None),
+        ("qwen3", "say <think> please<|im_start|>assistant\n", False, "</think>"),
+        ("deepseek_r1", "<｜Assistant｜>", True, "</think>"),
+        ("deepseek_r1", "<｜Assistant｜></think>", False, None),
+        ("openai_gptoss", "<|start|>assistant", False, "<|channel|>final<|message|>"),
+        (
+            "openai_gptoss",
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            True,
+            "<|channel|>final<|message|>",
+        ),
+        ("openai_gptoss", "<|start|>assistant<|channel|>final<|message|>", False, None),
+    ],
+)
+def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, mark):
+    plan = plan_transcripts(None, parser)
+    place = plan.place(prompt)
+    assert plan.begins_inside_reasoning(place) is inside
+    assert plan.answer_mark(place) == mark
+    if inside:
+        assert plan.read("hm", place).reasoning == "hm"
+
+
+@pytest.mark.parametrize(
+    ("continued", "inside"), [("<think>so", True), ("<think>so</think>Ye", False), ("Ye", False)]
+)
+def test_a_message_that_goes_on_says_it_too(continued, inside):
+    plan = plan_transcripts(None, "qwen3")
+    place = plan.place("<|im_start|>assistant\n" + continued, continued)
+    assert plan.begins_inside_reasoning(place) is inside
+    said = plan.read("s", place)
+    assert (said.reasoning, said.content) == (("s", None) if inside else (None, "s"))
+
+
+def test_required_calls_are_a_list_of_names_and_parameters():
+    plan = plan_transcripts("hermes", "qwen3")
+    output = '<think>a</think>[{"name": "now", "parameters": {"a": 1}}, {"name": "now"}]'
+    said = plan.read(output, tools=TOOLS, forced=True)
+    assert [(c.name, c.arguments) for c in said.tool_calls] == [("now", '{"a": 1}'), ("now", "{}")]
+    assert (said.reasoning, said.content) == ("a", None)
+
+
+def test_a_named_call_is_its_arguments():
+    plan = plan_transcripts(None, "qwen3")
+    said = plan.read('<think>a</think>\n{"city": "Bonn"}', tools=TOOLS, forced="weather")
+    assert [(c.name, c.arguments) for c in said.tool_calls] == [("weather", '{"city": "Bonn"}')]
+    assert (said.reasoning, said.content) == ("a", None)
+
+
+def test_a_table_that_cannot_be_read_says_why():
+    with pytest.raises(ValueError, match="needs a state 'content'"):
+        ToolFormat("x", {})
+    with pytest.raises(ValueError, match=r"leads to \['call'\]"):
+        ToolFormat("x", {"content": ParserState(Reads.CONTENT, {"<c>": "call"})})
+    with pytest.raises(ValueError, match="ends by itself"):
+        call = ParserState(Reads.ENVELOPE)
+        ToolFormat("x", {"content": ParserState(Reads.CONTENT, {"<c>": "call"}), "call": call})
+    with pytest.raises(ValueError, match="lies within"):
+        ToolFormat("x", {"content": ParserState(Reads.CONTENT, {"<c>": "content", "c": "content"})})
+    with pytest.raises(ValueError, match="its start and its end"):
+        ReasoningFormat("x", ("<t>",))
+
+
+def test_the_worked_example_of_the_table_s_page():
+    states = {
+        "content": ParserState(Reads.CONTENT, {"CALL ": "name"}),
+        "name": ParserState(Reads.HEAD, {" ": "key", "END": "done"}, kept={"END"}),
+        "key": ParserState(Reads.KEY, {": ": "value"}),
+        "value": ParserState(Reads.VALUE, {" END": "done", "; ": "key"}),
+        "done": ParserState(Reads.CONTENT, {"END": "content"}, closes=True),
+    }
+    plan = TranscriptPlan(ToolFormat("spoken", states))
+    said = plan.read("CALL weather city: Bonn; days: 2 END ok", tools=TOOLS)
+    assert [(c.name, c.arguments) for c in said.tool_calls] == [
+        ("weather", '{"city": "Bonn", "days": 2}')
+    ]
+    assert said.content == " ok"
+
+
+def test_without_reasoning_the_answer_starts_at_once():
+    plan = plan_transcripts("hermes")
+    assert plan.answer_mark(plan.place("<|im_start|>assistant\n<think>\n")) is None

@@ -1,0 +1,238 @@
+"""What the tools of a request and its choice among them mean."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import llguidance
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from quire import embedded
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.output_parsing import ToolUse, decide_tool_use, plan_transcripts
+from tests.server.output_parsing.golden_transcripts import TOOLS
+
+HERMES = plan_transcripts("hermes")
+NO_PARSER = plan_transcripts()
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def make_tool(name: str, **parameters: object) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_no_tools_no_choice():
+    for tools in (None, []):
+        assert decide_tool_use(tools, None, HERMES) == ToolUse()
+        assert decide_tool_use(tools, "none", HERMES) == ToolUse()
+        with pytest.raises(InvalidParameter, match="tool_choice='auto' is not allowed: it goes"):
+            decide_tool_use(tools, "auto", HERMES)
+
+
+def test_none_shows_the_tools_and_reads_no_calls():
+    use = decide_tool_use(TOOLS, "none", NO_PARSER)
+    assert (use.tools, use.in_prompt, use.schema) == (None, tuple(TOOLS), None)
+    assert decide_tool_use(TOOLS, "none", NO_PARSER, hides_unused=True).in_prompt is None
+
+
+def test_auto_leaves_the_model_free_and_needs_a_format():
+    use = decide_tool_use(TOOLS, None, HERMES, parallel=False)
+    assert use == decide_tool_use(TOOLS, "auto", HERMES, parallel=False)
+    assert (use.tools, use.forced, use.parallel, use.schema) == (tuple(TOOLS), False, False, None)
+    for choice in (None, "auto"):
+        with pytest.raises(InvalidParameter, match="--tool-call-parser"):
+            decide_tool_use(TOOLS, choice, NO_PARSER)
+
+
+def test_a_named_tool_forces_its_arguments():
+    use = decide_tool_use(TOOLS, NAMED, NO_PARSER)
+    assert (use.forced, use.is_named) == ("weather", True)
+    assert use.schema == TOOLS[0]["function"]["parameters"]
+    flat = {"type": "function", "name": "now"}
+    assert decide_tool_use(TOOLS, flat, NO_PARSER).schema == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("choice", ["any", 3, {"type": "function"}, {"function": {"name": 1}}, []])
+def test_another_choice_is_refused(choice):
+    if choice == []:
+        choice = {"type": "allowed_tools"}
+    with pytest.raises(InvalidParameter, match="it must be none, auto, required or one function"):
+        decide_tool_use(TOOLS, choice, HERMES)
+
+
+def test_a_tool_that_is_not_there_is_refused_with_those_that_are():
+    choice = {"type": "function", "function": {"name": "clock"}}
+    with pytest.raises(InvalidParameter, match="tool_choice='clock'.*the tools are weather, now"):
+        decide_tool_use(TOOLS, choice, HERMES)
+
+
+def test_the_channels_of_gpt_oss_without_their_tool_format_cannot_be_forced():
+    plan = plan_transcripts(None, "openai_gptoss")
+    for choice in ("required", NAMED):
+        with pytest.raises(NotBuiltYet, match="--tool-call-parser openai"):
+            decide_tool_use(TOOLS, choice, plan)
+
+
+GPT_OSS = plan_transcripts("openai", "openai_gptoss")
+THOUGHT = "<|channel|>analysis<|message|>hm\n{}<|end|><|start|>assistant"
+TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """The embedded one with the control tokens of gpt-oss."""
+    library = Tokenizer.from_file(str(embedded.path() / "tokenizer.json"))
+    marks = ["channel", "message", "start", "end", "constrain", "call"]
+    library.add_special_tokens([f"<|{mark}|>" for mark in marks])
+    return library
+
+
+@pytest.mark.parametrize(
+    ("output", "is_allowed"),
+    [
+        (THOUGHT + TO_WEATHER + '{"city": "Bonn", "days": 2}', True),
+        (TO_WEATHER + "{}", True),
+        (TO_WEATHER + '{"days": "two"}', False),
+        (THOUGHT + THOUGHT + "<|channel|>commentary to=functions.now <|constrain|>json", True),
+        (TO_WEATHER.replace("weather", "clock"), False),
+        ("<|channel|>final<|message|>", False),
+    ],
+)
+def test_a_forced_call_of_gpt_oss_is_written_in_its_own_form(tokenizer, output, is_allowed):
+    use = decide_tool_use(TOOLS, "required", GPT_OSS)
+    assert (use.forced, use.is_named, use.schema) == (False, False, None)
+    library = llguidance.LLTokenizer(
+        tokenizer.to_str(), eos_token=tokenizer.token_to_id("<|call|>")
+    )
+    matcher = llguidance.LLMatcher(library, llguidance.LLMatcher.grammar_from_lark(use.grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokenizer.encode(output, add_special_tokens=False).ids
+    assert (matcher.validate_tokens(ids) == len(ids)) is is_allowed
+    if is_allowed and output.endswith("}"):
+        [call] = GPT_OSS.read(output, tools=use.tools).tool_calls
+        assert call.name == "weather" and json.loads(call.arguments) in (
+            {"city": "Bonn", "days": 2},
+            {},
+        )
+
+
+def test_a_named_call_of_gpt_oss_is_of_that_tool():
+    use = decide_tool_use(TOOLS, NAMED, GPT_OSS)
+    assert use.is_named
+    assert "functions.weather " in use.grammar and "functions.now " not in use.grammar
+
+
+@pytest.mark.parametrize(
+    ("tool", "complaint"),
+    [
+        ("f", r"tools\[1\].type='f'"),
+        ({"type": "code_interpreter"}, r"tools\[1\].type='code_interpreter'.*\"function\""),
+        ({"type": "function"}, r"tools\[1\].function=None"),
+        ({"type": "function", "function": {}}, r"tools\[1\].function.name=None"),
+        ({"type": "function", "function": {"name": " "}}, r"tools\[1\].function.name=' '"),
+        ({"type": "function", "function": {"name": "a" * 513}}, "1 to 512 characters"),
+        (make_tool("f", type="string"), r"tools\[1\].function.parameters=.*type \"object\""),
+        ({"type": "function", "function": {"name": "f", "parameters": []}}, "JSON schema"),
+        (make_tool("weather"), "tools='weather'.*a name of its own"),
+    ],
+)
+def test_a_tool_that_is_not_right_is_refused_by_its_place(tool, complaint):
+    with pytest.raises(InvalidParameter, match=complaint):
+        decide_tool_use([TOOLS[0], tool], "auto", HERMES)
+
+
+def test_too_many_tools_are_refused():
+    tools = [make_tool(f"f{number}") for number in range(513)]
+    with pytest.raises(InvalidParameter, match="at most 512"):
+        decide_tool_use(tools, "auto", HERMES)
+
+
+TREE = make_tool(
+    "grow",
+    type="object",
+    properties={
+        "tree": {"$ref": "#/$defs/tree"},
+        "self": {"$ref": "#"},
+        "kept": {"const": {"$ref": "#/data"}},
+    },
+    additionalProperties=False,
+    **{
+        "$defs": {
+            "tree": {
+                "type": "object",
+                "properties": {"leaves": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+                "additionalProperties": False,
+            }
+        }
+    },
+)
+OTHER = make_tool(
+    "count",
+    properties={"n": {"$ref": "#/$defs/tree"}},
+    required=["n"],
+    **{"$defs": {"tree": {"type": "integer"}}},
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_valid"),
+    [
+        ([{"name": "count", "parameters": {"n": 3}}], True),
+        ([{"name": "count", "parameters": {"n": {}}}], False),
+        ([{"name": "count", "parameters": {}}], False),
+        ([{"name": "count", "parameters": []}], False),
+        ([{"name": "grow", "parameters": {"tree": {"leaves": [{"leaves": []}]}}}], True),
+        ([{"name": "grow", "parameters": {"tree": {"leaves": [3]}}}], False),
+        ([{"name": "grow", "parameters": {"self": {"tree": {}}}}], True),
+        ([{"name": "grow", "parameters": {"self": {"n": 3}}}], False),
+        ([{"name": "grow", "parameters": {"kept": {"$ref": "#/data"}}}], True),
+        ([{"name": "grow", "parameters": {}}, {"name": "count", "parameters": {"n": 1}}], True),
+        ([{"name": "shrink", "parameters": {}}], False),
+        ([{"name": "grow"}], False),
+        ([], False),
+        ({"name": "grow", "parameters": {}}, False),
+    ],
+)
+def test_required_calls_follow_each_tool_s_own_schema(answer, is_valid):
+    schema = decide_tool_use([TREE, OTHER], "required", NO_PARSER).schema
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert jsonschema.Draft202012Validator(schema).is_valid(answer) is is_valid
+
+
+def test_without_parallel_calls_one_is_all():
+    schema = decide_tool_use([OTHER], "required", NO_PARSER, parallel=False).schema
+    one = {"name": "count", "parameters": {"n": 3}}
+    assert jsonschema.Draft202012Validator(schema).is_valid([one])
+    assert not jsonschema.Draft202012Validator(schema).is_valid([one, one])
+
+
+def test_the_grammars_can_be_compiled():
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        schema = json.dumps(decide_tool_use([*TOOLS, OTHER], choice, NO_PARSER).schema)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+        assert llguidance.LLMatcher.validate_grammar(grammar) == ""
+
+
+@settings(max_examples=50)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["weather", "now"]),
+            st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    indent=st.sampled_from([None, 1]),
+)
+def test_what_the_grammar_of_required_calls_allows_is_read_as_calls(calls, indent):
+    use = decide_tool_use(TOOLS, "required", NO_PARSER)
+    answer = [{"name": name, "parameters": arguments} for name, arguments in calls]
+    output = json.dumps(answer, indent=indent)
+    said = NO_PARSER.read(output, tools=use.tools, forced=use.forced)
+    assert [(call.name, json.loads(call.arguments)) for call in said.tool_calls] == calls
+    assert said.content is None

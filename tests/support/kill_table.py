@@ -1,0 +1,346 @@
+"""Parts of an engine killed or stopped at random moments under concurrent streams, and what the
+streams notice.
+
+`python -m benchmarks.kill_table` prints the table; the tests run single moments of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from quire.config.args.engine_args import EngineArgs
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.client.supervisor import AsyncSupervisor
+from quire.engine.frontend.frontend import build_front_end
+from quire.engine.launcher import launch_async
+from quire.engine.wire.messages import EngineCoreOutputs
+from quire.params import RequestOutputKind, SamplingParams
+from quire.testing.checkpoints import make_checkpoint
+
+NUM_STREAMS = 64
+NUM_TOKENS = 48
+PROMPTS = ("def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = [")
+POISON_AT = 20
+
+Answer = tuple[list[int], str | None]
+"""A stream's ids, and why it ended."""
+
+
+class WatchedSupervisor(AsyncSupervisor):
+    """Notes when the first token of a core's next life comes."""
+
+    resumed_at: float | None = None
+    _watched = -1
+    _num_before = 0
+
+    def watch(self, engine_index: int) -> None:
+        """From now on."""
+        self.resumed_at, self._watched, self._num_before = None, engine_index, self.num_restarts
+
+    async def get_output(self) -> EngineCoreOutputs:
+        """The next outputs."""
+        outputs = await super().get_output()
+        is_it = outputs.handles and outputs.engine_index == self._watched
+        if is_it and self.num_restarts > self._num_before and self.resumed_at is None:
+            self.resumed_at = time.monotonic()
+        return outputs
+
+
+@dataclass(slots=True)
+class Row:
+    """One kind of victim: what came of its moments. `resumed_s` are the seconds from the signal to
+    the first token of the victim's next life.
+    """
+
+    victim: str
+    resumed_s: list[float] = field(default_factory=list)
+    num_moments: int = 0
+    num_right: int = 0
+    num_wrong: int = 0
+    num_failed: int = 0
+    num_restarts: int = 0
+    leaks: list[str] = field(default_factory=list)
+
+    def cells(self) -> Iterator[str]:
+        """The row of the table."""
+        yield self.victim
+        yield str(self.num_moments)
+        yield str(self.num_right)
+        yield str(self.num_wrong)
+        yield str(self.num_failed)
+        yield str(self.num_restarts)
+        times = self.resumed_s
+        yield f"{statistics.median(times):.2f} / {max(times):.2f}" if times else "-"
+        yield ", ".join(self.leaks) or "none"
+
+
+TITLES = (
+    *("victim", "moments", "streams right", "wrong", "failed", "restarts"),
+    *("resumed after (s, median / worst)", "left behind"),
+)
+
+
+class Streams:
+    """An engine with its cores, and a crowd of streams whose right answers are known."""
+
+    def __init__(self, num_cores: int = 1, experts_in: Path | None = None) -> None:
+        """`experts_in`: a folder with a model whose experts the cores share; None: the embedded
+        model.
+        """
+        args = EngineArgs(
+            model=None if experts_in is None else str(experts_in),
+            enable_expert_parallel=experts_in is not None,
+            max_num_seqs=NUM_STREAMS + 1,
+            max_model_len=512,
+            num_gpu_blocks_override=2000,
+            seed=3,
+            data_parallel_size=num_cores,
+            logits_processors=["tests.support.poison:Poison"],
+        )
+        plan = args.create_engine_config()
+        self.num_cores = num_cores
+        self.cores = launch_async(plan)
+        self.client = WatchedSupervisor(self.cores, max_restarts=plan.max_core_restarts)
+        front_end: Any = build_front_end(plan, self.client)
+        self.engine = AsyncLLM(plan, front_end=front_end, log_requests=False)
+        self._num_outputs = 0
+        self._due: list[tuple[int, Callable[[], None]]] = []
+
+    def pids(self) -> list[int]:
+        """The core processes."""
+        return [self.client.core_status(index).pid for index in self.client.engine_indices]
+
+    async def run(self, poisonous: int | None = None) -> list[Answer]:
+        """Serve the crowd; one of it may be poisonous."""
+        self._num_outputs = 0
+        return await asyncio.gather(
+            *(self._stream(index, index == poisonous) for index in range(NUM_STREAMS))
+        )
+
+    def at(self, num_outputs: int, what: Callable[[], None]) -> None:
+        """Do this when the crowd has had so many outputs."""
+        self._due.append((num_outputs, what))
+
+    async def _stream(self, index: int, is_poisonous: bool) -> Answer:
+        ids: list[int] = []
+        reason = None
+        params = _params(index)
+        if is_poisonous:
+            params.extra_args = {"poison_at": POISON_AT}
+        prompt = PROMPTS[index % len(PROMPTS)]
+        async for output in self.engine.generate(prompt, params, str(index)):
+            ids += output.outputs[0].token_ids
+            reason = output.outputs[0].finish_reason
+            self._num_outputs += 1
+            while self._due and self._due[0][0] <= self._num_outputs:
+                self._due.pop(0)[1]()
+        return ids, reason
+
+
+def _params(index: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0 if index % 3 == 0 else 0.9,
+        repetition_penalty=1.1 if index % 3 == 1 else 1.0,
+        seed=index,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+async def _strike(
+    row: Row,
+    streams: Streams,
+    pick: random.Random,
+    num_moments: int,
+    victim: Callable[[int], int],
+    how: signal.Signals,
+) -> None:
+    """Send a signal to `victim(core)` for a core and at a moment that `pick` draws, so many times,
+    each under a new crowd.
+    """
+    expected = await streams.run()
+    for _ in range(num_moments):
+        index = pick.randrange(streams.num_cores)
+        sent: list[float] = []
+
+        def strike(index: int = index, sent: list[float] = sent) -> None:
+            streams.client.watch(index)
+            sent.append(time.monotonic())
+            os.kill(victim(index), how)
+
+        streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
+        _count(row, await streams.run(), expected)
+        if streams.client.resumed_at is not None:
+            row.resumed_s.append(streams.client.resumed_at - sent[0])
+    await _finish(row, streams)
+
+
+async def signal_cores(
+    how: signal.Signals, num_moments: int, *, num_cores: int = 1, seed: int = 0
+) -> Row:
+    """Send a signal to a core at random moments, each under a new crowd."""
+    pick = random.Random(seed)
+    which = "the core" if num_cores == 1 else f"one of {num_cores} cores"
+    row = Row(f"{which}, {how.name}")
+    with _no_leaks(row):
+        streams = Streams(num_cores)
+        await _strike(
+            row,
+            streams,
+            pick,
+            num_moments,
+            lambda index: streams.client.core_status(index).pid,
+            how,
+        )
+    return row
+
+
+async def kill_one_that_shares_experts(
+    num_moments: int, *, coordinator: bool = False, seed: int = 0
+) -> Row:
+    """Kill one of two cores that share experts, or their coordinator, at random moments."""
+    pick = random.Random(seed)
+    row = Row("the coordinator, SIGKILL" if coordinator else "one of 2 that share experts, SIGKILL")
+    with _no_leaks(row), tempfile.TemporaryDirectory() as folder:
+        streams = Streams(2, make_checkpoint(folder, "tiny", "qwen3_moe", dtype="float32"))
+
+        def victim(index: int) -> int:
+            found = streams.cores.coordinator
+            assert found is not None, "cores that share experts have one"
+            return found.pid if coordinator else streams.client.core_status(index).pid
+
+        await _strike(row, streams, pick, num_moments, victim, signal.SIGKILL)
+    return row
+
+
+async def stop_front_end(num_moments: int, *, stopped_s: float = 2.0, seed: int = 0) -> Row:
+    """Stop this process for a while at random moments; the cores go on."""
+    pick = random.Random(seed)
+    row = Row(f"the front end, SIGSTOP for {stopped_s:g} s")
+    with _no_leaks(row):
+        streams = Streams()
+        expected = await streams.run()
+        script = f"kill -STOP {os.getpid()}; sleep {stopped_s}; kill -CONT {os.getpid()}"
+        for _ in range(num_moments):
+            stoppers: list[subprocess.Popen[bytes]] = []
+
+            def strike(stoppers: list[subprocess.Popen[bytes]] = stoppers) -> None:
+                stoppers.append(subprocess.Popen(["sh", "-c", script]))
+
+            streams.at(1 + pick.randrange(NUM_STREAMS * (NUM_TOKENS - 8)), strike)
+            _count(row, await streams.run(), expected)
+            await asyncio.to_thread(stoppers[0].wait, 30)
+        await _finish(row, streams)
+    return row
+
+
+async def poison(num_moments: int, *, seed: int = 0) -> Row:
+    """One request of the crowd kills its core whenever it has so many ids."""
+    pick = random.Random(seed)
+    row = Row("a poisonous request among the streams")
+    with _no_leaks(row):
+        streams = Streams()
+        expected = await streams.run()
+        for _ in range(num_moments):
+            guilty = pick.randrange(NUM_STREAMS)
+            right = list(expected)
+            right[guilty] = right[guilty][0][:POISON_AT], "error"
+            start = time.monotonic()
+            _count(row, await streams.run(guilty), right)
+            row.resumed_s.append(time.monotonic() - start)
+        await _finish(row, streams)
+    return row
+
+
+def kill_front_end(num_moments: int, *, seed: int = 0) -> Row:
+    """Kill a front end in a process of its own; `resumed_s` is how long its core outlives it."""
+    pick = random.Random(seed)
+    row = Row("the front end, SIGKILL (core gone after)")
+    with _no_leaks(row):
+        for _ in range(num_moments):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.kill_table"], stdout=subprocess.PIPE
+            )
+            assert child.stdout is not None
+            cores = [psutil.Process(int(pid)) for pid in child.stdout.readline().split()]
+            time.sleep(pick.random())
+            child.kill()
+            start = time.monotonic()
+            _, alive = psutil.wait_procs(cores, timeout=10)
+            row.resumed_s.append(time.monotonic() - start)
+            row.leaks += [f"core {process.pid}" for process in alive]
+            child.wait()
+            child.stdout.close()
+            row.num_moments += 1
+    return row
+
+
+def _count(row: Row, found: list[Answer], expected: list[Answer]) -> None:
+    row.num_moments += 1
+    for (ids, reason), (right, right_reason) in zip(found, expected, strict=True):
+        if (ids, reason) == (right, right_reason):
+            row.num_right += 1
+        elif ids == right[: len(ids)] and reason == "error":
+            row.num_failed += 1
+        else:
+            row.num_wrong += 1
+
+
+async def _finish(row: Row, streams: Streams) -> None:
+    if not await streams.engine.reset_prefix_cache():
+        row.leaks.append("blocks")
+    row.num_restarts = streams.client.num_restarts
+    streams.engine.shutdown()
+
+
+class _no_leaks:
+    """Notes processes, shared memory and socket folders that are there behind it and were not
+    before.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def __enter__(self) -> None:
+        self._before = _things()
+
+    def __exit__(self, *exc: object) -> None:
+        deadline = time.monotonic() + 5
+        while (left := _things() - self._before) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._row.leaks += sorted(left)
+
+
+def _things() -> set[str]:
+    children = psutil.Process().children(recursive=True)
+    found = {f"process {child.pid}" for child in children if child.status() != "zombie"}
+    found |= {str(path) for path in Path("/dev/shm").glob("*")}
+    pids = {os.getpid(), *(child.pid for child in children)}
+    folders = Path(tempfile.gettempdir()).glob("quire-*-*")
+    return found | {str(path) for path in folders if int(path.name.split("-")[1]) in pids}
+
+
+async def _serve_for_ever() -> None:
+    streams = Streams()
+    print(*streams.pids(), flush=True)  # noqa: T201 (the parent process reads it)
+    while True:
+        await streams.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve_for_ever())

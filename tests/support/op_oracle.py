@@ -1,0 +1,52 @@
+"""All ops once more, as loops in numpy float64: what the plain-torch definitions are checked
+against.
+
+Nothing here shares a line or an idea of layout with `quire.ops`: a token, a head, an expert at a
+time, and KV memory as two arrays over slots that hold NaN where nobody wrote. Slow, and only for
+the small cases. The functions stand as a provider named "oracle".
+"""
+
+from __future__ import annotations
+
+from quire.ops import Implementation
+from tests.support import (
+    op_oracle_edits,
+    op_oracle_logits,
+    op_oracle_masks,
+    op_oracle_paged,
+    op_oracle_rows,
+)
+
+IMPLEMENTATIONS = tuple(
+    Implementation(function.__name__, "oracle", function, lambda _: True, batch_invariant=True)
+    for function in (
+        op_oracle_rows.embed,
+        op_oracle_rows.embed_packed,
+        op_oracle_rows.norm,
+        op_oracle_rows.add,
+        op_oracle_rows.add_norm,
+        op_oracle_rows.scale_gate,
+        op_oracle_rows.pack_linear,
+        op_oracle_rows.linear,
+        op_oracle_rows.mlp,
+        op_oracle_rows.logits,
+        op_oracle_rows.pack_experts,
+        op_oracle_rows.moe,
+        op_oracle_paged.allocate_kv,
+        op_oracle_paged.export_kv,
+        op_oracle_paged.import_kv,
+        op_oracle_paged.copy_kv,
+        op_oracle_paged.zero_kv,
+        op_oracle_paged.rope_store,
+        op_oracle_paged.plan_attention,
+        op_oracle_paged.attend,
+        op_oracle_masks.mask_logits,
+        op_oracle_edits.bias_logits,
+        op_oracle_edits.penalize,
+        op_oracle_edits.forbid_words,
+        op_oracle_logits.greedy,
+        op_oracle_logits.draw,
+        op_oracle_logits.truncate,
+        op_oracle_logits.rank,
+    )
+)

@@ -1,0 +1,240 @@
+"""The oracle of the ops on KV memory: moving blocks, rotary embedding with its write, attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import AttentionArgs, NormWeight, QKNorm, RotaryTable
+from tests.support.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
+
+# KV memory
+
+
+@dataclass
+class OracleKV:
+    """keys and values [N*S, K, D]; NaN in slots that nobody wrote. Memory in int8 or e4m3
+    holds what such numbers times scales in float32 give.
+    """
+
+    num_blocks: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    keys: Array = field(init=False)
+    values: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (self.num_blocks * self.block_size, self.kv_heads, self.head_dim)
+        self.keys, self.values = np.full(shape, np.nan), np.full(shape, np.nan)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    def put(self, slot: int, keys: Array, values: Array) -> None:
+        """Store a token's keys and values [K, D]."""
+        held = _IN_BYTES.get(self.dtype, np.asarray)
+        self.keys[slot], self.values[slot] = held(keys), held(values)
+
+
+def _nearest_e4m3(numbers: Array) -> Array:
+    """To float32 numbers of up to 448: three bits behind the leading one, or multiples of 2**-9."""
+    _, exponent = np.frexp(numbers)  # the leading bit is 2 ** (exponent - 1)
+    step = np.exp2(np.maximum(exponent - 1, -6) - 3.0)
+    return np.rint(numbers / step) * step
+
+
+def _in_bytes(vectors: Array, largest: float, nearest: Callable[[Array], Array]) -> Array:
+    """Each vector [D] as numbers of up to `largest` times a scale that its largest gets it by."""
+    result = np.empty(vectors.shape)
+    for i, vector in enumerate(vectors.astype(np.float32)):
+        if not np.isfinite(vector).all():
+            result[i] = np.nan
+            continue
+        most, steps = np.abs(vector).max(), np.float32(largest)
+        numbers = nearest(vector * (steps / most)) if most >= 1e-30 else np.zeros(len(vector))
+        result[i] = numbers.astype(np.float64) * float(most / steps)
+    return result
+
+
+_IN_BYTES = {
+    torch.int8: partial(_in_bytes, largest=127, nearest=np.rint),
+    torch.float8_e4m3fn: partial(_in_bytes, largest=448, nearest=_nearest_e4m3),
+}
+
+
+def allocate_kv(
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+) -> OracleKV:
+    """Empty memory: NaN everywhere."""
+    assert device.type == "cpu"
+    return OracleKV(num_blocks, block_size, kv_heads, head_dim, dtype)
+
+
+def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
+    """Blocks as [n, 2, S, K, D]."""
+    shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
+    data = np.empty(shape)
+    for i, block in enumerate(block_ids):
+        for offset in range(kv.block_size):
+            slot = int(block) * kv.block_size + offset
+            data[i, 0, offset], data[i, 1, offset] = kv.keys[slot], kv.values[slot]
+    return to_tensor(data)
+
+
+def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
+    """Blocks from [n, 2, S, K, D]."""
+    values = to_array(data)
+    for i, block in enumerate(block_ids):
+        for offset in range(kv.block_size):
+            slot = int(block) * kv.block_size + offset
+            kv.put(slot, values[i, 0, offset], values[i, 1, offset])
+
+
+def copy_kv(kv: OracleKV, src_ids: Sequence[int], dst_ids: Sequence[int]) -> None:
+    """Copy blocks; all are read first."""
+    import_kv(kv, dst_ids, export_kv(kv, src_ids))
+
+
+def zero_kv(kv: OracleKV, block_ids: Sequence[int]) -> None:
+    """Fill blocks with zeros."""
+    shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
+    import_kv(kv, block_ids, torch.zeros(shape))
+
+
+def _rotated(x: Array, table: RotaryTable, position: int) -> Array:
+    """One head x [D]."""
+    y, half = x.copy(), table.dim // 2
+    row = to_array(table.cos_sin[position])
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if table.interleaved else (i, i + half)
+        cos, sin = row[i], row[half + i]
+        y[a], y[b] = x[a] * cos - x[b] * sin, x[b] * cos + x[a] * sin
+    return y
+
+
+def _normed(x: Array, n: NormWeight, over: str) -> Array:
+    """All heads of one token, x [H, D]."""
+    return norm_array(x.reshape(-1), n).reshape(x.shape) if over == "full" else norm_array(x, n)
+
+
+def rope_store(
+    qkv: Tensor,
+    kv: OracleKV,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    qk_norm: QKNorm | None,
+    clip: float | None,
+) -> Tensor:
+    """Clip, norm, rotate and store, token by token."""
+    queries = []
+    for token, row in enumerate(to_array(qkv)):
+        x = row if clip is None else np.minimum(np.maximum(row, -clip), clip)
+        x = x.reshape(-1, head_dim)
+        q, k, v = x[:heads], x[heads : heads + kv_heads], x[heads + kv_heads :]
+        if qk_norm is not None and not qk_norm.after_rope:
+            q, k = _normed(q, qk_norm.q, qk_norm.over), _normed(k, qk_norm.k, qk_norm.over)
+        if rotary is not None:
+            p = int(positions[0, token])
+            q, k = (stack([_rotated(h, rotary, p) for h in t], head_dim) for t in (q, k))
+        if qk_norm is not None and qk_norm.after_rope:
+            q, k = _normed(q, qk_norm.q, qk_norm.over), _normed(k, qk_norm.k, qk_norm.over)
+        if int(slots[token]) >= 0:
+            kv.put(int(slots[token]), k, v)
+        queries.append(q)
+    return to_tensor(stack(queries, heads, head_dim))
+
+
+# attention
+
+
+@dataclass
+class OraclePlan:
+    """For every new token of the step: distances (position - its own) and slots of the keys it
+    sees.
+    """
+
+    seen: list[tuple[Array, Array]]
+    num_keys: int
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, visible key) pairs."""
+        return sum(len(slots) for _, slots in self.seen)
+
+
+def plan_attention(
+    *,
+    query_start: Array,
+    seq_lens: Array,
+    block_table: Tensor,
+    block_size: int,
+    window: int | None,
+    kv_heads: int | None = None,
+) -> OraclePlan:
+    """List the keys that each new token sees."""
+    table = to_array(block_table).astype(np.int64)
+    seen, num_keys = [], 0
+    for row, length in enumerate(seq_lens.tolist()):
+        new = int(query_start[row + 1]) - int(query_start[row])
+        distinct = set()
+        for p in range(length - new, length):
+            keys = np.arange(p + 1)
+            if window is not None:
+                keys = keys[keys > p - window]
+            seen.append((keys - p, table[row, keys // block_size] * block_size + keys % block_size))
+            distinct.update(keys[[0, -1]].tolist())
+        num_keys += max(distinct) - min(distinct) + 1 if distinct else 0
+    return OraclePlan(seen, num_keys)
+
+
+def _scores(q: Array, k: Array, distance: Array, head: int, args: AttentionArgs) -> Array:
+    """One query q [D] against the keys k [L, D] -> [L]."""
+    scores = args.scale * (k @ q)
+    if args.softcap is not None:
+        scores = args.softcap * np.tanh(scores / args.softcap)
+    return scores if args.alibi is None else scores + float(args.alibi[head]) * distance
+
+
+def _attend_one(
+    q: Array, kv: OracleKV, distance: Array, slots: Array, args: AttentionArgs
+) -> Array:
+    """One token's q [H, D] -> [H*D]."""
+    out = np.zeros_like(q)
+    keys, values = kv.keys[slots], kv.values[slots]
+    for head, query in enumerate(q):
+        kv_head = head // (len(q) // kv.kv_heads)
+        scores = _scores(query, keys[:, kv_head], distance, head, args)
+        sink = -math.inf if args.sinks is None else float(args.sinks[head])
+        top = max(scores.max(), sink)
+        powers = np.exp(scores - top)
+        out[head] = powers @ values[:, kv_head] / (powers.sum() + math.exp(sink - top))
+    return out.reshape(-1)
+
+
+def attend(q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs) -> Tensor:
+    """Attention, one token and one head at a time."""
+    rows = zip(to_array(q), plan.seen, strict=True)
+    return to_tensor(
+        stack([_attend_one(one, kv, *seen, args) for one, seen in rows], q.shape[1] * q.shape[2])
+    )

@@ -1,0 +1,581 @@
+"""Random lives of supervised cores in virtual time: `python -m tests.support.simulate_faults
+--traces 100000`.
+
+A trace has one or two cores over the hash model, behind wires that delay, lose and repeat messages,
+and a supervisor. Requests arrive, are aborted, poison the steps that they are in; cores are killed
+or stop. At the end every request must have got its ids, once and in order, or have ended for a
+reason of its own. A failure names the seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from quire.engine.client.client import CoreStatus
+from quire.engine.client.supervisor import SyncSupervisor
+from quire.engine.core.core import EngineCore
+from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import Utility, perform
+from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.errors import EngineDeadError, EngineError
+from quire.params import SamplingParams
+from quire.runner.runner_output import RunnerOutput
+from quire.scheduling import invariants
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.step import StepPlan
+from quire.testing.hash_model import EOS, HashRunner, oracle
+from quire.testing.traces import run_as_command
+
+T = TypeVar("T")
+
+VOCAB_SIZE = 40
+BEAT_S = 2.0
+SILENT_S = 7.0
+PATIENCE_S = 5.0
+MAX_RESTARTS = 6
+
+
+class Clock:
+    """Virtual time: what is to happen, in its order."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def read(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        """`what` happens at this time."""
+        heapq.heappush(self._events, (when, next(self._numbers), what))
+
+    def after(self, delay_s: float, what: Callable[[], None]) -> None:
+        """`what` happens so much later."""
+        self.at(self.now + delay_s, what)
+
+    def turn(self) -> None:
+        """Let the next thing happen."""
+        self.now, _, what = heapq.heappop(self._events)
+        what()
+
+    def sleep(self, seconds: float) -> None:
+        """Let everything happen that is due by then."""
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until:
+            self.turn()
+        self.now = until
+
+
+class Wire:
+    """Carries numbered messages in order, each after a delay; some are lost, some come twice."""
+
+    def __init__(self, world: World, deliver: Callable[[int, Any], None]) -> None:
+        self._world = world
+        self._deliver = deliver
+        self._latest = 0.0
+        self.num_sent = 0
+
+    def send(self, message: Any) -> None:
+        """Send on; arrives within half a second, or never."""
+        world, self.num_sent = self._world, self.num_sent + 1
+        number = self.num_sent
+        self._latest = max(self._latest, world.clock.now + world.random.random() * 0.5)
+        for _ in range(world.fate()):
+            world.clock.at(self._latest, lambda: self._deliver(number, message))
+
+
+class Crash(BaseException):
+    """A process ends inside a step: nothing in it catches that."""
+
+
+class HashStep:
+    """A launched step of the hash model."""
+
+    def __init__(self, runner: HashRunner, plan: StepPlan) -> None:
+        self._output = RunnerOutput(runner.execute(plan))
+
+    def sample(self, mask: Any = None) -> None:
+        """It has."""
+
+    def result(self) -> RunnerOutput:
+        """The ids."""
+        return self._output
+
+
+class HashExecutor:
+    """Runs plans on the hash model; `before` is called with each of them."""
+
+    def __init__(self, runner: HashRunner, before: Callable[[StepPlan], None]) -> None:
+        self._runner = runner
+        self._before = before
+
+    def launch(self, plan: StepPlan) -> HashStep:
+        """Run the plan."""
+        self._before(plan)
+        return HashStep(self._runner, plan)
+
+    def needs_host_ids(self, params: SamplingParams) -> bool:
+        """No."""
+        return False
+
+    def collective_rpc(self, method: Any, args: Any, kwargs: Any) -> list[Any]:
+        """There are no workers to call."""
+        return []
+
+    def shutdown(self) -> None:
+        """Nothing to give back."""
+
+
+class Life:
+    """One life of a core process."""
+
+    def __init__(self, world: World, cores: SimulatedCores, index: int, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.is_running = True
+        self.is_stopped = False
+        self.board: Collection[int] | None = ()
+        self.inputs = FrameOrder()
+        self.wire = Wire(world, lambda n, message: cores.arrive(self, index, n, message))
+        self._cores, self._index = cores, index
+        self._is_turning = False
+        config = world.config
+        runner = HashRunner(
+            num_blocks=config.num_blocks, block_size=config.block_size, vocab_size=VOCAB_SIZE
+        )
+        executor = HashExecutor(runner, self._poison)
+        self.core = EngineCore(
+            Scheduler(config), executor, depth=world.depth, log_stats=False, clock=world.clock.read
+        )
+        self.core.on_launch = self._note_step
+        self._beat()
+
+    def take(self, number: int, message: Callable[[Life], None]) -> None:
+        """A message has come from the front end."""
+        if not self.is_running or self.is_stopped:
+            return
+        try:
+            if self.inputs.accept(number):
+                message(self)
+        except LostFrames:
+            self.end()
+            return
+        self._go_on()
+
+    def end(self) -> None:
+        """The process ends; the front end learns of it a little later."""
+        if self.is_running:
+            self.is_running = False
+            self.world.clock.after(
+                self.world.random.random() * 0.3, lambda: self._cores.bury(self, self._index)
+            )
+
+    def perform(self, call_id: int, call: Utility[Any]) -> None:
+        """Serve a control_calls and answer."""
+        answer = perform(self.core, call.method, call.args)
+        if isinstance(answer, Future):
+            answer.add_done_callback(lambda future: self.wire.send((call_id, future.result())))
+        else:
+            self.wire.send((call_id, answer))
+
+    def _go_on(self) -> None:
+        if not self._is_turning and self.core.has_work:
+            self._is_turning = True
+            self.world.clock.after(0.01 + self.world.random.random() * 0.1, self._turn)
+
+    def _turn(self) -> None:
+        self._is_turning = False
+        if not self.is_running or self.is_stopped:
+            return
+        try:
+            outputs = self.core.step()
+        except Crash:
+            self.end()
+            return
+        if self.world.random.random() < 0.1:
+            invariants.check(self.core.scheduler)
+        if outputs.handles or outputs.finished:
+            self.wire.send(outputs)
+        self._go_on()
+
+    def _note_step(self, handles: Collection[int]) -> None:
+        self.board = None if self.world.random.random() < 0.02 else list(handles)
+
+    def _poison(self, plan: StepPlan) -> None:
+        scheduler = self.core.scheduler
+        for row in [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]:
+            request = scheduler.running.get(row)
+            poison = None if request is None else self.world.poison.get(request.handle)
+            if request is not None and poison is not None:
+                is_due = len(request.output_token_ids) >= poison.at_output
+                if is_due and (row in plan.decode_rows or not poison.decodes):
+                    raise Crash
+
+    def _beat(self) -> None:
+        if self.is_running and not self.is_stopped:
+            counts = self.wire.num_sent, self.inputs.num_taken
+            delay_s = self.world.random.random() * 0.5
+            self.world.clock.after(delay_s, lambda: self._cores.hear(self, self._index, *counts))
+            self.world.clock.after(BEAT_S, self._beat)
+
+
+@dataclass(slots=True)
+class Link:
+    """What the front end knows of a core's present life."""
+
+    life: Life
+    wire: Wire
+    order: FrameOrder = field(default_factory=FrameOrder)
+    heard_at: float = 0.0
+    outgoing: Overdue = field(default_factory=lambda: Overdue(PATIENCE_S))
+    incoming: Overdue = field(default_factory=lambda: Overdue(PATIENCE_S))
+    is_dead: bool = False
+
+
+class SimulatedCores:
+    """The client of the simulated cores, as engine/client/multiprocess.py is that of real ones."""
+
+    def __init__(self, world: World, num_cores: int) -> None:
+        self.world = world
+        self.links: dict[int, Link] = {}
+        self.lives: list[Life] = []
+        self.events: deque[EngineCoreOutputs | EngineError] = deque()
+        self._owners: dict[int, int] = {}
+        self._answers: dict[int, dict[int, Any]] = {}
+        self._call_ids = itertools.count()
+        for index in range(num_cores):
+            self._begin(index)
+        world.clock.after(BEAT_S, self._tick)
+
+    # what a supervisor calls
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        """All of them."""
+        return list(self.links)
+
+    def assign(self, request: EngineCoreRequest) -> int:
+        """Any live core."""
+        live = [index for index, link in self.links.items() if not link.is_dead]
+        if not live:
+            raise EngineDeadError("No engine core is left.")
+        if request.handle not in self._owners:
+            pinned = request.data_parallel_rank
+            index = self.world.random.choice(live) if pinned is None else pinned
+            self._owners[request.handle] = index
+        return self._owners[request.handle]
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a copy, as a wire does."""
+        index = self.assign(request)
+        self.links[index].wire.send(lambda life: life.core.add_request(request))
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """Send it to the owners."""
+        for handle in handles:
+            index = self._owners.pop(handle, None)
+            if index is not None:
+                self.links[index].wire.send(lambda life, h=handle: life.core.abort_requests([h]))
+
+    def engine_of(self, handle: int) -> int | None:
+        """Who has it."""
+        return self._owners.get(handle)
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """As far as the front end knows."""
+        link = self.links[engine_index]
+        return CoreStatus(engine_index, link.life.number, 0, not link.is_dead, True)
+
+    def dying_step(self, engine_index: int) -> Collection[int] | None:
+        """What is on its board."""
+        return self.links[engine_index].life.board
+
+    def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
+        """A new life, with a new wire; sometimes the system has no room for one."""
+        assert self.links[engine_index].is_dead, "a core that lives is not restarted"
+        if self.world.random.random() < self.world.no_room:
+            raise OSError("no room for a process")
+        for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
+            del self._owners[handle]
+        self._begin(engine_index)
+        for call in first:
+            self.links[engine_index].wire.send(lambda life, c=call: life.perform(-1, c))
+
+    def get_output(self) -> EngineCoreOutputs:
+        """Let things happen until something has come, or has not for a while."""
+        for _ in range(40):
+            if self.events:
+                break
+            self.world.clock.turn()
+        if not self.events:
+            return EngineCoreOutputs()
+        event = self.events.popleft()
+        if isinstance(event, EngineError):
+            raise event
+        for end in event.finished:
+            self._owners.pop(end.handle, None)
+        return event
+
+    def call(self, call: Utility[T]) -> T:
+        """Ask all live cores and wait for their answers."""
+        call_id = next(self._call_ids)
+        asked = {index for index, link in self.links.items() if not link.is_dead}
+        if not asked:
+            raise EngineDeadError("No engine core is left.")
+        for index in asked:
+            self.links[index].wire.send(lambda life: life.perform(call_id, call))
+        answers = self._answers[call_id] = {}
+        lives = [self.links[index].life for index in asked]
+        until = self.world.clock.now + 60
+        while answers.keys() != asked:
+            assert self.world.clock.now < until, "no answer"
+            self.world.clock.turn()
+            if any(self.links[i].is_dead or self.links[i].life not in lives for i in asked):
+                raise EngineDeadError("A core died meanwhile.")
+        return cast(T, answers[min(asked)])
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """Nothing to end."""
+
+    # what comes
+
+    def arrive(self, life: Life, index: int, number: int, message: Any) -> None:
+        """A message of a life, perhaps an earlier one."""
+        link = self.links[index]
+        if link.life is not life or link.is_dead:
+            return
+        try:
+            if not link.order.accept(number):
+                return
+        except LostFrames:
+            life.end()
+            return
+        if isinstance(message, EngineCoreOutputs):
+            message.engine_index = index
+            self.events.append(message)
+        else:
+            self._answers.get(message[0], {})[index] = message[1]
+
+    def hear(self, life: Life, index: int, num_sent: int, num_taken: int) -> None:
+        """A sign of life."""
+        link, now = self.links[index], self.world.clock.now
+        if link.life is not life or link.is_dead:
+            return
+        link.heard_at = now
+        try:
+            link.incoming.check(num_sent, link.order.num_taken, now)
+            link.outgoing.check(link.wire.num_sent, num_taken, now)
+        except LostFrames:
+            life.end()
+
+    def bury(self, life: Life, index: int) -> None:
+        """A life is known to be over."""
+        link = self.links[index]
+        assert link.life is life, "a life ends once"
+        link.is_dead = True
+        self.events.append(EngineDeadError("It died.", engine_index=index))
+
+    def _begin(self, index: int) -> None:
+        number = len(self.lives)
+        life = Life(self.world, self, index, number)
+        self.lives.append(life)
+        now = self.world.clock.now
+        self.links[index] = Link(life, Wire(self.world, life.take), heard_at=now)
+
+    def _tick(self) -> None:
+        for link in self.links.values():
+            if not link.is_dead and self.world.clock.now - link.heard_at > SILENT_S:
+                link.life.end()
+        self.world.clock.after(BEAT_S, self._tick)
+
+
+@dataclass(slots=True)
+class Poison:
+    """The core dies of a step with this request as soon as it has so many ids; `decodes`: only of
+    one that computes a single token of it.
+    """
+
+    at_output: int
+    decodes: bool
+
+
+@dataclass(slots=True)
+class Story:
+    """A request, and what came of it."""
+
+    request: EngineCoreRequest
+    output: list[int] = field(default_factory=list)
+    end: Finished | None = None
+    is_aborted: bool = False
+
+
+class World:
+    """One trace, determined by `seed`."""
+
+    def __init__(self, seed: int) -> None:
+        pick = self.random = random.Random(seed)
+        self.clock = Clock()
+        self.depth = pick.choice((1, 2))
+        self.config = SchedulerConfig(
+            max_num_seqs=pick.choice((2, 4, 8)),
+            max_num_batched_tokens=pick.choice((8, 16, 64)),
+            max_model_len=32,
+            block_size=pick.choice((2, 4)),
+            num_blocks=pick.choice((20, 40)),
+        )
+        self.loss = pick.choice((0.0, 0.0, 0.0, 0.01))
+        self.repeats = pick.choice((0.0, 0.1))
+        self.no_room = pick.choice((0.0, 0.0, 0.2))
+        self.poison: dict[int, Poison] = {}
+        self.stories: dict[int, Story] = {}
+        self.num_kills = 0
+        self.num_left = pick.randrange(2, 7)
+        self.most_kills = pick.choice((0, 1, 1, 3))
+        self.most_poison = pick.choice((0, 0, 1, 1, 2))
+        self.cores = SimulatedCores(self, pick.choice((1, 1, 2)))
+        self.supervisor = SyncSupervisor(
+            self.cores, max_restarts=MAX_RESTARTS, clock=self.clock.read, sleep=self.clock.sleep
+        )
+        self.is_paused = False
+
+    def fate(self) -> int:
+        """How often a message arrives."""
+        if self.loss and self.random.random() < self.loss:
+            return 0
+        return 2 if self.random.random() < self.repeats else 1
+
+    def run(self) -> None:
+        """Live to the end; AssertionError if anything is wrong."""
+        num_turns = 0
+        while self.num_left or any(story.end is None for story in self.stories.values()):
+            self._disturb()
+            self._collect(self.supervisor.get_output())
+            num_turns += 1
+            assert num_turns < 500, "no progress"
+        for handle, story in self.stories.items():
+            self._compare(handle, story)
+        assert not any(len(j) for j in self.supervisor._journals.values()), "a request was kept"
+
+    def met(self) -> Counter[str]:
+        """How often what has happened."""
+        met = Counter(str(story.end.reason) for story in self.stories.values() if story.end)
+        met["kills"], met["restarts"] = self.num_kills, self.supervisor.num_restarts
+        met["two cores"], met["depth 2"] = len(self.cores.links) == 2, self.depth == 2
+        met["losses"], met["repeats"] = self.loss > 0, self.repeats > 0
+        met["innocents convicted"] = sum(
+            story.end is not None and story.end.reason is FinishReason.ERROR
+            for handle, story in self.stories.items()
+            if handle not in self.poison
+        )
+        return met
+
+    @property
+    def is_calm(self) -> bool:
+        """Is there so little going on that no chance can look like guilt?"""
+        return self.loss == 0 and self.num_kills + len(self.poison) <= 1
+
+    def _disturb(self) -> None:
+        pick = self.random
+        while self.num_left and pick.random() < 0.3:
+            self.num_left -= 1
+            self._add()
+        open_ = [h for h, story in self.stories.items() if story.end is None]
+        likely = 0.2 if self.is_paused else 0.05
+        if open_ and pick.random() < 0.01:
+            self._abort(pick.choice(open_))
+        if self.stories and self.num_kills < self.most_kills and pick.random() < likely:
+            self.num_kills += 1
+            life = pick.choice(self.cores.lives[-2:])
+            if pick.random() < 0.3:
+                life.is_stopped = True
+            else:
+                life.end()
+        if self.is_paused != (pick.random() < (0.2 if self.is_paused else 0.01)):
+            self.is_paused = not self.is_paused
+            call = (
+                control_calls.pause_scheduler("keep")
+                if self.is_paused
+                else control_calls.resume_scheduler()
+            )
+            self.supervisor.call(call)
+        if pick.random() < (0.2 if self.is_paused else 0.02):
+            assert self.supervisor.call(control_calls.is_scheduler_paused()) is self.is_paused
+
+    def _add(self) -> None:
+        pick, handle = self.random, len(self.stories) + 1
+        prompt = [pick.randrange(1, 4) for _ in range(pick.choice((1, 3, 8, 14)))]
+        params = SamplingParams(temperature=0.0, max_tokens=pick.choice((1, 3, 6, 12)))
+        params.update_from_generation_config({}, EOS)
+        request = EngineCoreRequest(handle, prompt, params, seed=pick.randrange(9), arrival_time=0)
+        if len(self.poison) < self.most_poison and pick.random() < 0.3:
+            self.poison[handle] = Poison(pick.choice((0, 0, 1, 4)), decodes=pick.random() < 0.3)
+        self.stories[handle] = Story(request)
+        self.supervisor.add_request(request)
+
+    def _abort(self, handle: int) -> None:
+        story = self.stories[handle]
+        story.is_aborted = True
+        story.end = Finished(handle, FinishReason.ABORT)
+        self.supervisor.abort_requests([handle])
+
+    def _collect(self, outputs: EngineCoreOutputs) -> None:
+        for one in outputs:
+            story = self.stories[one.handle]
+            if story.is_aborted:
+                continue
+            assert story.end is None, f"request {one.handle}: more behind its end"
+            story.output += one.new_token_ids
+            story.end = one.end
+
+    def _compare(self, handle: int, story: Story) -> None:
+        request, most = story.request, story.request.sampling_params.max_tokens
+        assert story.end is not None and most is not None
+        right = oracle(
+            request.prompt_token_ids, seed=request.seed, num_tokens=most,
+            windows=(None,), vocab_size=VOCAB_SIZE,
+        )  # fmt: skip
+        got, reason = story.output, story.end.reason
+        where = f"request {handle}: {got}, {reason!s}"
+        assert got == right[: len(got)], f"{where}, is no beginning of {right}"
+        if story.is_aborted:
+            return
+        if reason is FinishReason.ERROR:
+            assert handle in self.poison or not self.is_calm, f"{where}: an innocent was convicted"
+            return
+        ending = FinishReason.STOP if right[-1] == EOS else FinishReason.LENGTH
+        assert (got, reason) == (right, ending), f"{where} instead of {right}, {ending!s}"
+        poison = self.poison.get(handle)
+        if poison is not None and self.is_calm:
+            # Each life may bring it one token: that much does not acquit.
+            most = poison.at_output + (8 if poison.decodes else 0)
+            assert len(got) <= most, f"{where}: poison was run too often"
+
+
+def run_traces(first: int, count: int) -> Counter[str]:
+    """Run the traces with seeds first .. first+count-1: what they met. Raises AssertionError that
+    names the first bad seed.
+    """
+    met: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        world = World(seed)
+        try:
+            world.run()
+        except Exception as error:
+            raise AssertionError(f"trace {seed} failed: {error!r}") from error
+        met += world.met()
+    return met
+
+
+if __name__ == "__main__":
+    run_as_command(run_traces, "simulate supervised cores that die")

@@ -1,0 +1,153 @@
+"""Beam search against a search of every text there is."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from quire.beam_search import BeamSearch
+from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
+from quire.llm import LLM
+from quire.outputs import Logprob
+from quire.params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from tests.engine.frontend.scripted_engines import embedded_tokenizer, make_engine
+
+EOS = 0
+PROMPT = [9, 9]
+
+
+def make_model(seed, vocab_size=3):
+    """Logprobs of every next token, a function of the text so far."""
+
+    def logprobs(tokens):
+        rng = random.Random(f"{seed}{tokens}")
+        weights = [rng.random() + 0.05 for _ in range(vocab_size)]
+        return {i: math.log(weight / sum(weights)) for i, weight in enumerate(weights)}
+
+    return logprobs
+
+
+def search(model, params):
+    found = BeamSearch("p", PROMPT, params, EOS, params.max_tokens)
+    while not found.is_over:
+        found.advance(
+            [{i: Logprob(value) for i, value in model(beam.tokens).items()} for beam in found.beams]
+        )
+    return found.best()
+
+
+def every_text(model, max_tokens, ends):
+    """(tokens, summed logprob) of all texts that end with EOS or have the full length."""
+    texts = []
+    for length in range(1, max_tokens + 1):
+        for tail in itertools.product(range(3), repeat=length):
+            is_done = ends and tail[-1] == EOS
+            if (ends and EOS in tail[:-1]) or not (is_done or length == max_tokens):
+                continue
+            total = sum(model([*PROMPT, *tail[:i]])[tail[i]] for i in range(length))
+            texts.append(([*PROMPT, *tail], total))
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_wide_search_finds_the_best_of_all_texts(seed, penalty, ignore_eos):
+    model = make_model(seed)
+    params = BeamSearchParams(27, 3, length_penalty=penalty, ignore_eos=ignore_eos)
+
+    def score(entry):
+        tokens, total = entry
+        length = len(tokens) - (not ignore_eos and tokens[-1] == EOS)
+        return total / length**penalty
+
+    expected = sorted(every_text(model, 3, not ignore_eos), key=score, reverse=True)[:27]
+    best = search(model, params)
+    assert [beam.tokens for beam in best] == [tokens for tokens, _ in expected]
+    assert [beam.cum_logprob for beam in best] == pytest.approx([total for _, total in expected])
+    assert all(len(beam.logprobs) == len(beam.tokens) - len(PROMPT) for beam in best)
+
+
+def test_width_one_is_greedy():
+    model = make_model(3)
+    params = BeamSearchParams(1, 4, ignore_eos=True)
+    tokens = list(PROMPT)
+    for _ in range(4):
+        values = model(tokens)
+        tokens.append(max(values, key=values.get))
+    assert [beam.tokens for beam in search(model, params)] == [tokens]
+
+
+def test_on_an_engine():
+    llm = LLM.from_engine(make_engine(lambda request: [request.prompt_token_ids[-1] + 1]))
+    params = BeamSearchParams(beam_width=3, max_tokens=4)
+    outputs = llm.beam_search([[10], {"prompt_token_ids": [50]}, "text"], params, use_tqdm=False)
+    assert [len(output.sequences) for output in outputs] == [3, 3, 3]
+    for first, output in zip([10, 50], outputs, strict=False):
+        for beam in output.sequences:
+            assert beam.tokens[0] == first
+            assert len(beam.tokens) == 5
+            assert beam.text == embedded_tokenizer().decode(beam.tokens, skip_special_tokens=True)
+            assert beam.finish_reason is None
+        scores = [beam.cum_logprob for beam in output.sequences]
+        assert scores == sorted(scores, reverse=True)
+    sent = llm.llm_engine.front_end.client.seen[0].sampling_params
+    assert (sent.logprobs, sent.max_tokens, sent.temperature) == (6, 1, 0.0)
+    assert sent.detokenize is False
+    alone = llm.beam_search([[10]], params, concurrency_limit=1)
+    assert [beam.tokens for beam in alone[0].sequences] == [
+        beam.tokens for beam in outputs[0].sequences
+    ]
+
+
+def test_the_model_bounds_the_length():
+    llm = LLM.from_engine(make_engine(lambda request: [5], max_model_len=6))
+    (output,) = llm.beam_search([[1, 2, 3, 4]], BeamSearchParams(2, 50))
+    assert {len(beam.tokens) for beam in output.sequences} == {6}
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "error", "text"),
+    [
+        (
+            BeamSearchParams(11, 1),
+            {},
+            InvalidParameter,
+            "beam_width=11 is not allowed: a step asks for 2 * beam_width logprobs, and "
+            "max_logprobs is 20. Raise the engine's max_logprobs.",
+        ),
+        (SamplingParams(), {}, InvalidType, "it must be a BeamSearchParams."),
+        (
+            BeamSearchParams(1, 1),
+            {"concurrency_limit": 0},
+            InvalidParameter,
+            "concurrency_limit=0 is not allowed: it must be None or an int of at least 1.",
+        ),
+        (
+            BeamSearchParams(1, 1),
+            {"lora_request": "x"},
+            NotBuiltYet,
+            "lora_request='x' is not allowed: this release does not implement it. Leave it out.",
+        ),
+        (
+            BeamSearchParams(1, 1, structured_outputs=StructuredOutputsParams(regex="a")),
+            {},
+            NotBuiltYet,
+            "this release does not implement it. Leave it out.",
+        ),
+        (
+            BeamSearchParams(1, 1, watermarking="x"),
+            {},
+            NotBuiltYet,
+            "watermarking='x' is not allowed: this release does not implement it. Leave it out.",
+        ),
+    ],
+    ids=["width", "type", "limit", "lora", "grammar", "watermark"],
+)
+def test_refusals(params, options, error, text):
+    llm = LLM.from_engine(make_engine())
+    with pytest.raises(error) as caught:
+        llm.beam_search(["a"], params, **options)
+    assert str(caught.value).endswith(text)
+    assert not llm.llm_engine.front_end.client.seen
