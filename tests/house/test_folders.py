@@ -15,15 +15,6 @@ MOST_MODULES = 20
 TABLES = {"src/quire/models/families"}
 
 TWICE = {
-    "Ending": "scheduling/outputs.py server/http/listening.py",
-    "OutputText": "engine/frontend/output_text.py server/responses/replies.py",
-    "ReasoningText": "server/output_parsing/events.py server/responses/replies.py",
-    "Reply": "server/batch/direct_call.py server/openai/delivery.py",
-    "SamplingFields": "params/sampling_fields.py server/openai/sampling_fields.py",
-    "StreamOptions": "server/openai/fields.py server/responses/requests.py",
-    "Thinking": "params/thinking.py server/anthropic/requests.py",
-    "ToolCall": "server/openai/replies.py server/output_parsing/events.py",
-    "Batch": "ops/batch.py server/batch/run.py",
     "KVGroup": "models/kv_groups.py scheduling/kv_groups.py",
 }
 """Classes that still share a name. The list only shrinks."""

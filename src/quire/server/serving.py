@@ -11,7 +11,7 @@ from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.app import build_app
 from quire.server.assemble import Beside, access_of, build_server, listening_of
-from quire.server.http.listening import Ending, address_of, listen, make_listener
+from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.routes import ADMIN_ROUTES, HEALTH_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ async def serve(
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how), admin_listener))
-    ending = Ending()
+    ending = ShutdownSignal()
 
     def announce() -> None:
         if beside.on_started is not None:
@@ -77,7 +77,7 @@ async def serve(
     return ending.exit_code
 
 
-async def _watch(engine: AsyncLLM, ending: Ending) -> None:
+async def _watch(engine: AsyncLLM, ending: ShutdownSignal) -> None:
     """Stop the server when its engine has died for good, so that somebody restarts it."""
     while not engine.errored:
         await asyncio.sleep(_LOOK_S)

@@ -27,7 +27,7 @@ from quire.engine.shared_cores.load_board import Load, LoadBoard
 from quire.errors import EngineDeadError
 from quire.server.assemble import listening_of
 from quire.server.fleet.api_server import ApiServerStart
-from quire.server.http.listening import Ending, address_of
+from quire.server.http.listening import ShutdownSignal, address_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Fleet:
         """Join the servers to the cores until a signal comes or the engine is dead; the exit
         code.
         """
-        ending = Ending()
+        ending = ShutdownSignal()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.on_signal)
@@ -134,14 +134,14 @@ class Fleet:
 
     # lives
 
-    async def _run_hub(self, ending: Ending) -> None:
+    async def _run_hub(self, ending: ShutdownSignal) -> None:
         try:
             await self._hub.run()
         except EngineDeadError as error:
             logger.error("The engine is dead: %s", error)
             ending.fail()
 
-    async def _keep(self, row: int, ending: Ending) -> None:
+    async def _keep(self, row: int, ending: ShutdownSignal) -> None:
         """One life of a server after the other, until all end."""
         num_fruitless = 0
         while True:
@@ -217,7 +217,9 @@ class Fleet:
         logger.info("%d API servers are up.", len(self._listeners))
         logger.info("Serving %s at %s", name, where)
 
-    async def _end_all(self, ending: Ending, keepers: Sequence[asyncio.Future[None]]) -> None:
+    async def _end_all(
+        self, ending: ShutdownSignal, keepers: Sequence[asyncio.Future[None]]
+    ) -> None:
         """Have all servers end: their requests have the time that they always have, then, or at
         once with a second signal, they are aborted; what does not end is killed.
         """

@@ -177,7 +177,7 @@ def make_listener(app: ASGIApp, how: Listening) -> Listener:
     return Listener(config)
 
 
-class Ending:
+class ShutdownSignal:
     """When and how to stop: the first signal drains, the second aborts, a dead engine fails.
 
     `exit_code` is 0 unless the engine died.
@@ -201,7 +201,7 @@ class Ending:
 
 async def listen(
     listeners: Sequence[tuple[Listener, socket.socket]],
-    ending: Ending,
+    ending: ShutdownSignal,
     *,
     on_started: Callable[[], None],
     drain: Callable[[], Awaitable[None]],

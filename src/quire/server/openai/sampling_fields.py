@@ -11,7 +11,7 @@ Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+
 RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RequestSamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How tokens are chosen, when the output ends, how the request is treated; null: default."""
 
     model: str | None = None

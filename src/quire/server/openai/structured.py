@@ -10,7 +10,7 @@ import msgspec
 
 from quire.errors import InvalidParameter
 from quire.params.structured import StructuredOutputsParams
-from quire.server.openai.sampling_fields import SamplingFields
+from quire.server.openai.sampling_fields import RequestSamplingFields
 
 _GUIDED = {
     "guided_json": "json",
@@ -54,7 +54,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: JsonSchema | None = None
 
 
-class GuidedFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class GuidedFields(RequestSamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The fields that ask for a shape, for every request that generates text."""
 
     response_format: dict[str, Any] | None = None

@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.openai.requests import ChatRequest, Effort
-from quire.server.openai.sampling_fields import SamplingFields
+from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.responses.items import conversation
 
-_SAME = (*SamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
+_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
 _REFUSED = {
@@ -43,7 +43,7 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`."""
 
     input: str | list[dict[str, Any]]
