@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 from quire.beam_search import BeamSearchOutput
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.beam_runner import BeamRunner
+from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
-from quire.engine.wire.control_calls import PauseMode
+from quire.engine.unbuilt import UnbuiltOfflineMethods
+from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet
 from quire.models.show import describe
 from quire.observability.metrics import Metric
@@ -25,15 +27,18 @@ from quire.prompts import as_prompts
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 """Whether to show a bar, or what makes one as `tqdm.tqdm` does."""
 
 
-class LLM:
+class LLM(BlockingControl, UnbuiltOfflineMethods):
     """A model for one program: `generate` and `chat` block until all prompts are answered.
 
     `model` is a folder or a hub id; None is the small model inside the package. Further keywords
-    are the fields of `EngineArgs`. Use it as a context manager, or call `close()`, to give the
+    are the fields of `EngineArgs`. `sleep`, `collective_rpc` and the like are verbs
+    (engine/control_verbs.py). Use it as a context manager, or call `close()`, to give the
     memory back. Raises RequestError for a keyword or value, LoadError for a model that cannot be.
     """
 
@@ -225,56 +230,9 @@ class LLM:
         """How many workers the engine has, in all cores or in one."""
         return len(self.llm_engine.front_end.client.engine_indices) if include_dp else 1
 
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of every worker, or a function with each worker as first argument."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
-
-    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call `func` with the model of every worker."""
-        return self.llm_engine.apply_model(func)
-
     def get_metrics(self) -> list[Metric]:
         """What the engine has done; needs `disable_log_stats=False`."""
         return self.llm_engine.get_metrics()
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget all cached blocks; False while requests use some."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
-
-    def reset_mm_cache(self) -> None:
-        """Forget processed media; a text model has none, so nothing changes."""
-        self.llm_engine.reset_mm_cache()
-
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Stop scheduling (level 0), give back the KV cache (1) and the weights too (2).
-
-        `mode`: what is queued is ended (abort), finished first (wait) or kept for later (keep).
-        """
-        self.llm_engine.sleep(level, mode)
-
-    def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take back "weights", "kv_cache" and "scheduling" (None: all); whether all is back."""
-        return self.llm_engine.wake_up(tags)
-
-    def release_kv_cache_memory(self) -> None:
-        """Give back the KV cache alone, after sleep(level=0)."""
-        self.llm_engine.release_kv_cache_memory()
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Begin a trace of the steps; needs `profiler_config`."""
-        self.llm_engine.start_profile(profile_prefix)
-
-    def stop_profile(self) -> list[str]:
-        """End the trace and give its files."""
-        return self.llm_engine.stop_profile()
 
     def close(self) -> None:
         """End what is queued and give the memory back."""
@@ -299,42 +257,11 @@ class LLM:
             self._description = object.__repr__(self) if spec is None else describe(spec)
         return self._description
 
+    def _call(self, call: Utility[T]) -> T:
+        return self.llm_engine._call(call)
+
     def _params(self, given: Any) -> Any:
         return self.get_default_sampling_params() if given is None else given
-
-    # documented, not built
-
-    def encode(self, prompts: Any, *args: Any, **options: Any) -> NoReturn:
-        """Refused: this engine generates text."""
-        _refuse_method("encode")
-
-    def embed(self, prompts: Any, *args: Any, **options: Any) -> NoReturn:
-        """Refused: this engine generates text."""
-        _refuse_method("embed")
-
-    def classify(self, prompts: Any, *args: Any, **options: Any) -> NoReturn:
-        """Refused: this engine generates text."""
-        _refuse_method("classify")
-
-    def score(self, data_1: Any, data_2: Any, /, *args: Any, **options: Any) -> NoReturn:
-        """Refused: this engine generates text."""
-        _refuse_method("score")
-
-    def init_weight_transfer_engine(self, request: Any) -> NoReturn:
-        """Refused: weights come from the checkpoint only."""
-        _refuse_weight_transfer("init_weight_transfer_engine")
-
-    def start_weight_update(self, is_checkpoint_format: bool = True) -> NoReturn:
-        """Refused: weights come from the checkpoint only."""
-        _refuse_weight_transfer("start_weight_update")
-
-    def update_weights(self, request: Any) -> NoReturn:
-        """Refused: weights come from the checkpoint only."""
-        _refuse_weight_transfer("update_weights")
-
-    def finish_weight_update(self, weight_version: str | None = None) -> NoReturn:
-        """Refused: weights come from the checkpoint only."""
-        _refuse_weight_transfer("finish_weight_update")
 
 
 def _as_chats(messages: Any) -> list[Any]:
@@ -350,13 +277,3 @@ def _refuse_media(mm_processor_kwargs: object) -> None:
     if mm_processor_kwargs:
         hint = "Leave it out: no media are served."
         raise NotBuiltYet("mm_processor_kwargs", mm_processor_kwargs, hint)
-
-
-def _refuse_method(name: str) -> NoReturn:
-    hint = "Use generate() or chat(): pooling models are not served yet."
-    raise NotBuiltYet("method", name, hint)
-
-
-def _refuse_weight_transfer(name: str) -> NoReturn:
-    hint = 'Write a checkpoint and call collective_rpc("reload_weights").'
-    raise NotBuiltYet("method", name, hint)

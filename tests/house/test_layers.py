@@ -20,14 +20,14 @@ LEVELS = {
 
 ROOMS = {
     "unbuilt": 0, "event_loop": 0, "alarm": 0, "interrupt": 0, "progress": 0, "wire": 0,
-    "stats": 1,
+    "stats": 1, "control_verbs": 1,
     "core": 2,
     "process": 3,
     "data_parallel": 4,
     "client": 5,
     "shared_cores": 6,
     "frontend": 7,
-    "async_control": 8, "launcher": 8, "llm_engine": 8, "async_llm": 8,
+    "launcher": 8, "llm_engine": 8, "async_llm": 8,
     "completion": 9, "offline": 9, "beam_runner": 9,
     "__init__": 9,
 }  # fmt: skip
@@ -148,7 +148,7 @@ WITHOUT_TORCH = (
     "quire.models.families",
     "quire.engine.wire.messages",
     "quire.engine.client.client",
-    "quire.engine.wire.control_calls",
+    "quire.engine.control_verbs",
     "quire.engine.frontend.frontend",
     "quire.cli.main",
     "quire.llm",

@@ -7,8 +7,8 @@ import torch
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import make_plan
+from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.models import kv_groups, read_spec
 from quire.models.config_reader import read_config

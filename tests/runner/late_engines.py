@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from quire import EngineArgs, SamplingParams
+from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
 from quire.engine.core.platform import Platform
-from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import EngineError
 from quire.ops import select

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quire import SamplingParams
+from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.models.assembly import tensors_within
 from quire.testing import make_checkpoint

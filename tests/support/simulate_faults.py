@@ -20,9 +20,9 @@ from typing import Any, TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.supervisor import SyncSupervisor
+from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
-from quire.engine.wire import control_calls
-from quire.engine.wire.control_calls import Utility, perform
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
@@ -182,7 +182,7 @@ class Life:
             )
 
     def perform(self, call_id: int, call: Utility[Any]) -> None:
-        """Serve a control_calls and answer."""
+        """Serve a control call and answer."""
         answer = perform(self.core, call.method, call.args)
         if isinstance(answer, Future):
             answer.add_done_callback(lambda future: self.wire.send((call_id, future.result())))
@@ -503,14 +503,14 @@ class World:
                 life.end()
         if self.is_paused != (pick.random() < (0.2 if self.is_paused else 0.01)):
             self.is_paused = not self.is_paused
-            call = (
-                control_calls.pause_scheduler("keep")
+            call: Utility[None] = (
+                Utility("pause_scheduler", ("keep", False))
                 if self.is_paused
-                else control_calls.resume_scheduler()
+                else Utility("resume_scheduler")
             )
             self.supervisor.call(call)
         if pick.random() < (0.2 if self.is_paused else 0.02):
-            assert self.supervisor.call(control_calls.is_scheduler_paused()) is self.is_paused
+            assert self.supervisor.call(Utility("is_scheduler_paused")) is self.is_paused
 
     def _add(self) -> None:
         pick, handle = self.random, len(self.stories) + 1

@@ -19,8 +19,8 @@ import msgspec
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine.alarm import Alarm
-from quire.engine.async_control import AsyncControl
 from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.control_verbs import AwaitedControl
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
@@ -30,7 +30,7 @@ from quire.engine.launcher import launch_async_front_end
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
 from quire.engine.stats.loggers import StatLoggerFactory
-from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import Utility
 from quire.environment import read_environment
 from quire.errors import (
     CapacityError,
@@ -63,10 +63,11 @@ SLICE_ROWS = 256
 """Consumers run at least once in so many rows of output: about a millisecond of work."""
 
 
-class AsyncLLM(AsyncControl):
+class AsyncLLM(AwaitedControl):
     """Serves requests concurrently; every method belongs to one event loop.
 
-    The steps are made in processes of their own. `stat_loggers` hear of each of them
+    The steps are made in processes of their own. `sleep`, `pause_generation` and the like are verbs
+    (control_verbs.py). `stat_loggers` hear of each of them
     (engine/stats/loggers.py). `front_end` replaces what would be started from `vllm_config`;
     `limits` bound what may wait (None: the plan's) here and at the `neighbours`, which are other
     front ends of the same engine.
@@ -408,6 +409,20 @@ class AsyncLLM(AsyncControl):
             self._idle.append(idle)
             await asyncio.wait_for(idle, drain_timeout)
 
+    async def scale_elastic_ep(
+        self, new_data_parallel_size: int, drain_timeout: float = 300
+    ) -> None:
+        """Add or remove data-parallel cores while requests run, until there are
+        `new_data_parallel_size`; no request is lost.
+
+        New cores get requests once they are ready. Those that go finish theirs first: TimeoutError
+        when they do not within `drain_timeout` seconds, and all cores stay. Raises EngineError
+        while the engine is paused or asleep, which a new core would not be.
+        """
+        if await self.is_paused() or await self.is_sleeping():
+            raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
+        await self.front_end.client.scale(new_data_parallel_size, drain_timeout)
+
     def get_metrics(self) -> list[Metric]:
         """Totals since the start and the state of the queues. Raises EngineError when statistics
         are off.
@@ -427,9 +442,6 @@ class AsyncLLM(AsyncControl):
         statistics the totals stand still.
         """
         return self.front_end.stats.collector(prefix)
-
-    def _note_sleep(self, level: int | None) -> None:
-        self.front_end.stats.note_sleep(level)
 
     def _log_again(self) -> None:
         """Log now and every `interval`; nothing runs in between."""
@@ -489,13 +501,12 @@ class AsyncLLM(AsyncControl):
         client = self.front_end.client
         return [client.core_status(index) for index in client.engine_indices]
 
-    async def _call(self, call: control_calls.Utility[T]) -> T:
+    async def _call(self, call: Utility[T]) -> T:
         self._require_alive()
         self._start_handler()
-        return await self.front_end.client.call(call)
-
-    async def _scale(self, num_cores: int, drain_timeout_s: float) -> None:
-        await self.front_end.client.scale(num_cores, drain_timeout_s)
+        answer = await self.front_end.client.call(call)
+        self.front_end.note_call(call, answer)
+        return answer
 
     def _require_alive(self) -> None:
         if self.errored:

@@ -7,31 +7,32 @@ It stands on both sides of the core: step 2 (input_processor.py) before it, step
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine.client.client import EngineCoreClient
+from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_stat_loggers
-from quire.engine.unbuilt import UnbuiltEngineMethods
-from quire.engine.wire import control_calls
-from quire.engine.wire.control_calls import PauseMode
+from quire.engine.wire.control_calls import Utility
 from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 LOG_INTERVAL_S = 10.0
 
 
-class LLMEngine(UnbuiltEngineMethods):
+class LLMEngine(BlockingControl):
     """Serves requests step by step in the calling thread; not thread-safe. With
     `multiprocess_mode`, and always where the plan has several cores, the steps are made in
-    processes of their own.
+    processes of their own. `sleep`, `collective_rpc` and the like are verbs (control_verbs.py).
 
     `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `stat_loggers` hear of every
     step (engine/stats/loggers.py). `front_end` replaces what would be built from all that.
@@ -175,10 +176,6 @@ class LLMEngine(UnbuiltEngineMethods):
         """The same over all engines that run in parallel, of which there is this one."""
         return has_unfinished
 
-    def get_supported_tasks(self) -> tuple[str, ...]:
-        """What requests can be for."""
-        return ("generate",)
-
     # the engine as a whole
 
     @property
@@ -189,79 +186,6 @@ class LLMEngine(UnbuiltEngineMethods):
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
         return self.front_end.require_tokenizer()
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget all cached blocks; False, and nothing forgotten, while requests use some.
-
-        With `reset_running_requests` these are preempted first and compute their blocks anew.
-        `reset_connector` has nothing to reset: there are no KV connectors.
-        """
-        reset = control_calls.reset_prefix_cache(reset_running_requests, reset_connector)
-        return self.front_end.client.call(reset)
-
-    def reset_mm_cache(self) -> None:
-        """Forget processed media; a text model has none, so nothing changes."""
-        self.front_end.client.call(control_calls.reset_mm_cache())
-
-    def reset_encoder_cache(self) -> None:
-        """Forget encoders' outputs; a text model has none, so nothing changes."""
-        self.front_end.client.call(control_calls.reset_encoder_cache())
-
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Stop scheduling, and give memory back: at level 1 the KV cache, at level 2 the weights
-        too. Requests can still be added and wait for `wake_up`.
-
-        `mode` "abort" ends the requests there are (the next `step()` gives their last outputs),
-        "wait" finishes those that run first, "keep" leaves them to go on after `wake_up`.
-        """
-        self.front_end.client.call(control_calls.sleep(level, mode))
-        self.front_end.stats.note_sleep(level)
-
-    def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take back "weights", "kv_cache" and "scheduling" (None: all); whether the engine is now
-        fully awake. Weights are loaded again as they were at the start.
-        """
-        is_awake = self.front_end.client.call(control_calls.wake_up(tags))
-        if is_awake:
-            self.front_end.stats.note_sleep(None)
-        return is_awake
-
-    def is_sleeping(self) -> bool:
-        """Whether `sleep` is in force, at any level."""
-        return self.front_end.client.call(control_calls.is_sleeping())
-
-    def release_kv_cache_memory(self) -> None:
-        """Give back the KV cache alone. Raises EngineError unless paused, as by sleep(level=0)."""
-        self.front_end.client.call(control_calls.release_kv_cache_memory())
-
-    def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so.
-
-        Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
-        """
-        self.front_end.client.call(control_calls.profile(True, profile_prefix))
-
-    def stop_profile(self) -> list[str]:
-        """End the trace; the files that were written, one for each worker."""
-        files = self.front_end.client.call(control_calls.profile(False))
-        return [file for file in files if file is not None]
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of every worker, or a function with each worker as first argument."""
-        call = control_calls.collective_rpc(method, timeout, args, dict(kwargs or {}))
-        return self.front_end.client.call(call)
-
-    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Call `func` with the model of every worker."""
-        return self.collective_rpc("apply_model", args=(func,))
 
     def get_metrics(self) -> list[Metric]:
         """Totals since the start and the state of the queues. Raises EngineError when statistics
@@ -287,13 +211,10 @@ class LLMEngine(UnbuiltEngineMethods):
         self.discard_all()
         self.front_end.shutdown()
 
-    def get_weight_version(self) -> str:
-        """That of the weights that the engine was started with; there are no others."""
-        return self.front_end.client.call(control_calls.get_weight_version())
-
-    def list_loras(self) -> set[int]:
-        """No adapter is ever loaded."""
-        return set()
+    def _call(self, call: Utility[T]) -> T:
+        answer = self.front_end.client.call(call)
+        self.front_end.note_call(call, answer)
+        return answer
 
 
 def _front_end_of_one(

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from quire.errors import NotBuiltYet
 
+_POOLING = "Use generate() or chat(): pooling models are not served yet."
 _ADAPTERS = "Merge the adapter into the model's weights."
 _TRANSFER = "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
 _ONE_VERSION = "Weights are those that the engine was started with, whose version is 'default'."
@@ -28,11 +29,12 @@ class Refused:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:
             raise NotBuiltYet("method", self._name, self.hint)
 
+        refuse.__name__, refuse.__doc__ = self._name, f"Not implemented: {self.hint}"
         return refuse
 
 
 class UnbuiltEngineMethods:
-    """Of `LLMEngine` and `AsyncLLM`."""
+    """Of every face of an engine, and of `EngineCore`."""
 
     add_lora = Refused(_ADAPTERS)
     remove_lora = Refused("There are no adapters to remove.")
@@ -40,14 +42,28 @@ class UnbuiltEngineMethods:
     set_weight_version = Refused(_ONE_VERSION)
 
 
-class UnbuiltAsyncMethods(UnbuiltEngineMethods):
-    """Of `AsyncLLM` alone."""
+class UnbuiltTransferMethods:
+    """Of `LLM` and `AsyncLLM`."""
 
     init_weight_transfer_engine = Refused(_TRANSFER)
     start_weight_update = Refused(_TRANSFER)
-    start_draft_weight_update = Refused("There is no draft model.")
     update_weights = Refused(_TRANSFER)
     finish_weight_update = Refused(_TRANSFER)
+
+
+class UnbuiltOfflineMethods(UnbuiltTransferMethods):
+    """Of `LLM` alone."""
+
+    encode = Refused(_POOLING)
+    embed = Refused(_POOLING)
+    classify = Refused(_POOLING)
+    score = Refused(_POOLING)
+
+
+class UnbuiltAsyncMethods(UnbuiltTransferMethods):
+    """Of `AsyncLLM` alone."""
+
+    start_draft_weight_update = Refused("There is no draft model.")
     update_weight_version = Refused(_ONE_VERSION)
     compute_weight_checksums = Refused("Compare the files of the checkpoint.")
     checkpoint_prepare = Refused(_SNAPSHOT)

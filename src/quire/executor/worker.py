@@ -101,9 +101,3 @@ class Worker:
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What requests can be for."""
         return ("generate",)
-
-    def reset_mm_cache(self) -> None:
-        """Nothing to forget: a text model has no media."""
-
-    def reset_encoder_cache(self) -> None:
-        """Nothing to forget: a text model has no encoder."""

@@ -1,10 +1,12 @@
 """Routes that control the engine; they exist only with `--enable-admin`, and always ask for a key.
 
-Parameters of most are in the query, as the field has it.
+Most of them serve one verb of engine/control_verbs.py: `_serve` names the verb, the parameters,
+which are in the query, as the field has it, and the reply.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,36 +14,31 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import (
-    EngineDeadError,
-    EngineError,
-    InvalidParameter,
-    ProfilerAlreadyActive,
-)
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.wire.control_calls import PauseMode
+from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
 from quire.server.context import Server
 from quire.server.http.body import T
 from quire.server.http.failures import JSON, Refusal
-
-Mode = Literal["abort", "wait", "keep"]
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):
     """How deep the engine sleeps, and what becomes of running requests."""
 
     level: Annotated[int, Meta(ge=0, le=2)] = 1
-    mode: Mode = "abort"
+    mode: PauseMode = "abort"
 
 
 class WakeQuery(msgspec.Struct, forbid_unknown_fields=True):
     """What is taken back: weights, kv_cache, scheduling; none named: all."""
 
-    tags: list[Literal["weights", "kv_cache", "scheduling"]] = []
+    tags: list[Literal["weights", "kv_cache", "scheduling"]] | None = None
 
 
 class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
     """What becomes of running requests and of cached blocks."""
 
-    mode: Mode = "abort"
+    mode: PauseMode = "abort"
     clear_cache: bool = True
 
 
@@ -80,73 +77,60 @@ class ProfileRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     profile_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 
 
-async def sleep(server: Server, request: Request) -> Response:
-    """Give memory back: nothing (0), the KV cache (1), the weights too (2)."""
-    query = _query(request, SleepQuery)
-    await server.engine.sleep(query.level, query.mode)
-    return _reply({"status": "sleeping", "level": query.level})
+def _serve(
+    verb: Callable[..., Any],
+    takes: type[msgspec.Struct] | None = None,
+    reply: Callable[[Any, Any], dict[str, Any]] | None = None,
+    *,
+    has_body: bool = False,
+    needs_pause: bool = False,
+) -> Callable[[Server, Request], Awaitable[Response]]:
+    """The handler that calls `verb` with the fields of `takes`, in their order.
+
+    They are in the query, or, with `has_body`, in a body that may be left out. `reply` makes the
+    answer's body of them and of what the verb gave; None: it is empty. `needs_pause`: an
+    EngineError of the verb says that the engine is not paused (409).
+    """
+
+    async def handler(server: Server, request: Request) -> Response:
+        given = None
+        if takes is not None:
+            given = await _optional(server, request, takes) if has_body else _query(request, takes)
+        args = () if given is None else msgspec.structs.astuple(given)
+        try:
+            answer = await verb(server.engine, *args)
+        except ProfilerAlreadyActive as error:
+            raise Refusal(409, str(error), kind="Conflict") from None
+        except EngineError as error:
+            if needs_pause and type(error) is EngineError:
+                raise Refusal(409, str(error)) from None
+            raise
+        return Response() if reply is None else _reply(reply(given, answer))
+
+    handler.__name__, handler.__doc__ = verb.__name__, verb.__doc__
+    return handler
 
 
-async def wake_up(server: Server, request: Request) -> Response:
-    """Take memory back and go on."""
-    query = _query(request, WakeQuery)
-    is_awake = await server.engine.wake_up(list(query.tags) or None)
-    return _reply({"status": "awake" if is_awake else "sleeping", "tags": query.tags or None})
-
-
-async def is_sleeping(server: Server, request: Request) -> Response:
-    """Whether a sleep is in force."""
-    return _reply({"is_sleeping": await server.engine.is_sleeping()})
-
-
-async def pause(server: Server, request: Request) -> Response:
-    """Schedule nothing more; new requests wait."""
-    query = _query(request, PauseQuery)
-    await server.engine.pause_generation(query.mode, query.clear_cache)
-    return _reply({"status": "paused"})
-
-
-async def resume(server: Server, request: Request) -> Response:
-    """Go on after a pause."""
-    await server.engine.resume_generation()
-    return _reply({"status": "resumed"})
-
-
-async def is_paused(server: Server, request: Request) -> Response:
-    """Whether a pause is in force."""
-    return _reply({"is_paused": await server.engine.is_paused()})
-
-
-async def reset_prefix_cache(server: Server, request: Request) -> Response:
-    """Forget cached blocks; not a success while requests use some."""
-    query = _query(request, ResetQuery)
-    done = await server.engine.reset_prefix_cache(
-        query.reset_running_requests, query.reset_external
-    )
-    return _reply({"success": done})
-
-
-async def reset_mm_cache(server: Server, request: Request) -> Response:
-    """Forget processed media, of which a text model has none."""
-    await server.engine.reset_mm_cache()
-    return Response()
-
-
-async def reset_encoder_cache(server: Server, request: Request) -> Response:
-    """Forget encoders' outputs, of which a text model has none."""
-    await server.engine.reset_encoder_cache()
-    return Response()
-
-
-async def release_kv_cache_memory(server: Server, request: Request) -> Response:
-    """Give the KV cache back, while paused."""
-    try:
-        await server.engine.release_kv_cache_memory()
-    except EngineDeadError:
-        raise
-    except EngineError as error:
-        raise Refusal(409, str(error)) from None
-    return Response()
+sleep = _serve(
+    AsyncLLM.sleep, SleepQuery, lambda query, _: {"status": "sleeping", "level": query.level}
+)
+wake_up = _serve(
+    AsyncLLM.wake_up,
+    WakeQuery,
+    lambda query, is_awake: {"status": "awake" if is_awake else "sleeping", "tags": query.tags},
+)
+is_sleeping = _serve(AsyncLLM.is_sleeping, None, lambda _, answer: {"is_sleeping": answer})
+pause = _serve(AsyncLLM.pause_generation, PauseQuery, lambda *_: {"status": "paused"})
+resume = _serve(AsyncLLM.resume_generation, None, lambda *_: {"status": "resumed"})
+is_paused = _serve(AsyncLLM.is_paused, None, lambda _, answer: {"is_paused": answer})
+reset_prefix_cache = _serve(
+    AsyncLLM.reset_prefix_cache, ResetQuery, lambda _, answer: {"success": answer}
+)
+reset_mm_cache = _serve(AsyncLLM.reset_mm_cache)
+reset_encoder_cache = _serve(AsyncLLM.reset_encoder_cache)
+release_kv_cache_memory = _serve(AsyncLLM.release_kv_cache_memory, needs_pause=True)
+start_profile = _serve(AsyncLLM.start_profile, ProfileRequest, has_body=True)
+stop_profile = _serve(AsyncLLM.stop_profile, None, lambda _, files: {"files": files})
 
 
 async def collective_rpc(server: Server, request: Request) -> Response:
@@ -179,21 +163,6 @@ async def scale_elastic_ep(server: Server, request: Request) -> Response:
     except TimeoutError as error:
         raise Refusal(408, str(error)) from None
     return _reply({"data_parallel_size": body.new_data_parallel_size})
-
-
-async def start_profile(server: Server, request: Request) -> Response:
-    """Begin a trace of the steps."""
-    body = await _optional(server, request, ProfileRequest)
-    try:
-        await server.engine.start_profile(body.profile_prefix)
-    except ProfilerAlreadyActive as error:
-        raise Refusal(409, str(error), kind="Conflict") from None
-    return Response()
-
-
-async def stop_profile(server: Server, request: Request) -> Response:
-    """End the trace, and say where it is."""
-    return _reply({"files": [str(file) for file in await server.engine.stop_profile()]})
 
 
 async def _optional(server: Server, request: Request, type: type[T]) -> T:

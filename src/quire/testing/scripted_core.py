@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from quire.engine.client.client import CoreStatus
-from quire.engine.wire.control_calls import PauseMode, Utility, perform
+from quire.engine.control_verbs import perform
+from quire.engine.wire.control_calls import PauseMode, Utility
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -121,11 +122,6 @@ class ScriptedCore:
         """Ask this object, by the same names as a core."""
         return cast(T, perform(self, utility.method, utility.args))
 
-    @property
-    def control(self) -> ScriptedCore:
-        """Itself: it has the utilities of a core."""
-        return self
-
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -175,12 +171,24 @@ class ScriptedCore:
         """What a core of a text model says."""
         return ("generate",)
 
+    def get_weight_version(self) -> str:
+        """What a core says."""
+        return "default"
+
+    def list_loras(self) -> set[int]:
+        """There are none."""
+        return set()
+
     def profile(self, is_start: bool, prefix: str | None = None) -> list[str | None]:
         """There is nothing to look at."""
         return [None]
 
     def collective_rpc(
-        self, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self,
+        method: str | Callable[..., Any],
+        timeout: None,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
     ) -> list[Any]:
         """Functions are called with this object; a method's name comes back with its arguments."""
         if callable(method):

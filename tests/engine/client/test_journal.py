@@ -5,14 +5,7 @@ import pytest
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.process.step_board import StepBoard, board_path, read_step_board
-from quire.engine.wire.control_calls import (
-    is_sleeping,
-    pause_scheduler,
-    release_kv_cache_memory,
-    resume_scheduler,
-    sleep,
-    wake_up,
-)
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason, Started
 from tests.engine.core.core_over_hashes import request
@@ -197,21 +190,23 @@ def test_a_second_start_is_not_told():
 
 def test_control_is_brought_back():
     state = ControlState()
-    state.note(is_sleeping(), False)
+    state.note(Utility("is_sleeping"), False)
     assert state.replay() == []
-    state.note(pause_scheduler("abort", True), None)
-    assert state.replay() == [pause_scheduler("keep")]
-    state.note(release_kv_cache_memory(), None)
-    state.note(sleep(2, "abort"), None)
-    state.note(wake_up(["weights"]), False)
+    for _ in range(2):
+        state.note(Utility("pause_scheduler", ("abort", True)), None)
+    paused = Utility("pause_scheduler", ("keep", False))
+    assert state.replay() == [paused]
+    state.note(Utility("release_kv_cache_memory"), None)
+    state.note(Utility("sleep", (2, "abort")), None)
+    state.note(Utility("wake_up", (["weights"],)), False)
     assert state.replay() == [
-        pause_scheduler("keep"),
-        release_kv_cache_memory(),
-        sleep(2, "keep"),
-        wake_up(["weights"]),
+        paused,
+        Utility("release_kv_cache_memory"),
+        Utility("sleep", (2, "keep")),
+        Utility("wake_up", (["weights"],)),
     ]
-    state.note(wake_up(["kv_cache"]), True)
-    state.note(resume_scheduler(), None)
+    state.note(Utility("wake_up", (["kv_cache"],)), True)
+    state.note(Utility("resume_scheduler"), None)
     assert state.replay() == []
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.engine.wire.control_calls import perform
+from quire.engine.control_verbs import perform
 from quire.engine.wire.messages import FinishReason
 from quire.scheduling import invariants
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request

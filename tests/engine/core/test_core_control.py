@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from quire.config.args.engine_args import EngineArgs
+from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.engine.wire.control_calls import perform
 from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.errors import (
     EngineError,

@@ -9,7 +9,7 @@ import pytest
 from quire import EngineArgs, SamplingParams
 from quire.engine.client.supervisor import SyncSupervisor
 from quire.engine.launcher import launch_async, launch_sync
-from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.errors import EngineError, RequestError
 from quire.testing.checkpoints import make_checkpoint
@@ -121,17 +121,17 @@ def test_two_cores_give_the_tokens_of_one_in_wave_after_wave(client, expected):
 
 
 def test_control_calls_and_what_is_refused(client, expected):
-    client.call(control_calls.sleep(1, "keep"))
-    assert client.call(control_calls.is_sleeping()) is True
-    assert client.call(control_calls.wake_up()) is True
+    client.call(Utility("sleep", (1, "keep")))
+    assert client.call(Utility("is_sleeping")) is True
+    assert client.call(Utility("wake_up")) is True
     with pytest.raises(RequestError, match="other cores compute with the experts"):
-        client.call(control_calls.sleep(2))
-    assert client.call(control_calls.reset_prefix_cache()) is True
-    client.call(control_calls.collective_rpc("reload_weights"))
-    client.call(control_calls.pause_scheduler("keep"))
+        client.call(Utility("sleep", (2,)))
+    assert client.call(Utility("reset_prefix_cache")) is True
+    client.call(Utility("collective_rpc", ("reload_weights",)))
+    client.call(Utility("pause_scheduler", ("keep",)))
     crowd = Crowd(client)
     crowd.add(request(1, 0), request(2, 1))
-    client.call(control_calls.resume_scheduler())
+    client.call(Utility("resume_scheduler"))
     assert crowd.run() == {1: expected[1], 2: expected[2]}
     with pytest.raises(EngineError, match="is fixed"):
         client.client.require_scalable()

@@ -21,7 +21,7 @@ from quire.engine.client.multiprocess_sync import SyncMPClient
 from quire.engine.launcher import launch_async, launch_sync
 from quire.engine.process.core_pool import CoreHost
 from quire.engine.process.socket_folder import make_socket_folder
-from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,
     PROTOCOL_VERSION,
@@ -177,7 +177,7 @@ def test_a_call_to_a_dying_core_fails(plan):
     try:
         os.kill(client.core_status(0).pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            client.call(control_calls.is_sleeping())
+            client.call(Utility("is_sleeping"))
     finally:
         client.shutdown()
 
@@ -218,7 +218,7 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
         stranger.send_multipart([noise, kind])
         lost.send_multipart([noise])
     assert drain_one(client, 300) == expected
-    assert client.call(control_calls.is_sleeping()) is False
+    assert client.call(Utility("is_sleeping")) is False
     context.destroy(0)
 
 
@@ -306,11 +306,11 @@ def test_one_core_serves_two_front_ends(plan):
         tokens = drain(first, mine)
         assert sorted(tokens) == list(mine)
         assert sorted(drain(second, theirs)) == list(theirs)
-        assert second.call(control_calls.is_sleeping()) is False
-        assert first.call(control_calls.reset_prefix_cache()) is True
+        assert second.call(Utility("is_sleeping")) is False
+        assert first.call(Utility("reset_prefix_cache")) is True
         os.kill(first.core_status(0).pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            first.call(control_calls.is_sleeping())
+            first.call(Utility("is_sleeping"))
         with pytest.raises(EngineDeadError, match="not ours to restart"):
             second.restart_core(0)
     finally:
@@ -337,7 +337,7 @@ def test_an_event_loop_gets_the_same_and_hears_of_a_death(plan, client):
             tokens = []
             while len(tokens) < 8:
                 tokens += (await found.get_output()).token_ids
-            assert await found.call(control_calls.is_sleeping()) is False
+            assert await found.call(Utility("is_sleeping")) is False
             found.add_request(request(401, max_tokens=200))
             os.kill(found.core_status(0).pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError):

@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
-from quire.engine.wire.control_calls import Utility, perform
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineDeadError
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire import errors
-from quire.engine.wire.control_calls import Utility, combined
+from quire.engine.control_verbs import combined
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import UtilityOutput
 from quire.errors import EngineError
 

@@ -1,16 +1,17 @@
 """What a front end may do to a core besides sending requests: pause, sleep, reset, profile, ask.
 
-The methods are the utilities of engine/wire/control_calls.py, which says which of them a front end
-may call. Those that wait for the device to be idle give a `Future`, done when the steps in flight
-have been read.
+The methods serve the verbs of engine/control_verbs.py. Those that wait for the device to be idle
+give a `Future`, done when the steps in flight have been read.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from quire.engine.unbuilt import UnbuiltCoreMethods
 from quire.errors import EngineError, InvalidParameter
 from quire.executor.abstract import Executor
 from quire.scheduling.scheduler import Scheduler
@@ -21,32 +22,34 @@ _LARGEST_LEVEL = 2
 WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 
 
-class CoreControl:
-    """The state of a core as a whole: paused, asleep, awake.
+class CoreControl(UnbuiltCoreMethods, ABC):
+    """The control methods of `EngineCore`, and the state that they change: paused, asleep, awake.
 
-    `abort_all` ends every request with the reason "abort". `keeps_weights`: they are needed while
-    it sleeps, by cores that share its experts. `has_own_memory`: weights are in memory of the
-    device's own, so that light sleep moves them to the host's. Invariants: nothing is scheduled
-    while a tag is in `asleep`; memory is released only when no step is in flight.
+    `keeps_weights`: other cores, which share its experts, compute with its weights while it sleeps.
+    `has_own_memory`: the device has memory of its own, from which light sleep moves the weights to
+    the host's. Invariants: nothing is scheduled while a tag is in `_asleep`; memory is released
+    only when no step is in flight.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
-        abort_all: Callable[[], None],
         *,
         keeps_weights: bool = False,
         has_own_memory: bool = False,
     ) -> None:
-        self._scheduler = scheduler
-        self._executor = executor
-        self._abort_all = abort_all
+        self.scheduler = scheduler
+        self.executor = executor
         self._keeps_weights = keeps_weights
         self._has_own_memory = has_own_memory
         self._is_paused = False
         self._waiting: list[tuple[Future[None], Callable[[], None]]] = []
-        self.asleep: set[str] = set()
+        self._asleep: set[str] = set()
+
+    @abstractmethod
+    def _abort_all(self) -> None:
+        """End every request with the reason "abort"."""
 
     # pausing
 
@@ -61,17 +64,17 @@ class CoreControl:
         """Go on where `pause_scheduler` stopped; while memory is released, `wake_up` does that."""
         self._is_paused = False
         self._abandon_waiting()
-        if not self.asleep:
-            self._scheduler.pause = Pause.NONE
+        if not self._asleep:
+            self.scheduler.pause = Pause.NONE
 
     def is_scheduler_paused(self) -> bool:
         """Whether new requests wait, whatever for."""
-        return self._scheduler.pause is not Pause.NONE
+        return self.scheduler.pause is not Pause.NONE
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Complete what waited for the device to be idle; called after every step."""
-        if self._waiting and not self._scheduler.has_work:
-            self._scheduler.pause = Pause.ALL
+        if self._waiting and not self.scheduler.has_work:
+            self.scheduler.pause = Pause.ALL
             waiting, self._waiting = self._waiting, []
             for future, then in waiting:
                 _complete(future, then)
@@ -81,19 +84,19 @@ class CoreControl:
             raise InvalidParameter("mode", mode, f"the modes are {', '.join(PAUSE_MODES)}")
         if mode == "abort":
             self._abort_all()
-        is_frozen = self._scheduler.pause is Pause.ALL
-        self._scheduler.pause = Pause.NEW if mode == "wait" and not is_frozen else Pause.ALL
+        is_frozen = self.scheduler.pause is Pause.ALL
+        self.scheduler.pause = Pause.NEW if mode == "wait" and not is_frozen else Pause.ALL
         future: Future[None] = Future()
         self._waiting.append((future, then))
-        self.settle()
+        self._settle()
         return future
 
     def _abandon_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future, _ in waiting:
             future.set_exception(EngineError("The pause was ended before it was complete."))
-        if waiting and not self.asleep and not self._is_paused:
-            self._scheduler.pause = Pause.NONE
+        if waiting and not self._asleep and not self._is_paused:
+            self.scheduler.pause = Pause.NONE
 
     # sleeping
 
@@ -124,31 +127,31 @@ class CoreControl:
             if tag not in WAKE_TAGS:
                 raise InvalidParameter("tags", tags, f"the tags are {', '.join(WAKE_TAGS)}")
         self._abandon_waiting()
-        memory = [tag for tag in wanted if tag in self.asleep and tag != "scheduling"]
+        memory = [tag for tag in wanted if tag in self._asleep and tag != "scheduling"]
         if memory:
-            self._executor.collective_rpc("wake_up", (memory,), {})
-            self.asleep.difference_update(memory)
-        if self.asleep == {"scheduling"} and (memory or "scheduling" in wanted):
-            self.asleep.clear()
+            self.executor.collective_rpc("wake_up", (memory,), {})
+            self._asleep.difference_update(memory)
+        if self._asleep == {"scheduling"} and (memory or "scheduling" in wanted):
+            self._asleep.clear()
             if not self._is_paused:
-                self._scheduler.pause = Pause.NONE
-        return not self.asleep
+                self.scheduler.pause = Pause.NONE
+        return not self._asleep
 
     def is_sleeping(self) -> bool:
         """Whether `sleep` is in force, at any level."""
-        return bool(self.asleep)
+        return bool(self._asleep)
 
     def release_kv_cache_memory(self) -> None:
         """Give back the KV cache alone, while paused. Raises EngineError when it is not."""
-        if self._scheduler.pause is not Pause.ALL or self._scheduler.has_work:
+        if self.scheduler.pause is not Pause.ALL or self.scheduler.has_work:
             raise EngineError("KV memory can go only while paused: call sleep(level=0) first.")
         self._release(("kv_cache",))
 
     def _release(self, tags: tuple[str, ...], *, keep_weights: bool = False) -> None:
         if tags:
             self._forget_cached()
-            self._executor.collective_rpc("sleep", (list(tags), keep_weights), {})
-        self.asleep.update(tags, ("scheduling",))
+            self.executor.collective_rpc("sleep", (list(tags), keep_weights), {})
+        self._asleep.update(tags, ("scheduling",))
 
     # caches
 
@@ -159,7 +162,7 @@ class CoreControl:
 
         `reset_connector`: there is no connector, so there is nothing of it to reset.
         """
-        return self._scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def reset_mm_cache(self) -> None:
         """Nothing to forget: a text model has no media."""
@@ -168,7 +171,7 @@ class CoreControl:
         """Nothing to forget: a text model has no encoder."""
 
     def _forget_cached(self) -> None:
-        forgotten = self._scheduler.reset_prefix_cache(reset_running_requests=True)
+        forgotten = self.scheduler.reset_prefix_cache(reset_running_requests=True)
         assert forgotten, "nothing holds blocks when every request was preempted"
 
     # workers
@@ -184,15 +187,24 @@ class CoreControl:
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
+        timeout: float | None = None,
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker, or a function with the worker in front."""
-        return self._executor.collective_rpc(method, tuple(args), kwargs or {})
+        """Call a method of every worker by name, or a function with the worker as first argument;
+        they are in this process, so `timeout` must be None.
+        """
+        if timeout is not None:
+            raise ValueError("A worker in this process cannot be given up: leave timeout out.")
+        return self.executor.collective_rpc(method, tuple(args), kwargs or {})
 
-    def profile(self, is_start: bool = True, prefix: str | None = None) -> list[str | None]:
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
         """Begin or end a trace of every worker's steps; the files when it ends."""
-        return self._executor.collective_rpc("profile", (is_start, prefix), {})
+        return self.executor.collective_rpc("profile", (is_start, profile_prefix), {})
+
+    def list_loras(self) -> set[int]:
+        """No adapter is ever loaded."""
+        return set()
 
 
 def _complete(future: Future[None], then: Callable[[], None]) -> None:

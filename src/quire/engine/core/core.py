@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from quire.engine.core.control import CoreControl
-from quire.engine.core.core_face import CoreFace
 from quire.engine.core.fault_isolation import FaultBoundary, GuardedStep
 from quire.engine.core.lockstep import LockStep
 from quire.engine.wire.messages import (
@@ -47,8 +46,9 @@ _COMPILE_NAP_S = 0.01
 """So late may input be seen while all that waits waits for its grammar."""
 
 
-class EngineCore(CoreFace):
-    """A scheduler and an executor, stepped by whoever holds the core.
+class EngineCore(CoreControl):
+    """A scheduler and an executor, stepped by whoever holds the core; what else it may be asked is
+    in engine/core/control.py.
 
     A failure that concerns one request ends that request with an error, the others do not notice
     (engine/core/fault_isolation.py). Only a device that takes no step at all raises out of `step`.
@@ -66,8 +66,12 @@ class EngineCore(CoreFace):
         has_own_memory: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler = scheduler
-        self.executor = executor
+        super().__init__(
+            scheduler,
+            executor,
+            keeps_weights=lock_step is not None,
+            has_own_memory=has_own_memory,
+        )
         self._depth = depth
         self._log_stats = log_stats
         self._clock = clock
@@ -80,14 +84,6 @@ class EngineCore(CoreFace):
         self._counted = (0, 0, 0, 0)
         self.on_launch: Callable[[Collection[int]], None] | None = None
         """Told before each launch which requests are in the steps that have not been read."""
-        self.control = CoreControl(
-            scheduler,
-            executor,
-            self._abort_all,
-            keeps_weights=lock_step is not None,
-            has_own_memory=has_own_memory,
-        )
-        """What a front end may ask for beside requests (engine/wire/control_calls.py)."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that can never run ends with an error in the next outputs."""
@@ -170,7 +166,7 @@ class EngineCore(CoreFace):
             return self._outputs(StepOutputs(), None)
         brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
-        self.control.settle()
+        self._settle()
         return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:

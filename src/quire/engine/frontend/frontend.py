@@ -21,6 +21,7 @@ from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
 from quire.engine.stats.step_stats import IterationStats
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, InvalidType
 from quire.models import read_spec
@@ -83,6 +84,15 @@ class FrontEnd(Generic[Client]):
         if self.tokenizer is None:
             raise EngineError("The engine was made with skip_tokenizer_init=True: no tokenizer.")
         return self.tokenizer
+
+    def note_call(self, call: Utility[Any], answer: object) -> None:
+        """A control call has succeeded with this answer: statistics show how deep the engine
+        sleeps.
+        """
+        if call.method == "sleep":
+            self.stats.note_sleep(call.args[0])
+        elif call.method == "wake_up" and answer:
+            self.stats.note_sleep(None)
 
     def add(
         self,

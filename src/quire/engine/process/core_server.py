@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.data_parallel.cluster_keys import introduce
 from quire.engine.process.liveness import Vitals
@@ -27,7 +28,6 @@ from quire.engine.process.start_message import StartMessage
 from quire.engine.shared_cores.split_outputs import split_outputs
 from quire.engine.unbuilt import UnbuiltProcMethods
 from quire.engine.wire.codec import BadMessage, MessageDecoder, MessageEncoder, has_input
-from quire.engine.wire.control_calls import perform
 from quire.engine.wire.frame_order import FrameOrder
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.control_verbs import UTILITIES
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import (
     CoreStates,
@@ -30,7 +31,7 @@ from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.channel import Channel
-from quire.engine.wire.control_calls import UTILITIES, Utility
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,
     EngineCoreOutputs,

@@ -1,19 +1,20 @@
-"""What a front end may ask of a core beside requests: one typed call for each question.
-
-A call is a value. Clients have one method for all of them (`client.call(utility.is_sleeping())`),
-synchronous or not, so that a client that wraps another, or speaks to several cores, handles each
-call alike.
+"""Calls of a core besides requests, and how a verb of the table (engine/control_verbs.py) becomes a
+method that sends one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
-
-from quire.errors import InvalidParameter
+from functools import update_wrapper
+from types import NoneType
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, get_args, overload
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of the requests there are: ended, finished first, or frozen."""
@@ -21,8 +22,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Utility(Generic[T]):
-    """A method of the core with its arguments, which gives a T. `timeout_s` is how long the caller
-    waits (None: as long as it takes).
+    """A call of a core's method that gives a T. `timeout_s` is how long the caller waits (None: as
+    long as it takes).
     """
 
     method: str
@@ -30,114 +31,108 @@ class Utility(Generic[T]):
     timeout_s: float | None = None
 
 
-UTILITIES = frozenset(
-    {
-        *("reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"),
-        *("pause_scheduler", "resume_scheduler", "is_scheduler_paused"),
-        *("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"),
-        *("collective_rpc", "profile", "get_supported_tasks", "get_weight_version"),
-    }
-)
-"""The methods of `CoreControl` that may be called from outside; each has its function below."""
+def first(answers: Sequence[Any]) -> Any:
+    """The answer of cores that all give the same."""
+    return answers[0]
 
 
-class Controlled(Protocol):
-    """A core with its control."""
-
-    @property
-    def control(self) -> object: ...
+def joined(answers: Sequence[Sequence[Any]]) -> list[Any]:
+    """One list of what the workers of all cores gave."""
+    return [result for each in answers for result in each]
 
 
-def perform(core: Controlled, method: str, args: Sequence[Any]) -> Any:
-    """Call one of the core's utilities; a `concurrent.futures.Future` where the answer comes with a
-    later step. Raises InvalidParameter for any other name, else what the utility raises.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How the cores serve a verb.
+
+    `core` is their method. `combine` makes one answer of several, in the order of the cores'
+    indices. `is_repeatable`: the call may be sent again when a core died before it answered.
+    `begins` and `ends` name the state of a core that the call begins or ends; a call that begins
+    one is replayed in a restarted core, with the arguments that `replay` makes of its own.
     """
-    if method not in UTILITIES:
-        raise InvalidParameter("method", method, f"a core has {', '.join(sorted(UTILITIES))}")
-    return getattr(core.control, method)(*args)
+
+    core: str
+    combine: Callable[[Sequence[Any]], Any] = first
+    is_repeatable: bool = True
+    begins: str | None = None
+    ends: str | None = None
+    replay: Callable[..., tuple[Any, ...]] = lambda *args: args
 
 
-def combined(utility: Utility[Any], results: Sequence[Any]) -> Any:
-    """The one answer of several cores, in the order of their indices."""
-    if utility.method in ("reset_prefix_cache", "wake_up", "is_sleeping", "is_scheduler_paused"):
-        return all(results)
-    if utility.method in ("collective_rpc", "profile"):
-        return [result for each in results for result in each]
-    return results[0]
+class BlockingFace(ABC):
+    """What sends calls and blocks until they are answered."""
+
+    @abstractmethod
+    def _call(self, call: Utility[T]) -> T:
+        """Call every core, and give their one answer."""
 
 
-def reset_prefix_cache(
-    reset_running_requests: bool = False, reset_connector: bool = False
-) -> Utility[bool]:
-    """Forget cached blocks; False while requests hold blocks."""
-    return Utility("reset_prefix_cache", (reset_running_requests, reset_connector))
+class AwaitedFace(ABC):
+    """What sends calls and awaits their answers."""
+
+    @abstractmethod
+    async def _call(self, call: Utility[T]) -> T:
+        """Call every core, and give their one answer."""
 
 
-def reset_mm_cache() -> Utility[None]:
-    """Forget media that were processed."""
-    return Utility("reset_mm_cache")
+class Verb(Generic[P, T]):
+    """A method of every face: it sends its call by the face's `_call` and gives the answer.
+
+    As an attribute of a `BlockingFace` it is a function, of an `AwaitedFace` a coroutine function.
+    Both have the name, the arguments and the docstring of `make`, which makes the call; `convert`
+    makes of the cores' one answer what the caller gets.
+    """
+
+    def __init__(
+        self,
+        make: Callable[Concatenate[Any, P], Utility[T]],
+        serving: Serving,
+        convert: Callable[[Any], Any],
+    ) -> None:
+        def blocking(face: Any, *args: Any, **kwargs: Any) -> Any:
+            return convert(face._call(make(face, *args, **kwargs)))
+
+        async def awaited(face: Any, *args: Any, **kwargs: Any) -> Any:
+            return convert(await face._call(make(face, *args, **kwargs)))
+
+        self.serving = serving
+        self._blocking = _shown_as(make, blocking)
+        self._awaited = _shown_as(make, awaited)
+
+    @overload
+    def __get__(self, face: None, kind: type) -> Callable[Concatenate[Any, P], Any]: ...
+    @overload
+    def __get__(self, face: BlockingFace, kind: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, face: AwaitedFace, kind: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, face: object, kind: type) -> Any:
+        method = self._awaited if issubclass(kind, AwaitedFace) else self._blocking
+        return method if face is None else method.__get__(face, kind)
 
 
-def reset_encoder_cache() -> Utility[None]:
-    """Forget what encoders made of media."""
-    return Utility("reset_encoder_cache")
+def _shown_as(make: Callable[..., Any], method: Method) -> Method:
+    """`method` with the name, docstring and signature of `make`, but what it returns is the T of
+    `Utility[T]`.
+    """
+    update_wrapper(method, make)
+    signature = inspect.signature(make, eval_str=True)
+    [answer] = get_args(signature.return_annotation)
+    shown = signature.replace(return_annotation=None if answer is NoneType else answer)
+    method.__signature__ = shown  # type: ignore[attr-defined]
+    return method
 
 
-def pause_scheduler(mode: PauseMode = "keep", clear_cache: bool = False) -> Utility[None]:
-    """Schedule nothing more. The answer comes when the device is idle."""
-    return Utility("pause_scheduler", (mode, clear_cache))
+def verb(
+    core: str | None = None,
+    *,
+    convert: Callable[[Any], Any] = lambda answer: answer,
+    **serving: Any,
+) -> Callable[[Callable[Concatenate[Any, P], Utility[T]]], Verb[P, T]]:
+    """Make a verb of a function that makes the call. `core` is the core's method (None: of the same
+    name); the fields of `Serving` may follow.
+    """
 
+    def made(make: Callable[Concatenate[Any, P], Utility[T]]) -> Verb[P, T]:
+        return Verb(make, Serving(core=core or make.__name__, **serving), convert)
 
-def resume_scheduler() -> Utility[None]:
-    """Go on where `pause_scheduler` stopped."""
-    return Utility("resume_scheduler")
-
-
-def is_scheduler_paused() -> Utility[bool]:
-    """Whether nothing is scheduled."""
-    return Utility("is_scheduler_paused")
-
-
-def sleep(level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
-    """Stop scheduling and, from level 1 on, give memory back."""
-    return Utility("sleep", (level, mode))
-
-
-def wake_up(tags: Sequence[str] | None = None) -> Utility[bool]:
-    """Take back what `sleep` gave (None: all of it); whether the core is awake now."""
-    return Utility("wake_up", (None if tags is None else list(tags),))
-
-
-def is_sleeping() -> Utility[bool]:
-    """Whether `sleep` is in force."""
-    return Utility("is_sleeping")
-
-
-def release_kv_cache_memory() -> Utility[None]:
-    """Give back the KV cache alone, while paused."""
-    return Utility("release_kv_cache_memory")
-
-
-def get_supported_tasks() -> Utility[tuple[str, ...]]:
-    """What requests can be for."""
-    return Utility("get_supported_tasks")
-
-
-def get_weight_version() -> Utility[str]:
-    """The name of the weights that compute."""
-    return Utility("get_weight_version")
-
-
-def collective_rpc(
-    method: str | Callable[..., Any],
-    timeout_s: float | None = None,
-    args: Sequence[Any] = (),
-    kwargs: dict[str, Any] | None = None,
-) -> Utility[list[Any]]:
-    """Call a method of every worker, by name. A function is for cores in this process only."""
-    return Utility("collective_rpc", (method, list(args), kwargs or {}), timeout_s)
-
-
-def profile(is_start: bool, prefix: str | None = None) -> Utility[list[str | None]]:
-    """Begin or end a trace of the workers' steps; the files when it ends."""
-    return Utility("profile", (is_start, prefix))
+    return made

@@ -321,7 +321,7 @@ class EngineCoreOutput:
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
-    """A call of one of the core's utilities (engine/wire/control_calls.py); the answer goes to the
+    """A call of one of the core's utilities (engine/control_verbs.py); the answer goes to the
     front end `client_index`.
     """
 

@@ -1,0 +1,193 @@
+"""The table of control verbs: what may be asked of an engine as a whole, besides requests.
+
+An entry is one verb: its arguments and docstring, as users see them, the call that it sends to
+every core, how their answers become one, whether the call may be sent again when a core died
+meanwhile, and what of it a restarted core is brought back to. The method of `LLM` and `LLMEngine`,
+which blocks, that of `AsyncLLM`, which is awaited, the remote call and its replay follow from it.
+
+To add a verb, write its entry here and its method in `CoreControl` (engine/core/control.py). Where
+it shall have a route of the server, server/admin.py and server/routes.py get a line each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quire.engine.unbuilt import UnbuiltAsyncMethods, UnbuiltEngineMethods
+from quire.engine.wire.control_calls import (
+    AwaitedFace,
+    BlockingFace,
+    PauseMode,
+    Serving,
+    Utility,
+    Verb,
+    first,
+    joined,
+    verb,
+)
+from quire.errors import InvalidParameter
+
+
+class ControlVerbs(UnbuiltEngineMethods):
+    """The verbs of every face."""
+
+    @verb(combine=all)
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> Utility[bool]:
+        """Forget all cached blocks; False, and nothing forgotten, while requests use some.
+
+        With `reset_running_requests` these are preempted first and compute their blocks anew.
+        `reset_connector` has nothing to reset: there are no KV connectors.
+        """
+        return Utility("reset_prefix_cache", (reset_running_requests, reset_connector))
+
+    @verb()
+    def reset_mm_cache(self) -> Utility[None]:
+        """Forget processed media; a text model has none, so nothing changes."""
+        return Utility("reset_mm_cache")
+
+    @verb()
+    def reset_encoder_cache(self) -> Utility[None]:
+        """Forget encoders' outputs; a text model has none, so nothing changes."""
+        return Utility("reset_encoder_cache")
+
+    @verb(begins="asleep", replay=lambda level=1, *_: (level, "keep"))
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Utility[None]:
+        """Stop scheduling (level 0), and give memory back: the KV cache, and on a GPU the weights,
+        which move to host memory (1), or the weights altogether (2). Requests can still be added
+        and wait for `wake_up`.
+
+        `mode` "abort" ends the requests there are, "wait" finishes those that run first, "keep"
+        leaves them to go on after `wake_up`. Done when the device is idle.
+        """
+        return Utility("sleep", (level, mode))
+
+    @verb(combine=all, ends="asleep")
+    def wake_up(self, tags: list[str] | None = None) -> Utility[bool]:
+        """Take back "weights", "kv_cache" and "scheduling" (None: all); whether the engine is now
+        fully awake. Weights that were given up are loaded again as they were at the start.
+        """
+        return Utility("wake_up", (None if tags is None else list(tags),))
+
+    @verb(combine=all)
+    def is_sleeping(self) -> Utility[bool]:
+        """Whether `sleep` is in force, at any level."""
+        return Utility("is_sleeping")
+
+    @verb(begins="asleep")
+    def release_kv_cache_memory(self) -> Utility[None]:
+        """Give back the KV cache alone. Raises EngineError unless paused, as by sleep(level=0)."""
+        return Utility("release_kv_cache_memory")
+
+    @verb("profile", combine=joined, is_repeatable=False, convert=lambda files: None)
+    def start_profile(self, profile_prefix: str | None = None) -> Utility[None]:
+        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so.
+
+        Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
+        """
+        return Utility("profile", (True, profile_prefix))
+
+    @verb(
+        "profile", combine=joined, is_repeatable=False, convert=lambda files: [*filter(None, files)]
+    )
+    def stop_profile(self) -> Utility[list[str]]:
+        """End the trace; the files that were written, one for each worker."""
+        return Utility("profile", (False,))
+
+    @verb(combine=joined, is_repeatable=False)
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Utility[list[Any]]:
+        """Call a method of every worker by name, or, where the workers are in this process, a
+        function with each worker as first argument; one result for each worker.
+
+        Raises TimeoutError when a core in another process has not answered after `timeout` seconds.
+        """
+        return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
+
+    @verb(convert=tuple)
+    def get_supported_tasks(self) -> Utility[tuple[str, ...]]:
+        """What requests can be for."""
+        return Utility("get_supported_tasks")
+
+    @verb()
+    def get_weight_version(self) -> Utility[str]:
+        """The version of the weights that the engine was started with; there are no others."""
+        return Utility("get_weight_version")
+
+    @verb(convert=set)
+    def list_loras(self) -> Utility[set[int]]:
+        """The adapters that are loaded; there are never any."""
+        return Utility("list_loras")
+
+
+class BlockingControl(ControlVerbs, BlockingFace):
+    """The verbs of `LLM` and `LLMEngine`: each blocks until it is done."""
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """Call `func` with the model of every worker; the core must be in this process."""
+        return self.collective_rpc("apply_model", args=(func,))
+
+
+class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedFace):
+    """The verbs of `AsyncLLM`: each is awaited."""
+
+    @verb("pause_scheduler", begins="paused", replay=lambda *_: ("keep", False))
+    def pause_generation(
+        self,
+        mode: PauseMode | bool = "abort",
+        clear_cache: bool = True,
+        *,
+        wait_for_inflight_requests: bool | None = None,
+    ) -> Utility[None]:
+        """Schedule nothing more: requests there end (abort), finish first (wait) or freeze (keep);
+        new ones queue. Done when the device is idle.
+
+        The older form is taken too: `wait_for_inflight_requests`, by name or first, is "wait" or
+        "abort".
+        """
+        if wait_for_inflight_requests is not None:
+            mode = wait_for_inflight_requests
+        if isinstance(mode, bool):
+            mode = "wait" if mode else "abort"
+        return Utility("pause_scheduler", (mode, clear_cache))
+
+    @verb("resume_scheduler", ends="paused")
+    def resume_generation(self) -> Utility[None]:
+        """Go on after `pause_generation`."""
+        return Utility("resume_scheduler")
+
+    @verb("is_scheduler_paused", combine=all)
+    def is_paused(self) -> Utility[bool]:
+        """Whether nothing is scheduled."""
+        return Utility("is_scheduler_paused")
+
+
+UTILITIES: dict[str, Serving] = {
+    entry.serving.core: entry.serving
+    for face in (ControlVerbs, AwaitedControl)
+    for entry in vars(face).values()
+    if isinstance(entry, Verb)
+}
+"""The methods of a core that may be called from outside."""
+
+
+def perform(core: object, method: str, args: Sequence[Any]) -> Any:
+    """Call one of the core's utilities; a `concurrent.futures.Future` where the answer comes with a
+    later step. Raises InvalidParameter for any other name, else what the utility raises.
+    """
+    if method not in UTILITIES:
+        raise InvalidParameter("method", method, f"a core has {', '.join(sorted(UTILITIES))}")
+    return getattr(core, method)(*args)
+
+
+def combined(utility: Utility[Any], answers: Sequence[Any]) -> Any:
+    """The one answer of several cores, in the order of their indices."""
+    serving = UTILITIES.get(utility.method)
+    return first(answers) if serving is None else serving.combine(answers)
