@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from quire.scheduling import kv_memory, prefix_cache
+from quire.scheduling import block_tables, prefix_cache
+from quire.scheduling.block_groups import SlidingGroup
 from quire.scheduling.block_pool import BlockPool
+from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.kv_groups import SlidingGroup
-from quire.scheduling.kv_memory import KVMemory
 from quire.testing.simulate import Trace, run_traces
 
 NUM_TRACES = 10_000
@@ -66,12 +66,12 @@ def touch_without_counting(monkeypatch):
 
 
 def one_block_late(monkeypatch):
-    real = KVMemory.grow
+    real = BlockTables.grow
 
     def grow(self, request, count):
         return real(self, request, count - 1) if count > 1 else real(self, request, count)
 
-    monkeypatch.setattr(KVMemory, "grow", grow)
+    monkeypatch.setattr(BlockTables, "grow", grow)
 
 
 def window_one_short(monkeypatch):
@@ -89,7 +89,7 @@ def boundary_one_late(monkeypatch):
 
 
 def hit_the_last_token(monkeypatch):
-    real = KVMemory.hit
+    real = BlockTables.hit
 
     def hit(self, request):
         request.output_token_ids.append(0)
@@ -98,11 +98,11 @@ def hit_the_last_token(monkeypatch):
         finally:
             request.output_token_ids.pop()
 
-    monkeypatch.setattr(KVMemory, "hit", hit)
+    monkeypatch.setattr(BlockTables, "hit", hit)
 
 
 def publish_what_is_not_computed(monkeypatch):
-    real = KVMemory.adopt
+    real = BlockTables.adopt
 
     def adopt(self, request, hit):
         real(self, request, hit)
@@ -111,7 +111,7 @@ def publish_what_is_not_computed(monkeypatch):
             self.grow(request, request.num_tokens - hit)
             self.publish(request, request.num_tokens)
 
-    monkeypatch.setattr(KVMemory, "adopt", adopt)
+    monkeypatch.setattr(BlockTables, "adopt", adopt)
 
 
 def keep_void_results(monkeypatch):
@@ -128,7 +128,7 @@ def keep_void_results(monkeypatch):
 
 
 def ignore_the_salt_of_keys(monkeypatch):
-    monkeypatch.setattr(kv_memory, "hit_blocks", lambda group, find, n, position: [1] * n)
+    monkeypatch.setattr(block_tables, "hit_blocks", lambda group, find, n, position: [1] * n)
 
 
 BUGS = [

@@ -96,7 +96,8 @@ def _check_request(scheduler: Scheduler, request: Request) -> None:
         assert request.due >= lane.tick, "an event of the lane was missed"
         assert request in lane._calendar[request.due]
     ahead = sum(
-        request.handle not in step.void and _samples(step, request) for step in scheduler.in_flight
+        request.handle not in step.cancelled and _samples(step, request)
+        for step in scheduler.in_flight
     )
     assert computed <= request.num_tokens + ahead <= request.max_total_tokens
     assert len({len(table) for table in request.block_ids}) == 1

@@ -1,6 +1,6 @@
 """Step 5 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
 
-In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner, `StepOutputs`
+In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner, `SchedulerOutput`
 for the engine core.
 Before: engine/core/core.py. Next: runner/runner.py.
 
@@ -18,15 +18,20 @@ from collections.abc import Collection
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
-from quire.scheduling import turns
+from quire.scheduling import streaming_input
+from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.kv_memory import KVMemory
-from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
+from quire.scheduling.in_flight_step import InFlightStep, ScheduledChunk
 from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State
+from quire.scheduling.scheduler_output import (
+    FinishedRequest,
+    SchedulerOutput,
+    StartedRequest,
+    collect_outputs,
+)
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import Chunk, StepPlan, StepResult
-from quire.scheduling.step_record import ScheduledChunk, StepRecord
 from quire.scheduling.stop import StopWatch, check_stop, stop_ids
 
 
@@ -42,7 +47,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.policy = POLICIES[config.policy]
-        self.memory = KVMemory(
+        self.memory = BlockTables(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             windows=config.windows,
@@ -57,7 +62,7 @@ class Scheduler:
         self.lane = DecodeLane(config.block_size)
         self.chunked: list[Request] = []
         """Running requests outside the lane that have, or will have, tokens to compute."""
-        self.in_flight: deque[StepRecord] = deque()
+        self.in_flight: deque[InFlightStep] = deque()
         self.pause = Pause.NONE
         self.num_preemptions = 0
         self.prefix_requests = 0
@@ -79,7 +84,7 @@ class Scheduler:
         """
         if request.num_tokens < 1 or request.num_tokens >= self.config.max_model_len + 1:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
-        turns.limit_length(request, self.config.max_model_len)
+        streaming_input.limit_length(request, self.config.max_model_len)
         needed = self.memory.num_needed(request.max_total_tokens, self._least_chunk(request))
         if needed > self.config.num_blocks - 1:
             raise RequestError(
@@ -111,7 +116,7 @@ class Scheduler:
         resumable: bool,
         params: SamplingParams | None = None,
         needs_host_ids: bool = False,
-    ) -> Ending | None:
+    ) -> FinishedRequest | None:
         """More input for a resumable request: now if it is idle, else when it stops next. `params`
         hold from this input on (None: those it has).
 
@@ -133,22 +138,22 @@ class Scheduler:
         """
         if self.pause is Pause.ALL:
             return None
-        step = StepRecord(self._next_step)
+        step = InFlightStep(self._next_step)
         self._run_due(step)
         self._continue_chunked(step)
         if not step.has_preempted:
             self._admit(step, now)
         return self._launch(step)
 
-    def update(self, result: StepResult, now: float = 0.0) -> StepOutputs:
+    def update(self, result: StepResult, now: float = 0.0) -> SchedulerOutput:
         """Learn what the oldest step in flight brought. The only method that finishes requests and
         publishes blocks.
         """
         step = self.in_flight.popleft()
         assert step.step_id == result.step_id, "results must come in the order of the plans"
         failed = step.failed(result.errors) if result.errors else {}
-        gone = step.void | failed.keys()
-        out = gather(step, result, dropped=gone)
+        gone = step.cancelled | failed.keys()
+        out = collect_outputs(step, result, dropped=gone)
         for handle, chunk in step.chunks.items():
             if handle not in gone:
                 self._confirm(chunk, out)
@@ -179,7 +184,7 @@ class Scheduler:
 
     # ---- planning
 
-    def _run_due(self, step: StepRecord) -> None:
+    def _run_due(self, step: InFlightStep) -> None:
         """Serve the lane's members at a block boundary or at their last token."""
         for request in sorted(self.lane.due(), key=self.policy):
             if request not in self.lane:
@@ -193,7 +198,7 @@ class Scheduler:
                 step.ending[request.handle] = request
             self.lane.reschedule(request)
 
-    def _continue_chunked(self, step: StepRecord) -> None:
+    def _continue_chunked(self, step: InFlightStep) -> None:
         for request in sorted(self.chunked, key=self.policy):
             if request.state is not State.RUNNING:
                 continue  # gave way to an earlier one
@@ -205,7 +210,7 @@ class Scheduler:
                 break
             self._plan_chunk(step, request, count)
 
-    def _admit(self, step: StepRecord, now: float) -> None:
+    def _admit(self, step: InFlightStep, now: float) -> None:
         """Move waiting requests into rows while tokens, rows and blocks last. The first that does
         not fit stops the rest.
         """
@@ -234,7 +239,7 @@ class Scheduler:
         for request in admitted:
             self.waiting.remove(request)
 
-    def _wanted(self, step: StepRecord, request: Request, computed: int) -> int:
+    def _wanted(self, step: InFlightStep, request: Request, computed: int) -> int:
         """How many tokens the request should get: all it lacks, within the budget and the cap for
         long prompts.
         """
@@ -247,12 +252,12 @@ class Scheduler:
             return 0
         return want
 
-    def _budget(self, step: StepRecord) -> int:
+    def _budget(self, step: InFlightStep) -> int:
         return max(
             0, self.config.max_num_batched_tokens - len(self.lane.members) - step.num_chunk_tokens
         )
 
-    def _grow(self, step: StepRecord, request: Request, want: int) -> int:
+    def _grow(self, step: InFlightStep, request: Request, want: int) -> int:
         """Blocks for up to `want` tokens, from victims where none are free; 0 when the request
         itself gave way.
         """
@@ -269,7 +274,7 @@ class Scheduler:
         step.new_blocks.setdefault(request.handle, []).extend(self.memory.grow(request, count))
         return count
 
-    def _plan_chunk(self, step: StepRecord, request: Request, count: int) -> None:
+    def _plan_chunk(self, step: InFlightStep, request: Request, count: int) -> None:
         request.num_computed_tokens += count
         end = request.num_computed_tokens
         step.chunks[request.handle] = ScheduledChunk(
@@ -294,7 +299,7 @@ class Scheduler:
             self.prefix_queries += request.num_tokens
             self.prefix_hits += hit
 
-    def _launch(self, step: StepRecord) -> StepPlan | None:
+    def _launch(self, step: InFlightStep) -> StepPlan | None:
         step.cohort = self.lane.cohort()
         if step.cohort is None and not step.chunks:
             return None
@@ -317,7 +322,7 @@ class Scheduler:
         self._advance(step)
         return plan
 
-    def _advance(self, step: StepRecord) -> None:
+    def _advance(self, step: InFlightStep) -> None:
         """Move the requests to where the planned step leaves them."""
         if step.cohort is not None:
             self.lane.advance()
@@ -332,7 +337,7 @@ class Scheduler:
 
     # ---- learning
 
-    def _confirm(self, chunk: ScheduledChunk, out: StepOutputs) -> None:
+    def _confirm(self, chunk: ScheduledChunk, out: SchedulerOutput) -> None:
         request = chunk.request
         request.num_confirmed_tokens = chunk.end
         self.memory.publish(request, chunk.end)
@@ -341,11 +346,13 @@ class Scheduler:
             request.prompt_logprobs_done = True
             if not request.has_started:
                 request.has_started = True
-                out.starts.append(
-                    Start(request.handle, request.num_cached_tokens or 0, request.scheduled_time)
+                out.started.append(
+                    StartedRequest(
+                        request.handle, request.num_cached_tokens or 0, request.scheduled_time
+                    )
                 )
 
-    def _end_stopped(self, step: StepRecord, out: StepOutputs, gone: Collection[int]) -> None:
+    def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, looking only where that is possible."""
         suspects = out.requests
         if not self._stops.may_stop(out.token_ids):
@@ -363,27 +370,27 @@ class Scheduler:
                 continue
             if request.resumable:
                 self._leave_steps(request)
-                turns.rest(request, stop)
+                streaming_input.pause(request, stop)
                 ending = self._take_input(request)
             else:
                 self._end(request)
-                ending = turns.stopped(request, stop)
+                ending = streaming_input.finished(request, stop)
             if ending is not None:
-                out.endings.append(ending)
+                out.finished.append(ending)
 
-    def _take_input(self, request: Request) -> Ending | None:
+    def _take_input(self, request: Request) -> FinishedRequest | None:
         """Apply the next input of a resting request, if there is one: it goes on, or it ends."""
         if not request.pending_input:
             return None
         given = request.pending_input.pop(0)
-        ending = turns.ending_of(request, given, self.config.max_model_len)
+        ending = streaming_input.end_of_input(request, given, self.config.max_model_len)
         if ending is not None:
             self._end(request)
             return ending
         has_row = request.row >= 0
         if has_row:
             self._stops.remove(request)
-        turns.take(request, given, self.config.max_model_len)
+        streaming_input.resume(request, given, self.config.max_model_len)
         if has_row:
             self._stops.add(request)
             request.state = State.RUNNING
@@ -404,13 +411,15 @@ class Scheduler:
         del self.requests[request.handle]
 
     def _fail(
-        self, request: Request, text: str, out: StepOutputs, fault: Exception | None = None
+        self, request: Request, text: str, out: SchedulerOutput, fault: Exception | None = None
     ) -> None:
         """End a request with an error; of its blocks nothing more becomes findable."""
         request.num_confirmed_tokens, request.is_decoding = 0, False
         self._end(request)
-        out.endings.append(
-            Ending(request.handle, Reason.ERROR, None, text, fault, request.num_preemptions)
+        out.finished.append(
+            FinishedRequest(
+                request.handle, Reason.ERROR, None, text, fault, request.num_preemptions
+            )
         )
 
     def _preempt(self, request: Request) -> None:
@@ -445,7 +454,7 @@ class Scheduler:
         elif request in self.chunked:
             self.chunked.remove(request)
         for step in self.in_flight:
-            step.void.add(request.handle)
+            step.cancelled.add(request.handle)
 
     def _least_chunk(self, request: Request) -> int:
         return 1 if self.config.enable_chunked_prefill else request.num_tokens

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from quire.params import RepetitionDetectionParams, SamplingParams
 from quire.scheduling import invariants
-from quire.scheduling.outputs import StepOutputs
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import StepResult
 from quire.testing.hash_model import EOS, HashRunner, oracle
@@ -198,7 +198,7 @@ class Trace:
             self.expected[handle].turns.append(turn)
             ending = self.scheduler.extend(handle, turn, resumable=True)
         if ending is not None:
-            self._collect(StepOutputs(endings=[ending]))
+            self._collect(SchedulerOutput(finished=[ending]))
 
     def _abort(self, handle: int) -> None:
         assert self.scheduler.abort(handle)
@@ -228,11 +228,11 @@ class Trace:
         out = self.scheduler.update(self.results.popleft(), float(self.num_steps))
         self._collect(out)
 
-    def _collect(self, out: StepOutputs) -> None:
+    def _collect(self, out: SchedulerOutput) -> None:
         for handle, token in zip(out.handles, out.token_ids, strict=True):
             assert handle in self.open, "an id for a request that has ended"
             self.expected[handle].output.append(token)
-        for ending in out.endings:
+        for ending in out.finished:
             self.open.remove(ending.handle)
             self.expected[ending.handle].reason = ending.reason
             self.expected[ending.handle].is_cut = ending.message == "injected"

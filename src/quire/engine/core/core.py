@@ -35,11 +35,11 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.params import SamplingParams
 from quire.params.thinking import Thinking
 from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.outputs import Ending, StepOutputs
+from quire.scheduling.in_flight_step import handles_of
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput
 from quire.scheduling.step import StepPlan
-from quire.scheduling.step_record import handles_of
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class EngineCore(CoreFace):
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             self._wait_for_grammar()
-            return self._outputs(StepOutputs(), None)
+            return self._outputs(SchedulerOutput(), None)
         brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
         self.control.settle()
@@ -212,18 +212,18 @@ class EngineCore(CoreFace):
     def _refuse(self, handle: int, text: str) -> None:
         self._refused.append(Finished(handle, FinishReason.ERROR, message=text))
 
-    def _outputs(self, learned: StepOutputs, brought: RunnerOutput | None) -> EngineCoreOutputs:
+    def _outputs(self, learned: SchedulerOutput, brought: RunnerOutput | None) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []
-        for end in learned.endings:
+        for end in learned.finished:
             if end.fault is not None:
                 logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
         return EngineCoreOutputs(
             handles=list(learned.handles),
             token_ids=list(learned.token_ids),
-            finished=refused + [_finished(ending) for ending in learned.endings],
+            finished=refused + [_finished(ending) for ending in learned.finished],
             started=[
                 Started(start.handle, start.num_cached_tokens, start.scheduled_time)
-                for start in learned.starts
+                for start in learned.started
             ],
             logprobs=_columns(brought, learned.kept) if brought else None,
             prompt_logprobs=[
@@ -249,7 +249,7 @@ class EngineCore(CoreFace):
         )
 
 
-def _finished(ending: Ending) -> Finished:
+def _finished(ending: FinishedRequest) -> Finished:
     reason = FinishReason(ending.reason)
     return Finished(
         ending.handle,

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from quire.scheduling.block_groups import BlockGroup, Find, FullGroup, SlidingGroup, hit_blocks
 from quire.scheduling.block_pool import BlockPool
-from quire.scheduling.kv_groups import Find, FullGroup, KVGroup, SlidingGroup, hit_blocks
 from quire.scheduling.prefix_cache import extend_keys
 from quire.scheduling.request import Request
 from quire.scheduling.step import NULL_BLOCK, NewBlocks
 
 
-class KVMemory:
+class BlockTables:
     """The block tables of all requests over one shared pool.
 
     `windows` has an entry for each KV group: None for layers that read everything, else the
@@ -31,7 +31,7 @@ class KVMemory:
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.groups: list[KVGroup] = [
+        self.groups: list[BlockGroup] = [
             FullGroup(block_size) if window is None else SlidingGroup(block_size, window)
             for window in windows
         ]

@@ -34,7 +34,7 @@ def run(scheduler, *token_ids):
     for token_id in token_ids:
         plan = scheduler.schedule()
         out = scheduler.update(StepResult(plan.step_id, [token_id]))
-        endings += [(end.reason, end.stop_reason, end.message) for end in out.endings]
+        endings += [(end.reason, end.stop_reason, end.message) for end in out.finished]
     return endings
 
 

@@ -26,7 +26,7 @@ class ScheduledChunk:
 
 
 @dataclass(slots=True, eq=False)
-class StepRecord:
+class InFlightStep:
     """One step in flight."""
 
     step_id: int
@@ -36,7 +36,7 @@ class StepRecord:
     new_blocks: dict[int, list[NewBlocks]] = field(default_factory=dict)
     ending: dict[int, Request] = field(default_factory=dict)
     """Members of the lane whose last token this step samples."""
-    void: set[int] = field(default_factory=set)
+    cancelled: set[int] = field(default_factory=set)
     """Handles whose results in this step no longer count."""
     has_preempted: bool = False
 
@@ -50,7 +50,7 @@ class StepRecord:
         if self.cohort is not None:
             handles |= dict(zip(self.cohort.rows, self.cohort.handles, strict=True))
         named = {handles[row]: text for row, text in errors.items()}
-        return {handle: text for handle, text in named.items() if handle not in self.void}
+        return {handle: text for handle, text in named.items() if handle not in self.cancelled}
 
     def forget(self, handle: int) -> None:
         """The request lost its row while the step was being planned."""
@@ -58,7 +58,7 @@ class StepRecord:
             part.pop(handle, None)  # type: ignore[attr-defined]
 
 
-def handles_of(steps: Sequence[StepRecord]) -> Collection[int]:
+def handles_of(steps: Sequence[InFlightStep]) -> Collection[int]:
     """The requests in these steps, one at least; in steady decode the same list every time."""
     cohort = steps[-1].cohort
     if cohort is not None and not any(s.chunks or s.cohort is not cohort for s in steps):

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from quire.scheduling.in_flight_step import InFlightStep
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.step import StepResult
-from quire.scheduling.step_record import StepRecord
 
 
 @dataclass(slots=True)
-class Ending:
+class FinishedRequest:
     """A request's final state; `message` says what went wrong when the reason is ERROR, `fault` is
     for the log. `is_in_text`: its last token belongs to its text although it stopped.
     """
@@ -29,7 +29,7 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Start:
+class StartedRequest:
     """A request has its first output."""
 
     handle: int
@@ -38,7 +38,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class StepOutputs:
+class SchedulerOutput:
     """`requests[i]` got `token_ids[i]`, which is in its output already.
 
     `kept[i]` is its place among the step's sampled rows (None: all of them, in order), for whoever
@@ -49,11 +49,13 @@ class StepOutputs:
     handles: Sequence[int] = ()
     token_ids: Sequence[int] = ()
     kept: list[int] | None = None
-    endings: list[Ending] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)
+    started: list[StartedRequest] = field(default_factory=list)
 
 
-def gather(step: StepRecord, result: StepResult, *, dropped: Collection[int]) -> StepOutputs:
+def collect_outputs(
+    step: InFlightStep, result: StepResult, *, dropped: Collection[int]
+) -> SchedulerOutput:
     """Append the step's ids to their requests' outputs; columns without the `dropped` handles."""
     requests, handles, outputs = _sampled(step)
     token_ids, kept = result.token_ids, None
@@ -65,10 +67,10 @@ def gather(step: StepRecord, result: StepResult, *, dropped: Collection[int]) ->
         outputs = [outputs[i] for i in kept]
         token_ids = [token_ids[i] for i in kept]
     deque(map(list.append, outputs, token_ids), maxlen=0)  # a loop in C
-    return StepOutputs(requests, handles, token_ids, kept=kept)
+    return SchedulerOutput(requests, handles, token_ids, kept=kept)
 
 
-def _sampled(step: StepRecord) -> tuple[list[Request], list[int], list[list[int]]]:
+def _sampled(step: InFlightStep) -> tuple[list[Request], list[int], list[list[int]]]:
     """The requests of the step's sampled rows with their handles and output lists, not copied in a
     steady step.
     """

@@ -16,7 +16,7 @@ Find = Callable[[int], int | None]
 """Table index -> the cached block with that content in this group, if any."""
 
 
-class KVGroup(Protocol):
+class BlockGroup(Protocol):
     """One kind of layer memory. Counts are in blocks of `block_size` tokens."""
 
     def longest_hit(self, find: Find, limit: int) -> int:
@@ -85,7 +85,7 @@ class SlidingGroup:
         return min(whole, -(-(self.window - 1 + chunk) // self.block_size) + 1)
 
 
-def hit_blocks(group: KVGroup, find: Find, num_blocks: int, position: int) -> list[int]:
+def hit_blocks(group: BlockGroup, find: Find, num_blocks: int, position: int) -> list[int]:
     """The table of a hit of `num_blocks` blocks: cached blocks where `position` on reads, the null
     block before.
     """

@@ -4,12 +4,12 @@ next input.
 
 from __future__ import annotations
 
-from quire.scheduling.outputs import Ending
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
+from quire.scheduling.scheduler_output import FinishedRequest
 from quire.scheduling.stop import stop_ids
 
 
-def rest(request: Request, stop: Stop) -> None:
+def pause(request: Request, stop: Stop) -> None:
     """The request stopped; it waits for input. Its newest token has no K/V."""
     request.num_computed_tokens = request.num_confirmed_tokens = request.num_tokens - 1
     request.is_decoding = False
@@ -17,9 +17,9 @@ def rest(request: Request, stop: Stop) -> None:
     request.last_stop = stop
 
 
-def stopped(request: Request, stop: Stop) -> Ending:
+def finished(request: Request, stop: Stop) -> FinishedRequest:
     """The final state of a request that stopped."""
-    return Ending(
+    return FinishedRequest(
         request.handle,
         stop.reason,
         stop.what,
@@ -28,18 +28,18 @@ def stopped(request: Request, stop: Stop) -> Ending:
     )
 
 
-def ending_of(request: Request, given: NextInput, max_model_len: int) -> Ending | None:
+def end_of_input(request: Request, given: NextInput, max_model_len: int) -> FinishedRequest | None:
     """How a resting request ends instead of taking this input; None when it takes it."""
     assert request.last_stop is not None, "only a request that rests takes input"
     if not given.token_ids and not given.resumable:
-        return stopped(request, request.last_stop)
+        return finished(request, request.last_stop)
     if request.num_tokens + len(given.token_ids) > max_model_len:
         text = "the input grew beyond max_model_len"
-        return Ending(request.handle, Reason.ERROR, None, text)
+        return FinishedRequest(request.handle, Reason.ERROR, None, text)
     return None
 
 
-def take(request: Request, given: NextInput, max_model_len: int) -> None:
+def resume(request: Request, given: NextInput, max_model_len: int) -> None:
     """Make the input the end of the prompt, and what comes with it the request's own. The caller
     watches for its stop ids anew.
     """
