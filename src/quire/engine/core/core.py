@@ -43,8 +43,9 @@ from quire.scheduling.step import StepPlan
 
 logger = logging.getLogger(__name__)
 
-_COMPILE_NAP_S = 0.01
-"""So late may input be seen while all that waits waits for its grammar."""
+_PREREQUISITE_NAP_S = 0.01
+"""How late input may be seen while every request waits for something outside, such as its grammar.
+"""
 
 
 class EngineCore(CoreFace):
@@ -74,7 +75,9 @@ class EngineCore(CoreFace):
         self.lock_step = lock_step
         """The rounds that this core makes together with others; None: it steps for itself."""
         self._grammars = grammars or GrammarCompiler(None)
-        self._boundary = FaultBoundary(executor, self._grammars.masks_of(scheduler.constrained))
+        self._boundary = FaultBoundary(
+            executor, self._grammars.masks_of(scheduler.rows.constrained)
+        )
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
@@ -96,6 +99,7 @@ class EngineCore(CoreFace):
             return
         params = request.sampling_params
         try:
+            grammar = self._grammars.constraint(params, request.thinking)
             self.scheduler.add(
                 Request(
                     handle=request.handle,
@@ -109,7 +113,8 @@ class EngineCore(CoreFace):
                     needs_host_ids=self._needs_host_ids(params, request.thinking),
                     prompt_logprobs_done=request.prompt_logprobs_done,
                     resumable=request.resumable,
-                    grammar=self._grammars.constraint(params, request.thinking),
+                    grammar=grammar,
+                    takes_drafts=grammar is None,  # a mask is made for one token of a row
                 )
             )
         except RequestError as error:
@@ -166,7 +171,7 @@ class EngineCore(CoreFace):
                 self.on_launch(handles_of(self.scheduler.in_flight))
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
-            self._wait_for_grammar()
+            self._wait_for_prerequisite()
             return self._outputs(SchedulerOutput(), None)
         brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
@@ -196,12 +201,13 @@ class EngineCore(CoreFace):
         self._grammars.close()
         self.executor.shutdown()
 
-    def _wait_for_grammar(self) -> None:
-        """With nothing to run, sleep a moment beside the thread that compiles."""
+    def _wait_for_prerequisite(self) -> None:
+        """With nothing to run, sleep a moment until what a request waits for may be ready."""
         for request in self.scheduler.waiting:
-            if request.grammar is not None and not request.grammar.is_ready:
-                request.grammar.wait(_COMPILE_NAP_S)
-                return
+            for prerequisite in request.prerequisites:
+                if not prerequisite.is_ready:
+                    prerequisite.wait(_PREREQUISITE_NAP_S)
+                    return
 
     def _abort_all(self) -> None:
         """End every request and say so."""
@@ -220,6 +226,7 @@ class EngineCore(CoreFace):
         return EngineCoreOutputs(
             handles=list(learned.handles),
             token_ids=list(learned.token_ids),
+            counts=learned.counts,
             finished=refused + [_finished(ending) for ending in learned.finished],
             started=[
                 Started(start.handle, start.num_cached_tokens, start.scheduled_time)
