@@ -18,7 +18,7 @@ from quire.errors import (
     UnknownParameter,
     UnsupportedConfigValue,
 )
-from quire.scheduling.kv_groups import FullGroup, SlidingGroup
+from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from tests.config import plans
 
 GIB = plans.GIB

@@ -21,7 +21,7 @@ from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 from quire.runner.sampling.custom import CustomProcessors
 from quire.scheduling import invariants, scheduler
-from quire.scheduling.kv_memory import KVMemory
+from quire.scheduling.block_tables import BlockTables
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 from tests.support.nth_failure import FaultPoint, InjectedFailure, failing
@@ -47,7 +47,7 @@ POINTS = [
     FaultPoint(InputProcessor, "process"),
     FaultPoint(UniprocExecutor, "needs_host_ids"),
     FaultPoint(scheduler, "stop_ids"),
-    FaultPoint(KVMemory, "name"),
+    FaultPoint(BlockTables, "compute_keys"),
     FaultPoint(UniprocExecutor, "launch"),
     FaultPoint(Rows, "apply"),
     FaultPoint(Sampler, "add"),
@@ -58,7 +58,7 @@ POINTS = [
     FaultPoint(CustomProcessors, "apply"),
     FaultPoint(Rows, "write"),
     FaultPoint(ModelRunner, "finish"),
-    FaultPoint(scheduler, "check_stop"),
+    FaultPoint(scheduler, "find_stop"),
     FaultPoint(RequestState, "take_in"),
     FaultPoint(OutputText, "feed"),
     FaultPoint(IncrementalDetokenizer, "feed"),

@@ -1,18 +1,22 @@
-"""The scheduler against the hash model: ten thousand random lives; planted bugs show."""
+"""The scheduler against the hash model: thousands of random lives, and planted bugs that show."""
 
 from collections import Counter
 
 import pytest
 
-from quire.scheduling import kv_memory, prefix_cache
+from quire.scheduling import prefix_cache, scheduler, stop
+from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
+from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.kv_groups import SlidingGroup
-from quire.scheduling.kv_memory import KVMemory
-from quire.testing.simulate import Trace, run_traces
+from quire.scheduling.request import Request
+from quire.scheduling.resources import Resources
+from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.state_blocks import StateBlocks
+from quire.testing.simulate import NOTHING, STATE, Trace, run_traces
 
-NUM_TRACES = 10_000
-PART = 1_000
+NUM_TRACES = 2_500
+PART = 250
 
 
 @pytest.mark.parametrize("first", range(0, NUM_TRACES, PART))
@@ -25,16 +29,26 @@ def test_the_traces_meet_what_they_are_for():
     for seed in range(300):
         trace = Trace(seed)
         trace.run()
+        config, expected = trace.config, trace.expected.values()
         met["preemptions"] += trace.scheduler.num_preemptions
         met["prefix hits"] += trace.scheduler.prefix_hits
         met["depth 2"] += trace.depth == 2
-        met["windows"] += trace.config.windows != (None,)
-        met["aborted"] += sum(e.is_cut for e in trace.expected.values())
-        met["further turns"] += sum(len(e.turns) for e in trace.expected.values())
-        for expectation in trace.expected.values():
+        met["accepted drafts"] += trace.num_accepted
+        met["accepted drafts at depth 2"] += trace.num_accepted * (trace.depth - 1)
+        met["windows"] += any(group.window for group in config.groups)
+        met["states"] += STATE in config.groups
+        met["snapshots that were hit"] += trace.num_snapshot_hits
+        met["groups without memory"] += NOTHING in config.groups
+        met["groups of two block sizes"] += any(group.block_size for group in config.groups)
+        met["adapters"] += sum(e.adapter > 0 for e in expected)
+        met["waits"] += trace.num_waits
+        met["indivisible prompts"] += trace.num_indivisible
+        met["aborted"] += sum(e.is_cut for e in expected)
+        met["further turns"] += sum(len(e.turns) for e in expected)
+        for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 6 + 4
+    assert len(met) >= 15 + 5
 
 
 def test_equal_seeds_give_equal_lives():
@@ -47,11 +61,19 @@ def test_equal_seeds_give_equal_lives():
     ]
 
 
+# Planted bugs: blocks and prefixes
+
+
 def forget_the_prefix(monkeypatch):
     real = prefix_cache.next_key
     monkeypatch.setattr(
         prefix_cache, "next_key", lambda parent, ids: real(prefix_cache.root_key(None), ids)
     )
+
+
+def leave_the_adapter_out_of_keys(monkeypatch):
+    real = prefix_cache.root_key
+    monkeypatch.setattr(prefix_cache, "root_key", lambda salt, adapter: real(salt))
 
 
 def touch_without_counting(monkeypatch):
@@ -66,12 +88,13 @@ def touch_without_counting(monkeypatch):
 
 
 def one_block_late(monkeypatch):
-    real = KVMemory.grow
+    real = BlockTables.grow
 
-    def grow(self, request, count):
-        return real(self, request, count - 1) if count > 1 else real(self, request, count)
+    def grow(self, request, want, least=1):
+        grown = real(self, request, max(1, want - 1), min(least, max(1, want - 1)))
+        return grown and (min(want, grown[0] + 1), grown[1])
 
-    monkeypatch.setattr(KVMemory, "grow", grow)
+    monkeypatch.setattr(BlockTables, "grow", grow)
 
 
 def window_one_short(monkeypatch):
@@ -82,65 +105,237 @@ def window_one_short(monkeypatch):
 def boundary_one_late(monkeypatch):
     real = DecodeLane._enter_calendar
 
-    def enter(self, request, position):
-        real(self, request, position + 1)
+    def enter(self, request, earliest):
+        real(self, request, earliest)
+        self._calendar[request.due].remove(request)
+        request.due += 1
+        self._calendar.setdefault(request.due, []).append(request)
 
     monkeypatch.setattr(DecodeLane, "_enter_calendar", enter)
 
 
 def hit_the_last_token(monkeypatch):
-    real = KVMemory.hit
+    real = BlockTables.find_hit
 
-    def hit(self, request):
+    def find_hit(self, request):
         request.output_token_ids.append(0)
         try:
             return real(self, request)
         finally:
             request.output_token_ids.pop()
 
-    monkeypatch.setattr(KVMemory, "hit", hit)
+    monkeypatch.setattr(BlockTables, "find_hit", find_hit)
 
 
 def publish_what_is_not_computed(monkeypatch):
-    real = KVMemory.adopt
+    real = BlockTables.take_hit
 
-    def adopt(self, request, hit):
-        real(self, request, hit)
-        if self.room(request, request.num_tokens - hit) == request.num_tokens - hit:
-            request.num_computed_tokens = hit
-            self.grow(request, request.num_tokens - hit)
+    def take_hit(self, request):
+        real(self, request)
+        request.num_computed_tokens = request.num_hit_tokens
+        missing = request.num_tokens - request.num_hit_tokens
+        if self.grow(request, missing, missing):
             self.publish(request, request.num_tokens)
 
-    monkeypatch.setattr(KVMemory, "adopt", adopt)
+    monkeypatch.setattr(BlockTables, "take_hit", take_hit)
 
 
-def keep_void_results(monkeypatch):
-    monkeypatch.setattr(
-        "quire.scheduling.scheduler.Scheduler._leave_steps",
-        lambda self, request: (
+def adopt_any_block(monkeypatch):
+    monkeypatch.setattr(FullGroup, "hit_blocks", lambda self, find, count: [1] * count)
+
+
+def count_cancelled_results(monkeypatch):
+    def leave(self, request):
+        if request in self.lane:
             self.lane.leave(request)
-            if request in self.lane
-            else self.chunked.remove(request)
-            if request in self.chunked
-            else None
+        elif request in self.chunked:
+            self.chunked.remove(request)
+
+    monkeypatch.setattr(Scheduler, "_leave_steps", leave)
+
+
+# Drafts
+
+
+def advance_by_all_drafts(monkeypatch):
+    monkeypatch.setattr(DecodeLane, "roll_back", lambda self, request, count: None)
+
+
+def count_no_draft_in_flight(monkeypatch):
+    real = DecodeLane.position
+    monkeypatch.setattr(
+        DecodeLane, "position", lambda self, r: real(self, r) - r.num_drafts_in_flight
+    )
+
+
+def release_windows_by_the_upper_bound(monkeypatch):
+    real = BlockTables.release_unread
+    monkeypatch.setattr(
+        BlockTables,
+        "release_unread",
+        lambda self, request, position: real(
+            self, request, position + request.num_drafts_in_flight
         ),
     )
 
 
-def ignore_the_salt_of_keys(monkeypatch):
-    monkeypatch.setattr(kv_memory, "hit_blocks", lambda group, find, n, position: [1] * n)
+def publish_a_slot_that_a_rejected_draft_wrote(monkeypatch):
+    real = Request.num_reusable_tokens.fget
+    monkeypatch.setattr(
+        Request, "num_reusable_tokens", property(lambda self: real(self) + self.is_decoding)
+    )
+
+
+def ignore_drafts_in_the_budget(monkeypatch):
+    real = DecodeLane.plan_drafts
+    monkeypatch.setattr(DecodeLane, "plan_drafts", lambda self, most: real(self, 1 << 20))
+
+
+def draft_beyond_the_last_token(monkeypatch):
+    real = DecodeLane.plan_drafts
+
+    def plan_drafts(self, most):
+        lengths = {row: request.max_total_tokens for row, request in self.members.items()}
+        for request in self.members.values():
+            request.max_total_tokens += self.stride
+        try:
+            return real(self, most)
+        finally:
+            for row, request in self.members.items():
+                request.max_total_tokens = lengths[row]
+
+    monkeypatch.setattr(DecodeLane, "plan_drafts", plan_drafts)
+
+
+def look_at_the_last_token_only(monkeypatch):
+    monkeypatch.setattr(
+        scheduler, "find_stop", lambda request, num_new: (stop.check_stop(request), 0)
+    )
+
+
+def keep_what_follows_a_stop(monkeypatch):
+    real = stop.find_stop
+
+    def find_stop(request, num_new):
+        return real(request, num_new)[0], 0
+
+    monkeypatch.setattr(scheduler, "find_stop", find_stop)
+
+
+# State
+
+
+def start_from_what_a_block_held(monkeypatch):
+    real = StateBlocks.take_changes
+    monkeypatch.setattr(StateBlocks, "take_changes", lambda self: (real(self)[0], []))
+
+
+def start_a_hit_without_its_state(monkeypatch):
+    real = StateBlocks.take_changes
+    monkeypatch.setattr(StateBlocks, "take_changes", lambda self: ([], real(self)[1]))
+
+
+def copy_the_state_before_the_last_chunk(monkeypatch):
+    real = StateBlocks.make_snapshot
+
+    def make_snapshot(self, request):
+        request.num_state_updates -= 1
+        real(self, request)
+        request.num_state_updates += 1
+
+    monkeypatch.setattr(StateBlocks, "make_snapshot", make_snapshot)
+
+
+def keep_a_snapshot_one_block_off(monkeypatch):
+    real = StateBlocks._last_border
+    monkeypatch.setattr(
+        StateBlocks, "_last_border", lambda self, r: max(0, real(self, r) - self._block_size)
+    )
+    publish = StateBlocks.publish
+
+    def off(self, request, num_tokens):
+        if request.snapshot and num_tokens > request.snapshot_end:
+            request.snapshot_end += self._block_size
+        publish(self, request, num_tokens)
+
+    monkeypatch.setattr(StateBlocks, "publish", off)
+
+
+def resume_a_state_that_went_on(monkeypatch):
+    def leave(self, request):
+        assert request.row >= 0
+        self._leave_steps(request)
+
+    real = Scheduler._end_stopped
+
+    def end_stopped(self, step, out, gone):
+        leave_row, self._leave_row = (
+            self._leave_row,
+            lambda request: leave(self, request) if request.resumable else leave_row(request),
+        )
+        real(self, step, out, gone)
+        del self._leave_row
+
+    monkeypatch.setattr(Scheduler, "_end_stopped", end_stopped)
+
+
+# Resources
+
+
+def preempt_an_indivisible_prompt(monkeypatch):
+    monkeypatch.setattr(Request, "is_protected", False)
+
+
+def split_an_indivisible_prompt(monkeypatch):
+    real = Scheduler.add
+
+    def add(self, request):
+        real(self, request)
+        request.is_whole = False
+
+    monkeypatch.setattr(Scheduler, "add", add)
+
+
+def admit_what_still_waits(monkeypatch):
+    monkeypatch.setattr(Request, "is_ready", True)
+
+
+def take_no_adapter_slot(monkeypatch):
+    def enter(self, request):
+        for resource in self._held[:2]:
+            resource.take(request)
+
+    monkeypatch.setattr(Resources, "enter", enter)
 
 
 BUGS = [
     forget_the_prefix,
+    leave_the_adapter_out_of_keys,
     touch_without_counting,
     one_block_late,
     window_one_short,
     boundary_one_late,
     hit_the_last_token,
     publish_what_is_not_computed,
-    keep_void_results,
-    ignore_the_salt_of_keys,
+    adopt_any_block,
+    count_cancelled_results,
+    advance_by_all_drafts,
+    count_no_draft_in_flight,
+    release_windows_by_the_upper_bound,
+    publish_a_slot_that_a_rejected_draft_wrote,
+    ignore_drafts_in_the_budget,
+    draft_beyond_the_last_token,
+    look_at_the_last_token_only,
+    keep_what_follows_a_stop,
+    start_from_what_a_block_held,
+    start_a_hit_without_its_state,
+    copy_the_state_before_the_last_chunk,
+    keep_a_snapshot_one_block_off,
+    resume_a_state_that_went_on,
+    preempt_an_indivisible_prompt,
+    split_an_indivisible_prompt,
+    admit_what_still_waits,
+    take_no_adapter_slot,
 ]
 
 

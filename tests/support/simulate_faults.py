@@ -543,7 +543,7 @@ class World:
         assert story.end is not None and most is not None
         right = oracle(
             request.prompt_token_ids, seed=request.seed, num_tokens=most,
-            windows=(None,), vocab_size=VOCAB_SIZE,
+            vocab_size=VOCAB_SIZE,
         )  # fmt: skip
         got, reason = story.output, story.end.reason
         where = f"request {handle}: {got}, {reason!s}"

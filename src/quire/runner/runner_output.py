@@ -46,7 +46,7 @@ class PromptTensors:
 
 @dataclass(slots=True)
 class RunnerOutput:
-    """`logprobs.index` counts the step's sampled rows."""
+    """`logprobs.index` counts the ids of the result."""
 
     result: StepResult
     logprobs: SampledLogprobs | None = None

@@ -1,10 +1,8 @@
-"""The KV memory: N blocks, reference counts, and one list that is both the free list and the LRU
-of cached blocks.
-"""
+"""The KV memory: N blocks, their reference counts, and two lists of those that are free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 BlockKey = tuple[bytes, int]
 """(chained content digest, KV group)."""
@@ -15,43 +13,47 @@ _HELD = -2
 class BlockPool:
     """Blocks 1..N-1 to be handed out (block 0 is the null block).
 
-    A block without references stays findable under its key until it is handed out again. The free
-    list is doubly linked through two integer lists, so a hit on a free block takes it out in O(1).
+    A block without references stays findable under its key until it is handed out again. Free
+    blocks are handed out in this order: those without a key, the latest first; those of the groups
+    `evicted_first`, then the other cached ones, both least recently used first. Two doubly linked
+    lists through the same two integer lists hold them, so a hit on a free block takes it out in
+    O(1): the first list ends with the groups that are evicted first, the second has the rest.
 
     Invariants (checked by `scheduling/invariants.py`):
-    - a block is on the free list exactly when its reference count is 0;
+    - a block is on a free list exactly when its reference count is 0;
     - `_by_key[k] == b` exactly when `_key[b] == k`.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, evicted_first: Collection[int] = ()) -> None:
         if num_blocks < 2:
             raise ValueError(f"a pool needs at least two blocks, got {num_blocks}")
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
+        self._evicted_first = frozenset(evicted_first)
         self._ref = [0] * num_blocks
         self._key: list[BlockKey | None] = [None] * num_blocks
         self._by_key: dict[BlockKey, int] = {}
-        # Entry 0 of the links is the list's anchor: next[0] is the head, prev[0] the tail.
-        self._next = [*range(1, num_blocks), 0]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        # Entries 0 and N of the links are the lists' anchors: next is the head, prev the tail.
+        self._next = [*range(1, num_blocks), 0, num_blocks]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1), num_blocks]
 
     def find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, referenced or free; None when it is gone."""
+        """The block that holds this content, referenced or free; None when it was evicted."""
         return self._by_key.get(key)
 
     def is_free(self, block: int) -> bool:
-        """True when nobody holds a reference, so that taking it costs one of the free blocks."""
+        """True without references, so that taking it costs one of the free blocks."""
         return self._ref[block] == 0
 
     def allocate(self, count: int) -> list[int] | None:
-        """Hand out `count` blocks with one reference each, oldest cached content last; None (and
-        no change) when fewer are free.
+        """Hand out `count` blocks with one reference each; None (and no change) when fewer are
+        free.
         """
         if count > self.num_free:
             return None
         taken = []
         for _ in range(count):
-            block = self._next[0]
+            block = self._next[0] or self._next[self.num_blocks]
             self._unlink(block)
             self._forget(block)
             self._ref[block] = 1
@@ -60,7 +62,7 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each block, taking it off the free list where it was there."""
+        """Add one reference to each block, taking it off its free list where it was there."""
         for block in blocks:
             if self._ref[block] == 0:
                 self._unlink(block)
@@ -70,15 +72,12 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference from each block, in the given order: pass a request's tail first, so
         that it is evicted first.
-
-        A block with findable content goes to the list's end (evicted last), any other to its front
-        (used next).
         """
         for block in blocks:
             self._ref[block] -= 1
             assert self._ref[block] >= 0, f"block {block} was released more often than taken"
             if self._ref[block] == 0:
-                self._link(block, last=self._key[block] is not None)
+                self._link(block)
                 self.num_free += 1
 
     def publish(self, block: int, key: BlockKey) -> None:
@@ -111,8 +110,13 @@ class BlockPool:
         self._prev[after] = before
         self._next[block] = self._prev[block] = _HELD
 
-    def _link(self, block: int, *, last: bool) -> None:
-        before = self._prev[0] if last else 0
+    def _link(self, block: int) -> None:
+        """Put a block that has lost its last reference where its turn comes."""
+        key = self._key[block]
+        if key is None:
+            before = 0
+        else:
+            before = self._prev[0 if key[1] in self._evicted_first else self.num_blocks]
         after = self._next[before]
         self._next[before] = self._prev[after] = block
         self._prev[block] = before

@@ -1,9 +1,15 @@
-"""The requests that decode: each takes one token in every step, and nobody looks at it until
-something is due.
+"""The requests that decode: each takes a token in every step, and drafts where there are some, and
+is not looked at until something is due.
 
-The lane keeps a clock that ticks once a step. A request at position p when it joins at tick t is
-at position p + (t' - t) at tick t', so its next block boundary and its last token are known ticks,
-kept in a calendar. A steady step therefore costs the scheduler nothing per request.
+The lane keeps a clock that ticks once a step. Without drafts a request at position p when it joins
+at tick t is at position p + (t' - t) at tick t', so its next block boundary and its last token are
+known ticks, kept in a calendar. A steady step therefore costs the scheduler nothing per request.
+
+With up to K drafts a step may take a request 1 .. K+1 tokens further, and while steps are in flight
+its position is known only between two bounds. The clock runs at K+1 tokens a tick, and what a plan
+or a result falls short of that is rolled back, which leaves the upper bound. So an event is never
+late; one that is early is put into the calendar again. Memory is taken for the upper bound, and
+what no query reads any more is given back by the lower one.
 """
 
 from __future__ import annotations
@@ -15,8 +21,8 @@ from quire.scheduling.request import Request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cohort:
-    """The lane's members in one or more consecutive steps, as parallel lists that nobody
-    changes.
+    """The lane's members in one or more consecutive steps, as parallel lists that are never
+    changed.
     """
 
     rows: list[int]
@@ -31,10 +37,14 @@ class Cohort:
 class DecodeLane:
     """Invariants: a member's due tick is not in the past, and is in the calendar."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, num_drafts: int = 0) -> None:
+        """num_drafts: the most drafts of a member in a step."""
         self.tick = 0
         self.members: dict[int, Request] = {}
-        self._block_size = block_size
+        self.stride = num_drafts + 1
+        """Tokens that a member may move in a tick."""
+        self._num_completed = 0
+        """Ticks whose results are known."""
         self._calendar: dict[int, list[Request]] = {}
         self._cohort: Cohort | None = None
 
@@ -42,36 +52,38 @@ class DecodeLane:
         return self.members.get(request.row) is request
 
     def join(self, request: Request) -> None:
-        """From the next step on the request takes one token a step, starting at its first
-        uncomputed token.
+        """From the next step on the request takes tokens in every step, starting at its first
+        uncomputed one.
         """
-        position = request.num_computed_tokens
-        request.lane_offset = position - self.tick
+        request.lane_offset = request.num_computed_tokens - self.tick * self.stride
+        request.lane_start = self.tick
         self.members[request.row] = request
         self._cohort = None
-        self._enter_calendar(request, position)
+        self._enter_calendar(request, self.tick)
 
     def leave(self, request: Request) -> None:
-        """Take a member out; its count of computed tokens is exact again."""
+        """Take a member out; it counts its computed tokens itself again."""
         request.num_computed_tokens = self.position(request)
         request.due = -1
         del self.members[request.row]
         self._cohort = None
 
     def position(self, request: Request) -> int:
-        """The token that the member computes at the present tick."""
-        return self.tick + request.lane_offset
+        """The first token that the member computes at the present tick, if all its drafts in
+        flight are right; with `num_drafts_in_flight` subtracted, if all are wrong.
+        """
+        return self.tick * self.stride + request.lane_offset
 
     def due(self) -> list[Request]:
-        """Members for which this tick is a block boundary or the last token. Reading them takes
-        them off the calendar.
+        """Members for which this tick may be a block boundary or the last token. Reading them
+        takes them off the calendar.
         """
         due = self._calendar.pop(self.tick, ())
         return [request for request in due if request.due == self.tick and request in self]
 
     def reschedule(self, request: Request) -> None:
         """Put a member whose event was handled back into the calendar."""
-        self._enter_calendar(request, self.position(request) + 1)
+        self._enter_calendar(request, self.tick + 1)
 
     def cohort(self) -> Cohort | None:
         """The present members; None when there are none."""
@@ -88,12 +100,52 @@ class DecodeLane:
             )
         return self._cohort
 
+    def plan_drafts(self, most: int) -> list[int] | None:
+        """How many drafts each member verifies at this tick, `most` in all; None: no member any.
+
+        As many as are ready, or could be where a step in flight has yet to say; within its blocks
+        and its greatest length.
+        """
+        if self.stride == 1:
+            return None
+        counts = []
+        for request in self.members.values():
+            position = self.position(request)
+            count = min(
+                most,
+                self._num_ready(request),
+                request.capacity - position - 1,
+                request.max_total_tokens - position - 2,
+            )
+            counts.append(max(0, count))
+            most -= counts[-1]
+            request.num_drafts_in_flight += counts[-1]
+            self.roll_back(request, self.stride - 1 - counts[-1])
+        return counts if any(counts) else None
+
     def advance(self) -> None:
-        """A step was scheduled: every member moved on by one token."""
+        """A step was planned: every member may have moved on by `stride` tokens."""
         self.tick += 1
 
-    def _enter_calendar(self, request: Request, position: int) -> None:
-        boundary = -(-position // self._block_size) * self._block_size
-        due = min(boundary, max(position, request.max_total_tokens - 2)) - request.lane_offset
-        request.due = due
-        self._calendar.setdefault(due, []).append(request)
+    def complete_step(self) -> None:
+        """The result of the oldest step in flight is known."""
+        self._num_completed += 1
+
+    def roll_back(self, request: Request, count: int) -> None:
+        """`count` of the tokens that a step could have brought a member did not come."""
+        request.lane_offset -= count
+
+    def _num_ready(self, request: Request) -> int:
+        if not request.takes_drafts:
+            return 0
+        is_known = request.is_decoding and self.tick == max(self._num_completed, request.lane_start)
+        return request.num_drafts if is_known else self.stride - 1
+
+    def _enter_calendar(self, request: Request, earliest: int) -> None:
+        """Due at the first tick at which the member's tokens may exceed its blocks, or bring its
+        last one.
+        """
+        limit = min(request.capacity + 1, request.max_total_tokens - 1) - self.stride
+        due = -((request.lane_offset - limit) // self.stride)
+        request.due = due if due > earliest else earliest
+        self._calendar.setdefault(request.due, []).append(request)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from quire.scheduling.block_groups import BlockGroup, StateGroup
 from quire.scheduling.request import Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.step import NULL_BLOCK, StepPlan
@@ -27,6 +28,14 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     assert plan.num_tokens <= scheduler.config.max_num_batched_tokens, "the budget is exceeded"
     assert all(chunk.num_tokens > 0 for chunk in plan.chunks), "an empty chunk"
     assert len(rows) <= scheduler.config.max_num_seqs, "more rows than allowed"
+    drafts = plan.sampled_drafts
+    assert max(drafts, default=0) <= scheduler.config.num_drafts, "more drafts than allowed"
+    for row, count in zip(plan.sampled_rows, drafts, strict=True):
+        request = scheduler.running[row]
+        assert not count or request.takes_drafts, "drafts for a request that takes none"
+    held = {b for r in scheduler.running.values() for t in r.block_ids for b in t}
+    assert {target for _, target in plan.copies} <= held | _snapshots(scheduler)
+    assert set(plan.zero_blocks) <= held, "a block that no request holds is zeroed"
 
 
 def check_idle(scheduler: Scheduler) -> None:
@@ -35,9 +44,14 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
     assert scheduler.memory.pool.num_free == scheduler.config.num_blocks - 1, "blocks leaked"
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
+    assert not scheduler.memory.states._writing, "keys of unmade snapshots leaked"
     assert not scheduler.chunked and not scheduler.lane.members
-    assert not len(scheduler._stops), "stop ids leaked"
-    assert len(scheduler._free_rows) == scheduler.config.max_num_seqs, "rows leaked"
+    assert not len(scheduler.rows.stops), "stop ids leaked"
+    assert len(scheduler.rows._free) == scheduler.config.max_num_seqs, "rows leaked"
+
+
+def _snapshots(scheduler: Scheduler) -> set[int]:
+    return {block for request in scheduler.running.values() for block in request.snapshot}
 
 
 def _check_pool(scheduler: Scheduler) -> None:
@@ -45,19 +59,21 @@ def _check_pool(scheduler: Scheduler) -> None:
     held = Counter(
         block
         for request in scheduler.running.values()
-        for table in request.block_ids
+        for table in [*request.block_ids, request.snapshot]
         for block in table
         if block != NULL_BLOCK
     )
+    held.update(scheduler.memory.states._sources)
     assert pool._ref[NULL_BLOCK] == 0
     for block in range(1, pool.num_blocks):
         assert pool._ref[block] == held[block], f"block {block}: references are not its holders"
     listed = []
-    block = pool._next[0]
-    while block:
-        listed.append(block)
-        assert pool._prev[pool._next[block]] == block, "the free list is torn"
-        block = pool._next[block]
+    for anchor in (0, pool.num_blocks):
+        block = pool._next[anchor]
+        while block != anchor:
+            listed.append(block)
+            assert pool._prev[pool._next[block]] == block, "a free list is torn"
+            block = pool._next[block]
     free = {b for b in range(1, pool.num_blocks) if pool._ref[b] == 0}
     assert len(listed) == len(free) == pool.num_free and set(listed) == free
 
@@ -84,42 +100,42 @@ def _check_places(scheduler: Scheduler) -> None:
     idle = [r for r in scheduler.requests.values() if r.state is State.IDLE and r.row < 0]
     known = {r.handle for r in [*waiting, *scheduler.running.values(), *idle]}
     assert known == set(scheduler.requests)
-    rows = sorted([*scheduler._free_rows, *scheduler.running])
+    rows = sorted([*scheduler.rows._free, *scheduler.running])
     assert rows == list(range(scheduler.config.max_num_seqs)), "a row is lost or double"
 
 
 def _check_request(scheduler: Scheduler, request: Request) -> None:
-    lane, size = scheduler.lane, scheduler.config.block_size
-    computed = request.num_computed_tokens
+    lane, computed = scheduler.lane, request.num_computed_tokens
     if request in lane:
         computed = lane.position(request)
         assert request.due >= lane.tick, "an event of the lane was missed"
         assert request in lane._calendar[request.due]
-    ahead = sum(
-        request.handle not in step.void and _samples(step, request) for step in scheduler.in_flight
-    )
-    assert computed <= request.num_tokens + ahead <= request.max_total_tokens
-    assert len({len(table) for table in request.block_ids}) == 1
+    fewest, most = _new_tokens(scheduler, request)
+    least = computed - request.num_drafts_in_flight
+    assert least <= request.num_tokens + fewest, "tokens are computed that do not exist"
+    assert computed <= request.num_tokens + most <= request.max_total_tokens
+    assert request.num_confirmed_tokens <= computed
     for group, table in zip(scheduler.memory.groups, request.block_ids, strict=True):
-        assert len(table) * size >= computed, "computed tokens without blocks"
-        unread = group.num_unread(computed)
+        assert len(table) >= group.num_blocks(computed), "computed tokens without blocks"
+        unread = group.num_unread(least)
         assert NULL_BLOCK not in table[unread:], "a block that is still read was given back"
-    assert not _shares_writable(scheduler, request, computed)
+        assert not _shares_writable(scheduler, group, table, least)
 
 
-def _samples(step: object, request: Request) -> bool:
-    """Does this step in flight bring the request a token?"""
-    cohort, chunk = step.cohort, step.chunks.get(request.handle)  # type: ignore[attr-defined]
-    if chunk is not None:
-        return bool(chunk.samples)
-    return cohort is not None and request.handle in cohort.handles
+def _new_tokens(scheduler: Scheduler, request: Request) -> tuple[int, int]:
+    """The fewest and the most tokens that the steps in flight bring the request."""
+    fewest = most = 0
+    for step in scheduler.in_flight:
+        if request.handle in step.cancelled:
+            continue
+        drafts = [count for asked, count in step.asked_drafts() if asked is request]
+        fewest, most = fewest + len(drafts), most + len(drafts) + sum(drafts)
+    return fewest, most
 
 
-def _shares_writable(scheduler: Scheduler, request: Request, computed: int) -> bool:
-    """Is a block that this request will still write held by another one too?"""
-    first = computed // scheduler.config.block_size
-    return any(
-        scheduler.memory.pool._ref[block] > 1
-        for table in request.block_ids
-        for block in table[first:]
-    )
+def _shares_writable(
+    scheduler: Scheduler, group: BlockGroup, table: list[int], position: int
+) -> bool:
+    """Is a block that will still be written held by another request too?"""
+    first = 0 if isinstance(group, StateGroup) else position // group.block_size
+    return any(scheduler.memory.pool._ref[block] > 1 for block in table[first:])

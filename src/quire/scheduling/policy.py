@@ -29,9 +29,9 @@ def priority(request: Request) -> Rank:
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
 
 
-def choose_victim(policy: Policy, running: Iterable[Request]) -> Request:
-    """The running request that gives its blocks back."""
-    return max(running, key=policy)
+def choose_victim(policy: Policy, running: Iterable[Request], request: Request) -> Request:
+    """The running request that gives its blocks back for `request`, which may be itself."""
+    return max((r for r in running if r is request or not r.is_protected), key=policy)
 
 
 class WaitingQueue:

@@ -34,17 +34,23 @@ class Reason(enum.IntEnum):
     REPETITION = 4
 
 
-class OutputGrammar(Protocol):
-    """What decides, beside lengths and ids, where an output ends: a grammar that it follows."""
+class Prerequisite(Protocol):
+    """Something outside the scheduler that a request waits for before it gets a row: a grammar
+    that is being compiled, weights of an adapter that are being loaded.
+    """
 
     @property
     def is_ready(self) -> bool:
-        """Whether the request can run already."""
+        """Whether the request can run already. Once true it stays true."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is ready, but not longer."""
+        """Block until it is ready, at most for `timeout_s`. The scheduler never calls this."""
         ...
+
+
+class OutputGrammar(Prerequisite, Protocol):
+    """A grammar that the output follows, and that says where it ends."""
 
     def has_ended(self, output_token_ids: Sequence[int]) -> bool:
         """Whether the output is complete and nothing may follow. May raise RequestError."""
@@ -53,7 +59,7 @@ class OutputGrammar(Protocol):
 
 class Stop(NamedTuple):
     """Why a request stops: the reason, and which token or pattern if that says more. `is_in_text`:
-    the last token is the end of its text, not a sign behind it.
+    its last token belongs to its text.
     """
 
     reason: Reason
@@ -81,6 +87,8 @@ class Request:
     - 0 <= num_confirmed_tokens <= num_computed_tokens, and both are 0 without a row;
     - a table entry is NULL_BLOCK or a block that this request holds one reference to;
     - entries that a future query can read are never NULL_BLOCK.
+
+    `prerequisites` must be ready before the request gets a row; its grammar is one of them.
     """
 
     handle: int
@@ -96,10 +104,19 @@ class Request:
     prompt_logprobs_done: bool = False
     resumable: bool = False
     grammar: OutputGrammar | None = None
+    prerequisites: Sequence[Prerequisite] = ()
+    adapter: int = 0
+    """Number of its LoRA adapter; 0: none. Requests with equal numbers have equal weights."""
+    is_indivisible: bool = False
+    """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
+    takes_drafts: bool = True
+    """False: its steps verify no drafts."""
 
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = 0
     """Prompt and output together; set by `Scheduler.add` from max_tokens and the model's length."""
+    is_whole: bool = False
+    """All tokens that it lacks are computed in one step; set by `Scheduler.add`."""
     stop_ids: Sequence[int] = ()
     """The ids that can end it; set by `Scheduler.add`."""
     state: State = State.WAITING
@@ -107,8 +124,8 @@ class Request:
     """Rank of arrival, the tie-break of every policy."""
     row: int = -1
     num_computed_tokens: int = 0
-    """Tokens whose K/V is in the cache once every step in flight has run (exact while not in the
-    decode lane).
+    """Tokens whose K/V is in the cache once every step in flight has run, if all their drafts are
+    right. The decode lane counts for its members instead.
     """
     num_confirmed_tokens: int = 0
     """Tokens whose K/V finished steps wrote, as far as `is_decoding` does not say more."""
@@ -118,12 +135,32 @@ class Request:
     scheduled_time: float = 0.0
     num_cached_tokens: int | None = None
     """Prefix-cache hit at first admission; None before."""
-    block_ids: tuple[list[int], ...] = ()
-    keys: list[bytes] = field(default_factory=list)
-    num_published: int = 0
-    num_expired: list[int] = field(default_factory=list)
+    num_drafts: int = 0
+    """Drafts that are ready in its row, by the last result that is known."""
+    num_drafts_in_flight: int = 0
+    """Drafts that steps in flight verify: so many tokens fewer may be computed than counted."""
     num_preemptions: int = 0
+
+    num_hit_tokens: int = 0
+    """What the last look into the prefix cache found."""
+    block_ids: tuple[list[int], ...] = ()
+    capacity: int = 0
+    """How many tokens its blocks hold."""
+    keys: list[bytes] = field(default_factory=list)
+    """Of its blocks of the scheduler's block size, in order."""
+    num_published_tokens: int = 0
+    num_expired: list[int] = field(default_factory=list)
+    """By group: leading table entries that were given back."""
+    snapshot_end: int = 0
+    """Where a chunk must end so that the recurrent state there can be kept; 0: nowhere."""
+    snapshot: list[int] = field(default_factory=list)
+    """Blocks that a step in flight copies that state to, one per group of recurrent state."""
+    num_state_updates: int = 0
+    """Chunks since it got its row: its recurrent state is so many entries further in the ring."""
+
     lane_offset: int = 0
+    lane_start: int = 0
+    """Tick at which it joined the decode lane."""
     due: int = -1
     """Tick of the lane's next event for this request."""
     pending_input: list[NextInput] = field(default_factory=list)
@@ -133,6 +170,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)
+        if self.grammar is not None:
+            self.prerequisites = [self.grammar, *self.prerequisites]
 
     @property
     def num_tokens(self) -> int:
@@ -148,6 +187,16 @@ class Request:
     def is_finished(self) -> bool:
         return self.state is State.FINISHED
 
+    @property
+    def is_protected(self) -> bool:
+        """Whether it may not be preempted, because its prompt is indivisible and not done."""
+        return self.is_indivisible and self.state is State.RUNNING and not self.is_decoding
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing outside the scheduler keeps it from running."""
+        return all(prerequisite.is_ready for prerequisite in self.prerequisites)
+
     def new_row(self, num_computed_tokens: int) -> NewRow:
         """All that the runner needs to build this request's row."""
         return NewRow(
@@ -160,9 +209,10 @@ class Request:
             params=self.params,
             seed=self.seed,
             prompt_logprobs_done=self.prompt_logprobs_done,
+            adapter=self.adapter,
         )
 
-    def absorb(self, token_ids: list[int]) -> None:
+    def append_input(self, token_ids: list[int]) -> None:
         """Make all but the newest token prompt and append more: the next turn of a resumable
         request.
         """

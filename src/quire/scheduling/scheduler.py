@@ -1,73 +1,76 @@
 """Step 5 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
 
-In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner, `StepOutputs`
-for the engine core.
+In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner,
+`SchedulerOutput` for the engine core.
 Before: engine/core/core.py. Next: runner/runner.py.
 
 There are no phases. A request has known tokens and computed tokens, and a step hands out tokens
-until they meet; chunked prefill, prefix hits and resumption after preemption are all this one
-rule. A request that is only one token behind sits in the decode lane, where steady steps cost
-nothing per request. Pure: no clock, no randomness, no I/O; equal calls give equal plans.
+until they meet; chunked prefill, prefix hits, resumption after preemption and the verification of
+drafts are all this one rule. A request that lacks only its newest token sits in the decode lane,
+where steady steps cost nothing per request. Pure: no clock, no randomness, no I/O; equal calls
+give equal plans.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
-from quire.scheduling import turns
+from quire.scheduling import streaming_input
+from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.kv_memory import KVMemory
-from quire.scheduling.outputs import Ending, Start, StepOutputs, gather
+from quire.scheduling.drafts import record_drafts
+from quire.scheduling.in_flight_step import InFlightStep, ScheduledChunk
 from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State
+from quire.scheduling.resources import BlockBudget, Resource, Resources, TokenBudget
+from quire.scheduling.running_rows import RunningRows
+from quire.scheduling.scheduler_output import (
+    FinishedRequest,
+    SchedulerOutput,
+    StartedRequest,
+    append_tokens,
+    finished_request,
+)
 from quire.scheduling.settings import Pause, SchedulerConfig
-from quire.scheduling.step import Chunk, StepPlan, StepResult
-from quire.scheduling.step_record import ScheduledChunk, StepRecord
-from quire.scheduling.stop import StopWatch, check_stop, stop_ids
+from quire.scheduling.step import StepPlan, StepResult
+from quire.scheduling.stop import find_stop, stop_ids
 
 
 class Scheduler:
     """Invariants are in scheduling/invariants.py, which checks them after every step in the tests.
 
-    Order inside a step: the decode lane first (a stream never waits for somebody's prompt), then
-    running requests with more than one token to compute, then waiting ones in the policy's order.
-    Memory runs out only for running requests, and then the policy's last one gives its blocks back
-    and is recomputed later.
+    Order inside a step: the decode lane first (a stream never waits for the prompt of another
+    request), then running requests with more than one token to compute, then waiting ones in the
+    policy's order. Memory runs out only for running requests, and then the policy's last one gives
+    its blocks back and is recomputed later.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, resources: Sequence[Resource] = ()) -> None:
+        """resources: what else limits which requests may run at once, besides tokens, rows and
+        blocks.
+        """
         self.config = config
         self.policy = POLICIES[config.policy]
-        self.memory = KVMemory(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            windows=config.windows,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self.memory = BlockTables(config)
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(self.policy)
-        self.running: dict[int, Request] = {}
-        """By row; idle requests that hold a row included."""
-        self.constrained: dict[int, Request] = {}
-        """Those of them that have a grammar."""
-        self.lane = DecodeLane(config.block_size)
+        self.rows = RunningRows(config.max_num_seqs)
+        self.running = self.rows.requests
+        self.lane = DecodeLane(config.num_drafts)
         self.chunked: list[Request] = []
         """Running requests outside the lane that have, or will have, tokens to compute."""
-        self.in_flight: deque[StepRecord] = deque()
+        self.in_flight: deque[InFlightStep] = deque()
         self.pause = Pause.NONE
         self.num_preemptions = 0
         self.prefix_requests = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self._free_rows = list(range(config.max_num_seqs))
-        self._removed: list[int] = []
-        self._entered: dict[int, int] = {}
-        """Handle -> computed tokens, of requests whose row the runner has yet to build."""
-        self._stops = StopWatch()
+        self._tokens = TokenBudget(config, self.lane, self.requests)
+        blocks = BlockBudget(self.memory, self.chunked)
+        self._resources = Resources(self._tokens, [self.rows, blocks, *resources])
         self._num_arrived = 0
         self._next_step = 0
 
@@ -77,17 +80,24 @@ class Scheduler:
         """Queue a request. Raises RequestError when it could not run even alone (the caller checks
         lengths first); what else a request can raise by its contents it raises here, too.
         """
-        if request.num_tokens < 1 or request.num_tokens >= self.config.max_model_len + 1:
+        config = self.config
+        if request.num_tokens < 1 or request.num_tokens >= config.max_model_len + 1:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
-        turns.limit_length(request, self.config.max_model_len)
-        needed = self.memory.num_needed(request.max_total_tokens, self._least_chunk(request))
-        if needed > self.config.num_blocks - 1:
+        streaming_input.limit_length(request, config.max_model_len)
+        request.is_whole = request.is_indivisible or not config.enable_chunked_prefill
+        if request.is_indivisible and request.max_total_tokens > config.max_num_batched_tokens:
+            raise RequestError(
+                f"a request of up to {request.max_total_tokens} tokens that cannot be split does "
+                f"not fit into a step of {config.max_num_batched_tokens} (max_num_batched_tokens)"
+            )
+        needed = self.memory.num_needed(request)
+        if needed > config.num_blocks - 1:
             raise RequestError(
                 f"a request of up to {request.max_total_tokens} tokens needs {needed} KV blocks, "
-                f"the cache has {self.config.num_blocks - 1}"
+                f"the cache has {config.num_blocks - 1}"
             )
         request.stop_ids = stop_ids(request)
-        self.memory.name(request)
+        self.memory.compute_keys(request)
         request.order = self._num_arrived
         self._num_arrived += 1
         self.requests[request.handle] = request
@@ -111,51 +121,19 @@ class Scheduler:
         resumable: bool,
         params: SamplingParams | None = None,
         needs_host_ids: bool = False,
-    ) -> Ending | None:
+    ) -> FinishedRequest | None:
         """More input for a resumable request: now if it is idle, else when it stops next. `params`
         hold from this input on (None: those it has).
 
         The newest sampled token, whose K/V was never computed, is dropped; the other outputs
         become prompt. Without ids and with `resumable` False the request ends instead, and its
-        ending is returned if that happens now.
+        final state is returned if that happens now.
         """
         request = self.requests[handle]
         if not request.resumable:
             raise ValueError(f"request {handle} takes no more input")
         request.pending_input.append(NextInput(token_ids, resumable, params, needs_host_ids))
         return self._take_input(request) if request.state is State.IDLE else None
-
-    # ---- one step
-
-    def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """Decide the next step; None when there is nothing to compute. The only method that takes
-        blocks.
-        """
-        if self.pause is Pause.ALL:
-            return None
-        step = StepRecord(self._next_step)
-        self._run_due(step)
-        self._continue_chunked(step)
-        if not step.has_preempted:
-            self._admit(step, now)
-        return self._launch(step)
-
-    def update(self, result: StepResult, now: float = 0.0) -> StepOutputs:
-        """Learn what the oldest step in flight brought. The only method that finishes requests and
-        publishes blocks.
-        """
-        step = self.in_flight.popleft()
-        assert step.step_id == result.step_id, "results must come in the order of the plans"
-        failed = step.failed(result.errors) if result.errors else {}
-        gone = step.void | failed.keys()
-        out = gather(step, result, dropped=gone)
-        for handle, chunk in step.chunks.items():
-            if handle not in gone:
-                self._confirm(chunk, out)
-        self._end_stopped(step, out, gone)
-        for handle, text in failed.items():
-            self._fail(self.requests[handle], text, out)
-        return out
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget cached blocks; False while blocks are in use, unless running requests may be
@@ -177,116 +155,146 @@ class Scheduler:
             )
         return bool(self.in_flight or self.waiting or self.lane.members or self.chunked)
 
+    # ---- one step
+
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute. The only method that takes
+        blocks.
+        """
+        if self.pause is Pause.ALL:
+            return None
+        step = InFlightStep(self._next_step)
+        self._tokens.begin()
+        self._run_due(step)
+        self._continue_chunked(step)
+        if not step.has_preempted:
+            self._admit(step, now)
+        return self._launch(step)
+
+    def update(self, result: StepResult, now: float = 0.0) -> SchedulerOutput:
+        """Take the result of the oldest step in flight. The only method that finishes requests and
+        publishes blocks.
+        """
+        step = self.in_flight.popleft()
+        assert step.step_id == result.step_id, "results must come in the order of the plans"
+        failed = step.failed(result.errors) if result.errors else {}
+        gone = step.cancelled | failed.keys()
+        out = append_tokens(step, result, dropped=gone)
+        if step.cohort is not None:
+            self.lane.complete_step()
+        if self.config.num_drafts:
+            record_drafts(step, result, self.lane, gone)
+        for handle, chunk in step.chunks.items():
+            if handle not in gone:
+                self._confirm(chunk, out)
+        self._end_stopped(step, out, gone)
+        for handle, text in failed.items():
+            self._fail(self.requests[handle], text, out)
+        return out
+
     # ---- planning
 
-    def _run_due(self, step: StepRecord) -> None:
+    def _run_due(self, step: InFlightStep) -> None:
         """Serve the lane's members at a block boundary or at their last token."""
         for request in sorted(self.lane.due(), key=self.policy):
             if request not in self.lane:
-                continue  # gave way to an earlier one
-            position = self.lane.position(request)
-            request.num_computed_tokens = position
-            needs_block = position % self.config.block_size == 0
-            if needs_block and self._grow(step, request, 1) == 0:
-                continue
-            if position + 2 >= request.max_total_tokens:
+                continue  # preempted for an earlier one
+            request.num_computed_tokens = position = self.lane.position(request)
+            want = min(self.lane.stride, request.max_total_tokens - 1 - position)
+            if request.capacity < position + want:
+                self.memory.release_unread(request, position - request.num_drafts_in_flight)
+                if self._grow(step, request, want, least=1) == 0:
+                    continue
+            if position + self.lane.stride + 1 >= request.max_total_tokens:
                 step.ending[request.handle] = request
             self.lane.reschedule(request)
 
-    def _continue_chunked(self, step: StepRecord) -> None:
+    def _continue_chunked(self, step: InFlightStep) -> None:
         for request in sorted(self.chunked, key=self.policy):
             if request.state is not State.RUNNING:
-                continue  # gave way to an earlier one
-            want = self._wanted(step, request, request.num_computed_tokens)
-            if want == 0:
-                continue
-            count = self._grow(step, request, want)
+                continue  # preempted for an earlier one
+            missing = request.num_tokens - request.num_computed_tokens
+            count = self._tokens.offer(request, missing) if missing > 0 else 0
             if count == 0:
+                continue
+            drafts = self._num_drafts(request, count) if count == missing else 0
+            least = count if request.is_whole else 1
+            self.memory.release_unread(request, request.num_computed_tokens)
+            fitting = self._grow(step, request, count + drafts, least)
+            if fitting == 0:
                 break
-            self._plan_chunk(step, request, count)
+            self._plan_chunk(step, request, min(count, fitting), max(0, fitting - count))
 
-    def _admit(self, step: StepRecord, now: float) -> None:
-        """Move waiting requests into rows while tokens, rows and blocks last. The first that does
-        not fit stops the rest.
-        """
+    def _admit(self, step: InFlightStep, now: float) -> None:
+        """Move waiting requests into rows while every resource grants them something."""
         admitted = []
         for request in self.waiting:
-            if not self._free_rows or self._budget(step) == 0:
+            if self._resources.is_exhausted:
                 break
             if self.pause is Pause.NEW and request.state is not State.PREEMPTED:
                 continue
-            if request.grammar is not None and not request.grammar.is_ready:
+            if not request.is_ready:
                 continue
-            hit = self.memory.hit(request)
-            if self.memory.is_being_written(request, hit):
+            self.memory.find_hit(request)
+            if self.memory.is_being_written(request):
                 continue  # a running request computes the next block: hit it then
-            want = self._wanted(step, request, hit)
-            cost = self.memory.admission_cost(request, hit, self._least_chunk(request))
-            reserved = self.memory.outstanding(self.chunked)
-            if want == 0 or cost + reserved > self.memory.pool.num_free:
+            count, holds_back_others = self._resources.offer(request)
+            if holds_back_others:
                 break
-            self._enter_row(request, hit, now)
-            count = self.memory.room(request, want)
-            assert count > 0, "the cost of admission left no block"
-            self.memory.grow(request, count)
-            self._plan_chunk(step, request, count)
+            if count == 0:
+                continue
+            self._enter_row(request, now)
+            grown = self.memory.grow(request, count)
+            assert grown is not None, "the cost of admission left no block"
+            self._plan_chunk(step, request, grown[0])
             admitted.append(request)
         for request in admitted:
             self.waiting.remove(request)
 
-    def _wanted(self, step: StepRecord, request: Request, computed: int) -> int:
-        """How many tokens the request should get: all it lacks, within the budget and the cap for
-        long prompts.
+    def _num_drafts(self, request: Request, count: int) -> int:
+        """How many drafts the request verifies after `count` tokens outside the lane, where what
+        is ready is known.
         """
-        missing = request.num_tokens - computed
-        want = min(missing, self._budget(step))
-        cap = self.config.long_prefill_token_threshold
-        if cap and self.config.enable_chunked_prefill and len(self.requests) > 1:
-            want = min(want, cap)
-        if want < missing and not self.config.enable_chunked_prefill:
+        if not request.takes_drafts:
             return 0
-        return want
+        longest = request.max_total_tokens - 1 - request.num_tokens
+        return max(0, min(request.num_drafts, self._tokens.left - count, longest))
 
-    def _budget(self, step: StepRecord) -> int:
-        return max(
-            0, self.config.max_num_batched_tokens - len(self.lane.members) - step.num_chunk_tokens
-        )
-
-    def _grow(self, step: StepRecord, request: Request, want: int) -> int:
-        """Blocks for up to `want` tokens, from victims where none are free; 0 when the request
-        itself gave way.
+    def _grow(self, step: InFlightStep, request: Request, want: int, least: int) -> int:
+        """Blocks for up to `want` tokens, from victims where there are none for `least`; 0 when the
+        request itself was preempted.
         """
-        while True:
-            count = self.memory.room(request, want)
-            if count == want or (count > 0 and self.config.enable_chunked_prefill):
-                break
-            victim = choose_victim(self.policy, self.running.values())
+        while (grown := self.memory.grow(request, want, least)) is None:
+            victim = choose_victim(self.policy, self.running.values(), request)
             step.forget(victim.handle)
             step.has_preempted = True
             self._preempt(victim)
             if victim is request:
                 return 0
-        step.new_blocks.setdefault(request.handle, []).extend(self.memory.grow(request, count))
+        count, new_blocks = grown
+        if new_blocks:
+            step.new_blocks.setdefault(request.handle, []).extend(new_blocks)
         return count
 
-    def _plan_chunk(self, step: StepRecord, request: Request, count: int) -> None:
-        request.num_computed_tokens += count
-        end = request.num_computed_tokens
+    def _plan_chunk(
+        self, step: InFlightStep, request: Request, count: int, num_drafts: int = 0
+    ) -> None:
+        self._tokens.take(request, count + num_drafts)
+        end = request.num_computed_tokens + count
+        request.num_computed_tokens = end + num_drafts
+        request.num_drafts_in_flight += num_drafts
+        request.num_state_updates += 1
+        samples = end == request.num_tokens
         step.chunks[request.handle] = ScheduledChunk(
-            request, request.row, count, end, samples=end == request.num_tokens
+            request, request.row, count, end, samples, num_drafts
         )
 
-    def _enter_row(self, request: Request, hit: int, now: float) -> None:
-        request.row = heapq.heappop(self._free_rows)
+    def _enter_row(self, request: Request, now: float) -> None:
+        self._resources.enter(request)
         request.state = State.RUNNING
-        self.running[request.row] = request
-        if request.grammar is not None:
-            self.constrained[request.row] = request
         self.chunked.append(request)
-        self._stops.add(request)
-        self.memory.adopt(request, hit)
+        hit = request.num_hit_tokens
         request.num_computed_tokens = request.num_confirmed_tokens = hit
-        self._entered[request.handle] = hit
         if request.num_cached_tokens is None:
             request.num_cached_tokens = hit
             request.scheduled_time = now
@@ -294,30 +302,31 @@ class Scheduler:
             self.prefix_queries += request.num_tokens
             self.prefix_hits += hit
 
-    def _launch(self, step: StepRecord) -> StepPlan | None:
+    def _launch(self, step: InFlightStep) -> StepPlan | None:
         step.cohort = self.lane.cohort()
         if step.cohort is None and not step.chunks:
             return None
+        grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
+        removed, added = self.rows.take_changes()
+        step.cohort_drafts = self.lane.plan_drafts(self._tokens.left)
+        copies, zero_blocks = self.memory.states.take_changes()
         plan = StepPlan(
             step_id=step.step_id,
-            removed=self._removed,
-            added=[self.requests[h].new_row(start) for h, start in self._entered.items()],
-            new_blocks=[
-                grown
-                for handle, blocks in step.new_blocks.items()
-                if handle not in self._entered
-                for grown in blocks
-            ],
+            removed=removed,
+            added=added,
+            new_blocks=grown,
             decode_rows=step.cohort.rows if step.cohort else [],
-            chunks=[Chunk(c.request.row, c.count, c.samples) for c in step.chunks.values()],
+            chunks=[chunk.message() for chunk in step.chunks.values()],
+            copies=copies,
+            zero_blocks=zero_blocks,
+            decode_drafts=step.cohort_drafts,
         )
-        self._removed, self._entered = [], {}
         self._next_step += 1
         self.in_flight.append(step)
         self._advance(step)
         return plan
 
-    def _advance(self, step: StepRecord) -> None:
+    def _advance(self, step: InFlightStep) -> None:
         """Move the requests to where the planned step leaves them."""
         if step.cohort is not None:
             self.lane.advance()
@@ -325,14 +334,15 @@ class Scheduler:
             self.lane.leave(request)
         for chunk in step.chunks.values():
             request = chunk.request
-            if chunk.samples and not request.needs_host_ids:
+            waits_for_result = chunk.num_drafts or request.needs_host_ids or request.is_protected
+            if chunk.samples and not waits_for_result:
                 self.chunked.remove(request)
                 if request.num_tokens + 1 < request.max_total_tokens:
                     self.lane.join(request)
 
-    # ---- learning
+    # ---- results
 
-    def _confirm(self, chunk: ScheduledChunk, out: StepOutputs) -> None:
+    def _confirm(self, chunk: ScheduledChunk, out: SchedulerOutput) -> None:
         request = chunk.request
         request.num_confirmed_tokens = chunk.end
         self.memory.publish(request, chunk.end)
@@ -341,55 +351,61 @@ class Scheduler:
             request.prompt_logprobs_done = True
             if not request.has_started:
                 request.has_started = True
-                out.starts.append(
-                    Start(request.handle, request.num_cached_tokens or 0, request.scheduled_time)
-                )
+                cached = request.num_cached_tokens or 0
+                out.started.append(StartedRequest(request.handle, cached, request.scheduled_time))
 
-    def _end_stopped(self, step: StepRecord, out: StepOutputs, gone: Collection[int]) -> None:
+    def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, looking only where that is possible."""
         suspects = out.requests
-        if not self._stops.may_stop(out.token_ids):
+        if not self.rows.stops.may_stop(out.token_ids):
             suspects = [*step.ending.values(), *(c.request for c in step.chunks.values())]
             suspects += step.cohort.inspected if step.cohort else []
+        num_new = out.num_new()
         for request in suspects:
             if request.handle in gone or not request.is_decoding:
                 continue
             try:
-                stop = check_stop(request)
+                stop, dropped = find_stop(request, num_new.get(request.handle, 1))
             except Exception as error:
-                self._fail(request, _said(error), out, error)
+                self._fail(request, _error_text(error), out, error)
                 continue
             if stop is None:
                 continue
-            if request.resumable:
-                self._leave_steps(request)
-                turns.rest(request, stop)
-                ending = self._take_input(request)
-            else:
+            if dropped:
+                out.drop_last(request.handle, dropped)
+            if not request.resumable:
                 self._end(request)
-                ending = turns.stopped(request, stop)
-            if ending is not None:
-                out.endings.append(ending)
+                out.finished.append(finished_request(request, stop))
+                continue
+            if self.memory.states:
+                self._leave_row(request)  # its state may be that of a later token
+            self._leave_steps(request)
+            streaming_input.pause(request, stop)
+            finished = self._take_input(request)
+            if finished is not None:
+                out.finished.append(finished)
+        for handle, request in step.ending.items():
+            if handle not in gone and request.is_decoding:
+                self.chunked.append(request)  # drafts were wrong, so this was not its last token
 
-    def _take_input(self, request: Request) -> Ending | None:
-        """Apply the next input of a resting request, if there is one: it goes on, or it ends."""
+    def _take_input(self, request: Request) -> FinishedRequest | None:
+        """Apply the next input of a paused request, if there is one: it is resumed, or it ends."""
         if not request.pending_input:
             return None
         given = request.pending_input.pop(0)
-        ending = turns.ending_of(request, given, self.config.max_model_len)
-        if ending is not None:
+        finished = streaming_input.end_of_input(request, given, self.config.max_model_len)
+        if finished is not None:
             self._end(request)
-            return ending
+            return finished
         has_row = request.row >= 0
         if has_row:
-            self._stops.remove(request)
-        turns.take(request, given, self.config.max_model_len)
+            self.rows.stops.remove(request)
+        streaming_input.resume(request, given, self.config.max_model_len)
         if has_row:
-            self._stops.add(request)
+            self.rows.stops.add(request)
+            self.rows.rebuild(request)
             request.state = State.RUNNING
             self.chunked.append(request)
-            self._removed.append(request.row)
-            self._entered[request.handle] = request.num_computed_tokens
         else:
             request.state = State.PREEMPTED
             self.waiting.add(request)
@@ -404,17 +420,17 @@ class Scheduler:
         del self.requests[request.handle]
 
     def _fail(
-        self, request: Request, text: str, out: StepOutputs, fault: Exception | None = None
+        self, request: Request, text: str, out: SchedulerOutput, fault: Exception | None = None
     ) -> None:
         """End a request with an error; of its blocks nothing more becomes findable."""
         request.num_confirmed_tokens, request.is_decoding = 0, False
         self._end(request)
-        out.endings.append(
-            Ending(request.handle, Reason.ERROR, None, text, fault, request.num_preemptions)
-        )
+        end = FinishedRequest(request.handle, Reason.ERROR, None, text, fault)
+        end.num_preemptions = request.num_preemptions
+        out.finished.append(end)
 
     def _preempt(self, request: Request) -> None:
-        """Take row and blocks; the request starts over behind whatever of it stays cached, its
+        """Take row and blocks; the request starts over after whatever of it stays cached, its
         output kept.
         """
         self._leave_row(request)
@@ -427,32 +443,23 @@ class Scheduler:
     def _leave_row(self, request: Request) -> None:
         self._leave_steps(request)
         self.memory.publish(request, request.num_reusable_tokens)
-        self.memory.release(request)
-        self._stops.remove(request)
-        self._removed.append(request.row)
-        self._entered.pop(request.handle, None)
-        heapq.heappush(self._free_rows, request.row)
-        del self.running[request.row]
-        self.constrained.pop(request.row, None)
-        request.row = -1
+        self._resources.leave(request)
         request.num_computed_tokens = request.num_confirmed_tokens = 0
+        request.num_drafts = request.num_drafts_in_flight = 0
         request.is_decoding = False
 
     def _leave_steps(self, request: Request) -> None:
-        """Schedule it no further, and let steps in flight count for nothing."""
+        """Schedule it no further, and cancel its results in steps in flight."""
         if request in self.lane:
             self.lane.leave(request)
         elif request in self.chunked:
             self.chunked.remove(request)
         for step in self.in_flight:
-            step.void.add(request.handle)
-
-    def _least_chunk(self, request: Request) -> int:
-        return 1 if self.config.enable_chunked_prefill else request.num_tokens
+            step.cancelled.add(request.handle)
 
 
-def _said(error: Exception) -> str:
-    """What a request is told when its own stop condition failed."""
+def _error_text(error: Exception) -> str:
+    """The message of a request whose own stop condition failed."""
     if isinstance(error, RequestError):
         return str(error)
     return "it could not be told whether its output ends here"

@@ -1,15 +1,37 @@
-"""What a scheduler is told once, and how it is paused."""
+"""The scheduler's configuration, and how it is paused."""
 
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 import msgspec
 
 
+class KVGroupSpec(msgspec.Struct, frozen=True):
+    """What the layers of one KV group keep in blocks of the shared pool.
+
+    - `full`: keys and values of every token;
+    - `sliding`: those of the last `window` tokens, the query's own included;
+    - `state`: one recurrent state per request, whatever its length;
+    - `none`: nothing (attention over the step's own tokens).
+
+    `block_size`: tokens in a block of this group, a multiple of the scheduler's (None: the same).
+    Raises ValueError for a window that does not fit the kind.
+    """
+
+    kind: Literal["full", "sliding", "state", "none"] = "full"
+    window: int | None = None
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "sliding") != (self.window is not None):
+            raise ValueError(f"a group of kind {self.kind!r} cannot have the window {self.window}")
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    """The scheduler's facts. Counts are in tokens unless said; `windows` has one entry per KV
-    group (None: reads all).
+    """Counts are in tokens unless said. `groups` are the KV groups of the model; `num_drafts` is
+    the most drafts that a request verifies in a step.
     """
 
     max_num_seqs: int
@@ -17,11 +39,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     block_size: int
     num_blocks: int
-    windows: tuple[int | None, ...] = (None,)
+    groups: tuple[KVGroupSpec, ...] = (KVGroupSpec(),)
     policy: str = "fcfs"
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    num_drafts: int = 0
 
 
 class Pause(enum.IntEnum):

@@ -1,8 +1,13 @@
-"""What travels between the scheduler and the runner: a plan goes down, a result comes up.
+"""The messages between the scheduler and the runner: a plan goes down, a result comes up.
 
 Plans speak in *rows* (a running request's stable index in the runner's state) and carry changes
 only. A steady decode of R rows is the same `decode_rows` list object step after step, and nothing
 else.
+
+Drafts are guesses of a row's next tokens. They live in the runner's rows, and a plan says only how
+many of them a step verifies: the row computes its newest token and the drafts, each of these
+positions gives a token, and the drafts are right as far as they equal those tokens. K/V of wrong
+drafts stays where it is until the next step overwrites it.
 """
 
 from __future__ import annotations
@@ -23,8 +28,14 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     """A request enters a row, fresh or resumed; the runner builds the row's state from this alone.
 
     `token_ids` are prompt and output so far, the first `num_computed_tokens` of which have their
-    K/V in the cache.
-    `block_ids[g][i]` is the block of KV group g that holds tokens [i*S, (i+1)*S).
+    K/V in the cache; there are no drafts. `adapter` is the number of its LoRA adapter (0: none).
+
+    `block_ids[g]` is the row's table of KV group g. Its entry i is the block of tokens
+    [i*S, (i+1)*S), where S is the group's block size. A group of recurrent state has a ring of
+    blocks instead: the state is in entry 0 now. A step that reads entry i leaves the state after
+    its last token in the entry after i; with d drafts it leaves the state before the first draft
+    there, those after each draft in the d entries that follow, and goes on from that of the last
+    draft that was right. So a step never overwrites the state that it reads.
     """
 
     row: int
@@ -36,6 +47,7 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     params: SamplingParams
     seed: int
     prompt_logprobs_done: bool = False
+    adapter: int = 0
 
 
 class NewBlocks(msgspec.Struct, frozen=True, gc=False):
@@ -48,21 +60,27 @@ class NewBlocks(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """`num_tokens` next tokens of a row; `samples` when they reach its last known token, so that a
-    new one is drawn.
+    """`num_tokens` next tokens of a row, the last `num_drafts` of which are drafts; `samples` when
+    they reach its last known token, so that this one and each draft give a new token.
     """
 
     row: int
     num_tokens: int
     samples: bool
+    num_drafts: int = 0
 
 
 class StepPlan(msgspec.Struct, gc=False):
-    """One step's work. Order of application: `removed`, `added`, `new_blocks`, then the tokens.
+    """One step's work. Order of application: `removed`, `added`, `new_blocks`, `copies`,
+    `zero_blocks`, then the tokens.
 
-    The step's tokens are ordered: one for each of `decode_rows`, then those of each chunk. A
-    decode row's input token is the one sampled last in that row, which only the runner may know
-    yet. The rows that sample, in order: `decode_rows`, then the chunks with `samples`.
+    The step's tokens are ordered: those of each of `decode_rows`, then those of each chunk. A
+    decode row has one token, the one sampled last in that row, which only the runner may know
+    yet, and `decode_drafts[i]` drafts (None: no row has any). The rows that sample, in order:
+    `decode_rows`, then the chunks with `samples`.
+
+    A row may have fewer drafts than its plan says, where the plan was made before the last step's
+    result was known. The missing ones count as wrong.
     """
 
     step_id: int
@@ -72,27 +90,39 @@ class StepPlan(msgspec.Struct, gc=False):
     decode_rows: Sequence[int]
     chunks: list[Chunk]
     copies: list[tuple[int, int]] = []
-    """(from, to) block copies that happen before the step reads or writes K/V (copy on write)."""
+    """(from, to): blocks copied one after the other before the step reads or writes any."""
     zero_blocks: list[int] = []
     """Blocks of recurrent state that start from zero."""
+    decode_drafts: Sequence[int] | None = None
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the step computes."""
-        return len(self.decode_rows) + sum(chunk.num_tokens for chunk in self.chunks)
+        """How many tokens the step computes, drafts included."""
+        chunked = sum(chunk.num_tokens for chunk in self.chunks)
+        return len(self.decode_rows) + sum(self.decode_drafts or ()) + chunked
 
     @property
     def sampled_rows(self) -> list[int]:
-        """The rows that get a new token, in the order of `StepResult.token_ids`."""
+        """The rows that get new tokens, in the order of `StepResult`."""
         return [*self.decode_rows, *(chunk.row for chunk in self.chunks if chunk.samples)]
+
+    @property
+    def sampled_drafts(self) -> list[int]:
+        """How many drafts each of `sampled_rows` verifies."""
+        decode = self.decode_drafts or [0] * len(self.decode_rows)
+        return [*decode, *(chunk.num_drafts for chunk in self.chunks if chunk.samples)]
 
 
 class StepResult(msgspec.Struct, gc=False):
-    """What the runner learned: one id for each sampled row of the plan, in order.
+    """What the runner sampled: `counts[i]` ids, at least one, for the i-th sampled row of the
+    plan (None: one each), and `num_drafts[i]` drafts that are ready for its next step (None: none).
 
-    A row named in `errors` failed alone; the id in its place, if it sampled, is void.
+    A row that verified d drafts has 1 .. d+1 ids: the right drafts and the token after them. A row
+    named in `errors` failed alone; the ids in its place, if it sampled, are void.
     """
 
     step_id: int
     token_ids: list[int]
     errors: dict[int, str] = {}
+    counts: list[int] | None = None
+    num_drafts: list[int] | None = None

@@ -29,6 +29,23 @@ def check_stop(request: Request) -> Stop | None:
     return None
 
 
+def find_stop(request: Request, num_new: int) -> tuple[Stop | None, int]:
+    """The first of the `num_new` newest tokens that ends the request, and how many after it were
+    dropped from its output.
+    """
+    if num_new == 1:
+        return check_stop(request), 0
+    output = request.output_token_ids
+    later = output[len(output) - num_new + 1 :]
+    del output[len(output) - num_new + 1 :]
+    for dropped in range(num_new - 1, 0, -1):
+        stop = check_stop(request)
+        if stop is not None:
+            return stop, dropped
+        output.append(later[-dropped])
+    return check_stop(request), 0
+
+
 def stop_ids(request: Request) -> list[int]:
     """The ids that can end this request."""
     params = request.params
@@ -39,7 +56,7 @@ def stop_ids(request: Request) -> list[int]:
 
 
 class StopWatch:
-    """The ids that can end some running request, so that a step's ids are looked at all at once."""
+    """The ids that can end some running request, so that a step's ids are checked all at once."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -48,11 +65,11 @@ class StopWatch:
         return len(self._counts)
 
     def add(self, request: Request) -> None:
-        """The request runs."""
+        """The request got a row."""
         self._counts.update(request.stop_ids)
 
     def remove(self, request: Request) -> None:
-        """The request, which was added, runs no more."""
+        """The request, which was added, left its row."""
         for token in request.stop_ids:
             self._counts[token] -= 1
             if self._counts[token] == 0:

@@ -1,23 +1,30 @@
 """A model without tensors whose every token depends on every KV slot that it reads, so that a
 wrong block is a wrong text.
 
-The K/V of a token is a hash chained over the K/V before it, read through the block table; the next
-token is a hash of all slots that a query at the last position sees. `oracle` computes the same
-from a plain list of ids.
+The K/V of a token is a hash chained over the K/V before it, read through the block table; a
+recurrent state is a hash chained over the tokens; the next token is a hash of all slots that a
+query at the last position sees, and of the state. A row's adapter is the beginning of every chain.
+`oracle` computes the same from a plain list of ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 
-from quire.scheduling.step import NewRow, StepPlan, StepResult
+from quire.scheduling.settings import KVGroupSpec
+from quire.scheduling.step import NULL_BLOCK, NewRow, StepPlan, StepResult
 
 EOS = 0
+WRONG = -1
+"""A draft that is never right: no sampled id is negative."""
 
 
 def _slot_value(previous: int, token: int, position: int) -> int:
     return hash((previous, token, position))
+
+
+def _next_state(state: int, token: int, adapter: int) -> int:
+    return hash((state, token, "state", adapter))
 
 
 def _next_token(seen: Sequence[Sequence[int]], seed: int, vocab_size: int) -> int:
@@ -29,16 +36,19 @@ def oracle(
     *,
     seed: int,
     num_tokens: int,
-    windows: Sequence[int | None],
     vocab_size: int,
+    groups: Sequence[KVGroupSpec] = (KVGroupSpec(),),
+    adapter: int = 0,
 ) -> list[int]:
     """The output that follows `prompt`, up to `num_tokens` ids, the first EOS included."""
-    tokens, slots = list(prompt), list[int]()
+    tokens, slots, state = list(prompt), list[int](), 0
     output: list[int] = []
     while len(output) < num_tokens:
         for position in range(len(slots), len(tokens)):
-            slots.append(_slot_value(slots[-1] if slots else 0, tokens[position], position))
-        seen = [slots if w is None else slots[max(0, len(slots) - w) :] for w in windows]
+            previous = slots[-1] if slots else adapter
+            slots.append(_slot_value(previous, tokens[position], position))
+            state = _next_state(state, tokens[position], adapter)
+        seen = [_visible(group, slots, state) for group in groups]
         output.append(_next_token(seen, seed, vocab_size))
         tokens.append(output[-1])
         if output[-1] == EOS:
@@ -46,14 +56,29 @@ def oracle(
     return output
 
 
-class _Row:
-    """A row's state as a runner keeps it: its tokens, how many have K/V, its block tables."""
+def _visible(group: KVGroupSpec, slots: list[int], state: int) -> list[int]:
+    if group.kind == "state":
+        return [state]
+    return slots if group.window is None else slots[max(0, len(slots) - group.window) :]
+
+
+class HashRow:
+    """A row's state as a runner keeps it: its tokens, how many have K/V, its block tables, where
+    its recurrent state is in the ring, and the drafts of its next tokens.
+    """
 
     def __init__(self, new: NewRow) -> None:
         self.tokens = list(new.token_ids)
         self.num_computed = new.num_computed_tokens
         self.tables = [list(table) for table in new.block_ids]
         self.seed = new.seed
+        self.adapter = new.adapter
+        self.state_index = 0
+        self.drafts: list[int] = []
+
+
+Drafter = Callable[[HashRow], list[int]]
+"""Guesses a row's next tokens, right or wrong."""
 
 
 class HashRunner:
@@ -70,15 +95,17 @@ class HashRunner:
         *,
         num_blocks: int,
         block_size: int,
-        windows: Sequence[int | None] = (None,),
+        groups: Sequence[KVGroupSpec] = (KVGroupSpec(),),
         vocab_size: int = 50,
+        drafter: Drafter | None = None,
     ) -> None:
-        self.block_size = block_size
-        self.windows = tuple(windows)
+        self.groups = tuple(groups)
         self.vocab_size = vocab_size
+        self._drafter = drafter
+        self._sizes = [group.block_size or block_size for group in groups]
         # All groups share the pool: a block id belongs to one group at a time.
-        self._slots = [[self.UNWRITTEN] * block_size for _ in range(num_blocks)]
-        self._rows: dict[int, _Row] = {}
+        self._slots = [[self.UNWRITTEN] * max(self._sizes) for _ in range(num_blocks)]
+        self._rows: dict[int, HashRow] = {}
         self._step_id = -1
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -89,59 +116,119 @@ class HashRunner:
             self._step_id = plan.step_id
             self._change(plan)
         # All K/V of a step is written before any of it is read, as in a batched attention.
-        for row in plan.decode_rows:
-            self._write(self._rows[row], 1)
+        drafts = plan.decode_drafts or [0] * len(plan.decode_rows)
+        for number, count in zip(plan.decode_rows, drafts, strict=True):
+            self._write(self._rows[number], 1, count)
         for chunk in plan.chunks:
-            self._write(self._rows[chunk.row], chunk.num_tokens)
-        ids = [self._sample(self._rows[row]) for row in plan.sampled_rows]
-        return StepResult(plan.step_id, ids)
+            row = self._rows[chunk.row]
+            self._write(row, chunk.num_tokens - chunk.num_drafts, chunk.num_drafts)
+            if not chunk.samples:
+                row.num_computed += chunk.num_tokens
+                row.state_index += 1
+                assert row.num_computed < len(row.tokens), "a chunk that ends a prompt samples"
+        sampled = zip(plan.sampled_rows, plan.sampled_drafts, strict=True)
+        ids = [self._sample(self._rows[number], count) for number, count in sampled]
+        flat = [token for tokens in ids for token in tokens]
+        if self._drafter is None:
+            return StepResult(plan.step_id, flat)
+        ready = [len(self._rows[number].drafts) for number in plan.sampled_rows]
+        return StepResult(plan.step_id, flat, counts=[len(i) for i in ids], num_drafts=ready)
 
     def _change(self, plan: StepPlan) -> None:
-        for row in plan.removed:
-            self._rows.pop(row, None)
+        for number in plan.removed:
+            self._rows.pop(number, None)
         for new in plan.added:
             assert new.row not in self._rows, f"row {new.row} is taken"
-            self._rows[new.row] = _Row(new)
+            self._rows[new.row] = HashRow(new)
         for grown in plan.new_blocks:
             table = self._rows[grown.row].tables[grown.group]
             assert len(table) == grown.first, "blocks go to a table's end"
             table += grown.block_ids
         for source, target in plan.copies:
             self._slots[target] = list(self._slots[source])
+        for block in plan.zero_blocks:
+            self._slots[block] = [0] * len(self._slots[block])
 
-    def _write(self, row: _Row, count: int) -> None:
-        size = self.block_size
-        for position in range(row.num_computed, row.num_computed + count):
-            for table, window in zip(row.tables, self.windows, strict=True):
-                if position > 0 and window != 1:
-                    previous = self._read(table, position - 1)
-                else:
-                    previous = self._chained(row, position)
-                value = _slot_value(previous, row.tokens[position], position)
-                self._slots[table[position // size]][position % size] = value
-        row.num_computed += count
+    # K/V and state
 
-    def _read(self, table: list[int], position: int) -> int:
-        return self._slots[table[position // self.block_size]][position % self.block_size]
+    def _write(self, row: HashRow, count: int, num_drafts: int) -> None:
+        """Write `count` known tokens and the drafts; a draft that the row lacks is a wrong one."""
+        drafts = [*row.drafts, *[WRONG] * num_drafts][:num_drafts]
+        end = row.num_computed + count
+        assert end <= len(row.tokens), "a token is computed before it is known"
+        ids = [*row.tokens[:end], *drafts]
+        for number, group in enumerate(self.groups):
+            if group.kind == "state":
+                self._write_state(row, number, ids, num_drafts)
+            elif group.kind != "none":
+                self._write_slots(row, number, ids)
+
+    def _write_slots(self, row: HashRow, number: int, ids: list[int]) -> None:
+        size, table = self._sizes[number], row.tables[number]
+        for position in range(row.num_computed, len(ids)):
+            if position > 0 and self.groups[number].window != 1:
+                place = position - 1
+                previous = self._slots[table[place // size]][place % size]
+            else:
+                previous = self._chained(row, ids, position)
+            block = table[position // size]
+            assert block != NULL_BLOCK, "K/V is written to the null block"
+            self._slots[block][position % size] = _slot_value(previous, ids[position], position)
+
+    def _write_state(self, row: HashRow, number: int, ids: list[int], num_drafts: int) -> None:
+        """One block further for the state before the drafts, and one for each draft."""
+        ring = row.tables[number]
+        state = self._slots[ring[row.state_index % len(ring)]][0]
+        for position in range(row.num_computed, len(ids)):
+            state = _next_state(state, ids[position], row.adapter)
+            further = position - (len(ids) - num_drafts) + 2
+            if further > 0:
+                self._slots[ring[(row.state_index + further) % len(ring)]][0] = state
 
     @staticmethod
-    def _chained(row: _Row, position: int) -> int:
+    def _chained(row: HashRow, ids: list[int], position: int) -> int:
         """The value before `position` from the ids alone: a window of one token reads nothing
         before.
         """
-        value = 0
+        value = row.adapter
         for index in range(position):
-            value = _slot_value(value, row.tokens[index], index)
+            value = _slot_value(value, ids[index], index)
         return value
 
-    def _sample(self, row: _Row) -> int:
-        assert row.num_computed == len(row.tokens), "sampling before all tokens are computed"
+    # Sampling
+
+    def _sample(self, row: HashRow, num_drafts: int) -> list[int]:
+        """The token after the known ones, and after each draft as long as the drafts are right."""
+        drafts, first = row.drafts[:num_drafts], row.num_computed
+        sampled: list[int] = []
+        while True:
+            accepted = len(sampled)
+            sampled.append(self._token_after(row, accepted, first))
+            row.tokens.append(sampled[-1])
+            if drafts[accepted : accepted + 1] != sampled[-1:]:
+                break
+        row.num_computed = len(row.tokens) - 1
+        row.state_index += len(sampled)
+        row.drafts = [] if self._drafter is None else self._drafter(row)
+        return sampled
+
+    def _token_after(self, row: HashRow, accepted: int, first: int) -> int:
+        """The token that follows the row's tokens, after `accepted` drafts of this step; `first`:
+        the first position of the step.
+        """
         seen = []
-        for table, window in zip(row.tables, self.windows, strict=True):
-            first = 0 if window is None else max(0, row.num_computed - window)
-            block = first // self.block_size
-            slots = list(chain.from_iterable(self._slots[b] for b in table[block:]))
-            start = first - block * self.block_size
-            seen.append(slots[start : start + row.num_computed - first])
-        row.tokens.append(_next_token(seen, row.seed, self.vocab_size))
-        return row.tokens[-1]
+        for number, group in enumerate(self.groups):
+            table, size = row.tables[number], self._sizes[number]
+            if group.kind == "state":
+                ring = table[(row.state_index + 1 + accepted) % len(table)]
+                seen.append([self._slots[ring][0]])
+                continue
+            length = len(row.tokens)
+            if group.kind == "none":  # a query sees the tokens of its own step
+                slots = [self._chained(row, row.tokens, p + 1) for p in range(first, length)]
+                seen.append(slots)
+                continue
+            start = 0 if group.window is None else max(0, length - group.window)
+            slots = [self._slots[table[p // size]][p % size] for p in range(start, length)]
+            seen.append(slots)
+        return _next_token(seen, row.seed, self.vocab_size)

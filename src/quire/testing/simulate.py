@@ -1,29 +1,100 @@
 """Random lives of the scheduler against the hash model: `python -m quire.testing.simulate --traces
 1000000`.
 
-A trace draws a configuration (tiny pools, one or more KV groups, either policy, depth 1 or 2) and
-a crowd of requests built from a few distinct blocks in every order, and lets them arrive, be
-aborted, extended, failed and preempted. After each step the invariants are checked; at its end
-every request's ids are compared with the oracle's. A failure names the seed.
+A trace draws a configuration (tiny pools, KV groups of every kind, either policy, drafts or none,
+depth 1 or 2) and a crowd of requests built from a few distinct blocks in every order, and lets
+them arrive, wait for something outside, be aborted, extended, failed and preempted. After each step
+the invariants are checked; at its end every request's ids are compared with the oracle's. A failure
+names the seed.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.params import RepetitionDetectionParams, SamplingParams
 from quire.scheduling import invariants
-from quire.scheduling.outputs import StepOutputs
-from quire.scheduling.request import Reason, Request
+from quire.scheduling.block_groups import block_group
+from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import Pause, SchedulerConfig
-from quire.scheduling.step import StepResult
-from quire.testing.hash_model import EOS, HashRunner, oracle
+from quire.scheduling.scheduler_output import SchedulerOutput
+from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
+from quire.scheduling.step import StepPlan, StepResult
+from quire.testing.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
 from quire.testing.traces import run_as_command
 
 VOCAB_SIZE = 40
+FULL, STATE, NOTHING = KVGroupSpec(), KVGroupSpec("state"), KVGroupSpec("none")
+GRAMMAR_END = 9
+"""Output tokens that are a multiple of it complete the grammar of a simulated request."""
+
+
+def _sliding(window: int) -> KVGroupSpec:
+    return KVGroupSpec("sliding", window)
+
+
+GROUPS: list[tuple[KVGroupSpec, ...]] = [
+    (FULL,),
+    (FULL,),
+    (FULL, FULL),
+    (FULL, _sliding(5)),
+    (FULL, _sliding(2)),
+    (_sliding(3),),
+    (FULL, _sliding(4), _sliding(7)),
+    (STATE,),
+    (FULL, STATE),
+    (STATE, FULL, _sliding(4)),
+    (NOTHING,),
+]
+
+
+class AdapterSlots:
+    """A resource: at most `num_slots` distinct adapters among the requests with a row."""
+
+    holds_back_others = False
+    is_exhausted = False
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.held: Counter[int] = Counter()
+
+    def offer(self, request: Request, want: int) -> int:
+        is_loaded = request.adapter == 0 or request.adapter in self.held
+        return want if is_loaded or len(self.held) < self.num_slots else 0
+
+    def take(self, request: Request) -> None:
+        if request.adapter:
+            self.held[request.adapter] += 1
+
+    def give_back(self, request: Request) -> None:
+        if request.adapter:
+            self.held[request.adapter] -= 1
+            self.held += Counter()  # drops what is at 0
+
+
+class Outside:
+    """Something that is ready from a step of the trace on."""
+
+    def __init__(self, step: int, clock: Callable[[], int]) -> None:
+        self._step = step
+        self._clock = clock
+
+    @property
+    def is_ready(self) -> bool:
+        return self._clock() >= self._step
+
+    def wait(self, timeout_s: float) -> None:
+        raise AssertionError("the scheduler never blocks")
+
+
+class EndingGrammar(Outside):
+    """A grammar that a multiple of `GRAMMAR_END` completes, and that forbids nothing."""
+
+    def has_ended(self, output_token_ids: Sequence[int]) -> bool:
+        return output_token_ids[-1] % GRAMMAR_END == 0
 
 
 @dataclass(slots=True)
@@ -33,7 +104,9 @@ class Expectation:
     prompt: list[int]
     seed: int
     max_tokens: int
+    adapter: int
     stops_on_repetition: bool
+    has_grammar: bool
     turns: list[list[int]] = field(default_factory=list)
     """Further inputs, each taken when the request stops."""
     output: list[int] = field(default_factory=list)
@@ -56,14 +129,19 @@ class Expectation:
     def _one_turn(self, prompt: list[int], config: SchedulerConfig) -> tuple[list[int], Reason]:
         limit = min(self.max_tokens, config.max_model_len - len(prompt))
         ids = oracle(
-            prompt, seed=self.seed, num_tokens=limit, windows=config.windows, vocab_size=VOCAB_SIZE
+            prompt,
+            seed=self.seed,
+            num_tokens=limit,
+            groups=config.groups,
+            adapter=self.adapter,
+            vocab_size=VOCAB_SIZE,
         )
         for length in range(1, len(ids) + 1):
-            if ids[length - 1] == EOS:
-                return ids[:length], Reason.STOP
-            if length == limit:
-                return ids[:length], Reason.LENGTH
             tail = ids[:length]
+            if tail[-1] == EOS or (self.has_grammar and tail[-1] % GRAMMAR_END == 0):
+                return tail, Reason.STOP
+            if length == limit:
+                return tail, Reason.LENGTH
             if self.stops_on_repetition and (
                 tail[-1:] == tail[-2:-1] or (length >= 4 and tail[-2:] == tail[-4:-2])
             ):
@@ -78,12 +156,16 @@ class Trace:
         self.random = random.Random(seed)
         self.config = self._draw_config()
         self.depth = self.random.choice((1, 2))
-        self.scheduler = Scheduler(self.config)
+        self.slots = AdapterSlots(self.random.choice((1, 2)))
+        self.scheduler = Scheduler(self.config, [self.slots])
+        self.right_drafts = self.random.choice((0.0, 0.5, 0.9, 1.0))
+        """How likely a draft is right."""
         self.runner = HashRunner(
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
-            windows=self.config.windows,
+            groups=self.config.groups,
             vocab_size=VOCAB_SIZE,
+            drafter=self._draft if self.config.num_drafts else None,
         )
         self.results: deque[StepResult] = deque()
         self.expected: dict[int, Expectation] = {}
@@ -91,12 +173,19 @@ class Trace:
         self.to_feed: dict[int, int] = {}
         """Resumable requests -> turns that are still to be sent before the end of their input."""
         size = self.config.block_size
-        alphabet = [[self.random.randrange(1, 4) for _ in range(size)] for _ in range(3)]
-        self.blocks = alphabet
+        self.blocks = [[self.random.randrange(1, 4) for _ in range(size)] for _ in range(3)]
         self.to_add = self.random.randrange(2, 9)
+        self.crowding = self.random.choice((0.4, 0.9))
+        """How likely another request arrives before the next step."""
         self.num_added = 0
+        self.indivisible = self.random.choice((0.0, 0.1, 0.9))
+        """How likely a prompt that fits into a step is indivisible."""
         self.chaos = self.random.choice((0.0, 0.03, 0.15))
         self.num_steps = 0
+        self.num_accepted = 0
+        self.num_snapshot_hits = 0
+        self.num_waits = 0
+        self.num_indivisible = 0
 
     def run(self) -> None:
         """Live to the end; AssertionError if anything is wrong."""
@@ -104,23 +193,28 @@ class Trace:
             self._disturb()
             self._step()
             invariants.check(self.scheduler)
+            adapters = {request.adapter for request in self.scheduler.running.values()} - {0}
+            assert len(adapters) <= self.slots.num_slots, "too many adapters"
             assert self.num_steps < 5000, "no progress"
         while self.results:
-            self._learn()
+            self._update()
         invariants.check_idle(self.scheduler)
+        assert not self.slots.held, "adapter slots leaked"
         for handle, expectation in self.expected.items():
             self._compare(handle, expectation)
 
     def _draw_config(self) -> SchedulerConfig:
         pick = self.random
         size = pick.choice((1, 2, 3, 4))
-        windows = pick.choice(
-            ((None,), (None,), (None, None), (None, 5), (None, 2), (3,), (None, 4, 7))
-        )
+        groups = pick.choice(GROUPS)
+        if groups == (FULL, FULL) and pick.random() < 0.5:
+            groups = (FULL, KVGroupSpec(block_size=2 * size))
         max_model_len = pick.randrange(12, 40)
-        least = len(windows) * -(-max_model_len // size) + 1
+        num_drafts = pick.choice((0, 0, 1, 3))
+        most = (block_group(spec, size, num_drafts) for spec in groups)
+        least = sum(group.num_needed(max_model_len, max_model_len) for group in most) + 1
         max_num_seqs = pick.choice((1, 2, 3, 8))
-        chunked = pick.random() < 0.85
+        chunked = pick.random() < 0.85 and NOTHING not in groups
         tokens = max(max_num_seqs, pick.choice((1, 2, 3, 7, 16, 1000)))
         return SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -128,18 +222,32 @@ class Trace:
             max_model_len=max_model_len,
             block_size=size,
             num_blocks=least + 1 + pick.choice((0, 0, 1, 3, 10, 60)),
-            windows=windows,
+            groups=groups,
             policy=pick.choice(("fcfs", "priority")),
             enable_prefix_caching=pick.random() < 0.8,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=pick.choice((0, 0, 0, 2)),
+            num_drafts=num_drafts,
         )
+
+    def _draft(self, row: HashRow) -> list[int]:
+        """Guesses of the row's next tokens: right ones up to a wrong one."""
+        count = self.random.randint(0, self.config.num_drafts)
+        right = oracle(
+            row.tokens,
+            seed=row.seed,
+            num_tokens=count,
+            groups=self.config.groups,
+            adapter=row.adapter,
+            vocab_size=VOCAB_SIZE,
+        )
+        return [token if self.random.random() < self.right_drafts else WRONG for token in right]
 
     # what happens
 
     def _disturb(self) -> None:
         pick = self.random
-        while self.num_added < self.to_add and pick.random() < 0.4:
+        while self.num_added < self.to_add and pick.random() < self.crowding:
             self._add()
         if pick.random() < self.chaos and self.open:
             self._abort(pick.choice(sorted(self.open)))
@@ -156,49 +264,77 @@ class Trace:
     def _add(self) -> None:
         pick, handle = self.random, self.num_added
         self.num_added += 1
+        expectation = self._draw_expectation(handle)
+        self.expected[handle] = expectation
+        self.open.add(handle)
+        request = self._request(handle, expectation)
+        self.scheduler.add(request)
+        if request.resumable:
+            self.to_feed[handle] = pick.randrange(0, 3)
+
+    def _draw_expectation(self, handle: int) -> Expectation:
+        pick = self.random
         prompt = [t for _ in range(pick.randrange(0, 6)) for t in pick.choice(self.blocks)]
         prompt += [pick.randrange(1, 4) for _ in range(pick.randrange(0, 3))] or [1]
         prompt = prompt[: self.config.max_model_len - 1]
         if self.expected and pick.random() < 0.3:
             prompt = list(self.expected[pick.randrange(handle)].prompt)  # n > 1, or a repeated call
-        max_tokens = pick.choice((1, 2, 5, 30))
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        return Expectation(
+            prompt,
+            seed=pick.randrange(3),
+            max_tokens=1 if NOTHING in self.config.groups else pick.choice((1, 2, 5, 30)),
+            adapter=pick.choice((0, 0, 1, 2)),
+            stops_on_repetition=pick.random() < 0.1,
+            has_grammar=pick.random() < 0.1,
+        )
+
+    def _request(self, handle: int, expectation: Expectation) -> Request:
+        pick = self.random
+        params = SamplingParams(max_tokens=expectation.max_tokens, temperature=0.0)
         params.update_from_generation_config({}, EOS)
-        if pick.random() < 0.1:
+        if expectation.stops_on_repetition:
             params.repetition_detection = RepetitionDetectionParams(
                 max_pattern_size=2, min_pattern_size=1, min_count=2
             )
-        expectation = Expectation(
-            prompt, pick.randrange(3), max_tokens, params.repetition_detection is not None
+        longest = min(len(expectation.prompt) + expectation.max_tokens, self.config.max_model_len)
+        fits = longest <= self.config.max_num_batched_tokens
+        is_indivisible = fits and (
+            pick.random() < self.indivisible or NOTHING in self.config.groups
         )
-        self.expected[handle] = expectation
-        self.open.add(handle)
-        request = Request(
+        self.num_indivisible += is_indivisible
+        return Request(
             handle=handle,
-            prompt_token_ids=list(prompt),
+            prompt_token_ids=list(expectation.prompt),
             params=params,
             seed=expectation.seed,
             priority=pick.randrange(3),
             arrival_time=float(self.num_steps),
             needs_host_ids=pick.random() < 0.15,
-            resumable=pick.random() < 0.15,
+            resumable=not is_indivisible and pick.random() < 0.15,
+            grammar=EndingGrammar(*self._opening()) if expectation.has_grammar else None,
+            prerequisites=[Outside(*self._opening())] if pick.random() < 0.2 else [],
+            adapter=expectation.adapter,
+            is_indivisible=is_indivisible,
+            takes_drafts=pick.random() < 0.9,
         )
-        self.scheduler.add(request)
-        if request.resumable:
-            self.to_feed[handle] = self.random.randrange(0, 3)
+
+    def _opening(self) -> tuple[int, Callable[[], int]]:
+        """When something outside is ready, and by which clock."""
+        self.num_waits += 1
+        return self.num_steps + self.random.randrange(0, 6), lambda: self.num_steps
 
     def _feed(self, handle: int) -> None:
         """Send the next turn, or the end of the input."""
         if self.to_feed[handle] == 0:
             del self.to_feed[handle]
-            ending = self.scheduler.extend(handle, [], resumable=False)
+            finished = self.scheduler.extend(handle, [], resumable=False)
         else:
             self.to_feed[handle] -= 1
             turn = self.random.choice(self.blocks)[:2]
             self.expected[handle].turns.append(turn)
-            ending = self.scheduler.extend(handle, turn, resumable=True)
-        if ending is not None:
-            self._collect(StepOutputs(endings=[ending]))
+            finished = self.scheduler.extend(handle, turn, resumable=True)
+        if finished is not None:
+            self._collect(SchedulerOutput(finished=[finished]))
 
     def _abort(self, handle: int) -> None:
         assert self.scheduler.abort(handle)
@@ -212,30 +348,47 @@ class Trace:
         self.num_steps += 1
         launched = False
         if len(self.results) < self.depth:
+            protected = [r for r in self.scheduler.running.values() if _is_in_prompt(r)]
             plan = self.scheduler.schedule(float(self.num_steps))
+            assert all(r.row >= 0 for r in protected), "an indivisible prompt was preempted"
             if plan is not None:
-                invariants.check_plan(self.scheduler, plan)
-                result = self.runner.execute(plan)
-                if self.random.random() < self.chaos / 2:
-                    row = self.random.choice([*plan.decode_rows, *(c.row for c in plan.chunks)])
-                    result.errors = {row: "injected"}
-                self.results.append(result)
+                self._check_plan(plan)
+                self.results.append(self._execute(plan))
                 launched = True
         if self.results and (len(self.results) >= self.depth or not launched):
-            self._learn()
+            self._update()
 
-    def _learn(self) -> None:
+    def _check_plan(self, plan: StepPlan) -> None:
+        invariants.check_plan(self.scheduler, plan)
+        for new in plan.added:
+            prerequisites = self.scheduler.running[new.row].prerequisites
+            assert all(p.is_ready for p in prerequisites), "a request did not wait"
+            has_state = STATE in self.config.groups
+            self.num_snapshot_hits += has_state and new.num_computed_tokens > 0
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        result = self.runner.execute(plan)
+        self.num_accepted += len(result.token_ids) - len(plan.sampled_rows)
+        if self.random.random() < self.chaos / 2:
+            row = self.random.choice([*plan.decode_rows, *(c.row for c in plan.chunks)])
+            result.errors = {row: "injected"}
+        return result
+
+    def _update(self) -> None:
         out = self.scheduler.update(self.results.popleft(), float(self.num_steps))
         self._collect(out)
 
-    def _collect(self, out: StepOutputs) -> None:
-        for handle, token in zip(out.handles, out.token_ids, strict=True):
+    def _collect(self, out: SchedulerOutput) -> None:
+        counts = out.counts or [1] * len(out.handles)
+        token_ids = iter(out.token_ids)
+        for handle, count in zip(out.handles, counts, strict=True):
             assert handle in self.open, "an id for a request that has ended"
-            self.expected[handle].output.append(token)
-        for ending in out.endings:
-            self.open.remove(ending.handle)
-            self.expected[ending.handle].reason = ending.reason
-            self.expected[ending.handle].is_cut = ending.message == "injected"
+            self.expected[handle].output += [next(token_ids) for _ in range(count)]
+        assert not list(token_ids), "ids of no request"
+        for end in out.finished:
+            self.open.remove(end.handle)
+            self.expected[end.handle].reason = end.reason
+            self.expected[end.handle].is_cut = end.message == "injected"
 
     def _compare(self, handle: int, expectation: Expectation) -> None:
         right, reason = expectation.answer(self.config)
@@ -245,6 +398,12 @@ class Trace:
             return
         assert got == right, f"request {handle}: {got} instead of {right}"
         assert expectation.reason is reason, f"request {handle}: ended by {expectation.reason}"
+
+
+def _is_in_prompt(request: Request) -> bool:
+    """Does the request have an indivisible prompt in a step in flight?"""
+    is_running = request.state is State.RUNNING
+    return request.is_indivisible and is_running and not request.is_decoding
 
 
 def run_traces(first: int, count: int) -> None:

@@ -75,7 +75,7 @@ def expected(handle, length=6, max_tokens=10):
     while len(ids) < max_tokens:  # the oracle stops at EOS, which these requests ignore
         ids += oracle(
             [*range(1, length + 1), *ids], seed=handle, num_tokens=max_tokens - len(ids),
-            windows=(None,), vocab_size=VOCAB,
+            vocab_size=VOCAB,
         )  # fmt: skip
     return ids
 

@@ -144,14 +144,14 @@ def test_a_device_that_takes_no_step_is_dead():
 
 
 @depths
-@pytest.mark.parametrize("point", ["check_stop", "stop_ids"])
+@pytest.mark.parametrize("point", ["find_stop", "stop_ids"])
 def test_a_failure_in_the_scheduler_s_handling_of_one_request_is_its_own(depth, point, monkeypatch):
     real = getattr(stop, point)
 
-    def fail(asked):
+    def fail(asked, *rest):
         if asked.handle == 2:
             raise KeyError("stop at 0x7f9b1c604ba0")
-        return real(asked)
+        return real(asked, *rest)
 
     monkeypatch.setattr(scheduler, point, fail)
     core = make_core(depth=depth)

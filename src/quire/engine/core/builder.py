@@ -40,7 +40,7 @@ from quire.runner.sampling import Sampler, find_logits_processors, make_logits_p
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.runner.warm_up import warm_up
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.settings import KVGroupSpec, SchedulerConfig
 
 
 def build_client(plan: EnginePlan) -> InprocClient:
@@ -68,7 +68,10 @@ def build_core(
             max_model_len=plan.max_model_len,
             block_size=plan.block_size,
             num_blocks=worker.model_runner.kv_cache.num_blocks,
-            windows=tuple(group.window for group in kv_groups(worker.get_model().spec)),
+            groups=tuple(
+                KVGroupSpec(group.kind, group.window)
+                for group in kv_groups(worker.get_model().spec)
+            ),
             policy=plan.scheduling_policy,
             enable_prefix_caching=plan.enable_prefix_caching,
             enable_chunked_prefill=plan.enable_chunked_prefill,

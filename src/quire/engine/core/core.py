@@ -34,16 +34,17 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.params import SamplingParams
 from quire.params.thinking import Thinking
 from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.outputs import Ending, StepOutputs
+from quire.scheduling.in_flight_step import handles_of
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
+from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput
 from quire.scheduling.step import StepPlan
-from quire.scheduling.step_record import handles_of
 
 logger = logging.getLogger(__name__)
 
-_COMPILE_NAP_S = 0.01
-"""So late may input be seen while all that waits waits for its grammar."""
+_PREREQUISITE_NAP_S = 0.01
+"""How late input may be seen while every request waits for something outside, such as its grammar.
+"""
 
 
 class EngineCore(CoreControl):
@@ -78,7 +79,9 @@ class EngineCore(CoreControl):
         self.lock_step = lock_step
         """The rounds that this core makes together with others; None: it steps for itself."""
         self._grammars = grammars or GrammarCompiler(None)
-        self._boundary = FaultBoundary(executor, self._grammars.masks_of(scheduler.constrained))
+        self._boundary = FaultBoundary(
+            executor, self._grammars.masks_of(scheduler.rows.constrained)
+        )
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
@@ -92,6 +95,7 @@ class EngineCore(CoreControl):
             return
         params = request.sampling_params
         try:
+            grammar = self._grammars.constraint(params, request.thinking)
             self.scheduler.add(
                 Request(
                     handle=request.handle,
@@ -105,7 +109,8 @@ class EngineCore(CoreControl):
                     needs_host_ids=self._needs_host_ids(params, request.thinking),
                     prompt_logprobs_done=request.prompt_logprobs_done,
                     resumable=request.resumable,
-                    grammar=self._grammars.constraint(params, request.thinking),
+                    grammar=grammar,
+                    takes_drafts=grammar is None,  # a mask is made for one token of a row
                 )
             )
         except RequestError as error:
@@ -162,8 +167,8 @@ class EngineCore(CoreControl):
                 self.on_launch(handles_of(self.scheduler.in_flight))
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
-            self._wait_for_grammar()
-            return self._outputs(StepOutputs(), None)
+            self._wait_for_prerequisite()
+            return self._outputs(SchedulerOutput(), None)
         brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
         self._settle()
@@ -192,12 +197,13 @@ class EngineCore(CoreControl):
         self._grammars.close()
         self.executor.shutdown()
 
-    def _wait_for_grammar(self) -> None:
-        """With nothing to run, sleep a moment beside the thread that compiles."""
+    def _wait_for_prerequisite(self) -> None:
+        """With nothing to run, sleep a moment until what a request waits for may be ready."""
         for request in self.scheduler.waiting:
-            if request.grammar is not None and not request.grammar.is_ready:
-                request.grammar.wait(_COMPILE_NAP_S)
-                return
+            for prerequisite in request.prerequisites:
+                if not prerequisite.is_ready:
+                    prerequisite.wait(_PREREQUISITE_NAP_S)
+                    return
 
     def _abort_all(self) -> None:
         """End every request and say so."""
@@ -208,18 +214,19 @@ class EngineCore(CoreControl):
     def _refuse(self, handle: int, text: str) -> None:
         self._refused.append(Finished(handle, FinishReason.ERROR, message=text))
 
-    def _outputs(self, learned: StepOutputs, brought: RunnerOutput | None) -> EngineCoreOutputs:
+    def _outputs(self, learned: SchedulerOutput, brought: RunnerOutput | None) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []
-        for end in learned.endings:
+        for end in learned.finished:
             if end.fault is not None:
                 logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
         return EngineCoreOutputs(
             handles=list(learned.handles),
             token_ids=list(learned.token_ids),
-            finished=refused + [_finished(ending) for ending in learned.endings],
+            counts=learned.counts,
+            finished=refused + [_finished(ending) for ending in learned.finished],
             started=[
                 Started(start.handle, start.num_cached_tokens, start.scheduled_time)
-                for start in learned.starts
+                for start in learned.started
             ],
             logprobs=_columns(brought, learned.kept) if brought else None,
             prompt_logprobs=[
@@ -245,7 +252,7 @@ class EngineCore(CoreControl):
         )
 
 
-def _finished(ending: Ending) -> Finished:
+def _finished(ending: FinishedRequest) -> Finished:
     reason = FinishReason(ending.reason)
     return Finished(
         ending.handle,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -122,9 +123,12 @@ class GuardedStep:
 
 def without(plan: StepPlan, rows: Collection[int]) -> StepPlan:
     """The same step, with its changes, without the tokens of some rows."""
+    kept = [place for place, row in enumerate(plan.decode_rows) if row not in rows]
+    drafts = plan.decode_drafts
     return msgspec.structs.replace(
         plan,
-        decode_rows=[row for row in plan.decode_rows if row not in rows],
+        decode_rows=[plan.decode_rows[place] for place in kept],
+        decode_drafts=None if drafts is None else [drafts[place] for place in kept],
         chunks=[chunk for chunk in plan.chunks if chunk.row not in rows],
     )
 
@@ -150,17 +154,34 @@ def _merged(
     plan: StepPlan, parts: Sequence[tuple[StepPlan, RunnerOutput]], errors: Mapping[int, str]
 ) -> RunnerOutput:
     """One output for the whole plan; rows that did not run have the id 0."""
-    place = {row: index for index, row in enumerate(plan.sampled_rows)}
-    merged = RunnerOutput(StepResult(plan.step_id, [0] * len(place), dict(errors)))
+    ids = {row: [0] for row in plan.sampled_rows}
+    ready = dict.fromkeys(ids, 0)
+    for part, output in parts:
+        for row, token_ids, num_drafts in _by_row(part, output.result):
+            ids[row], ready[row] = token_ids, num_drafts
+    counts = [len(token_ids) for token_ids in ids.values()]
+    starts = dict(zip(ids, accumulate(counts, initial=0), strict=False))
+    result = StepResult(plan.step_id, [i for each in ids.values() for i in each], dict(errors))
+    if any(output.result.counts is not None for _, output in parts):
+        result.counts, result.num_drafts = counts, list(ready.values())
+    merged = RunnerOutput(result)
     columns = []
     for part, output in parts:
-        rows = part.sampled_rows
-        for row, token_id in zip(rows, output.result.token_ids, strict=True):
-            merged.result.token_ids[place[row]] = token_id
-        merged.result.errors.update(output.result.errors)
+        result.errors.update(output.result.errors)
         merged.prompt_logprobs += output.prompt_logprobs
         if output.logprobs is not None:
-            output.logprobs.index = [place[rows[index]] for index in output.logprobs.index]
+            rows = _by_row(part, output.result)
+            places = [starts[row] + i for row, token_ids, _ in rows for i in range(len(token_ids))]
+            output.logprobs.index = [places[index] for index in output.logprobs.index]
             columns.append(output.logprobs)
     merged.logprobs = join_columns(columns) if columns else None
     return merged
+
+
+def _by_row(plan: StepPlan, result: StepResult) -> list[tuple[int, list[int], int]]:
+    """Each sampled row with its ids and how many drafts it has ready."""
+    rows = plan.sampled_rows
+    counts = result.counts or [1] * len(rows)
+    ready = result.num_drafts or [0] * len(rows)
+    ends = list(accumulate(counts, initial=0))
+    return [(row, result.token_ids[ends[i] : ends[i + 1]], ready[i]) for i, row in enumerate(rows)]

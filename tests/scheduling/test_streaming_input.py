@@ -34,7 +34,7 @@ def run(scheduler, *token_ids):
     for token_id in token_ids:
         plan = scheduler.schedule()
         out = scheduler.update(StepResult(plan.step_id, [token_id]))
-        endings += [(end.reason, end.stop_reason, end.message) for end in out.endings]
+        endings += [(end.reason, end.stop_reason, end.message) for end in out.finished]
     return endings
 
 
@@ -47,7 +47,7 @@ def test_the_stop_ids_of_the_next_input_hold():
     assert scheduler.extend(0, [4, 4], resumable=False, params=later) is None
     assert request.prompt_token_ids == [1, 2, 3, 5, 4, 4], "the newest token had no K/V"
     assert run(scheduler, 8, 5, 7) == [(Reason.STOP, 7, None)], "8 stops no more, 7 does"
-    assert not scheduler.requests and len(scheduler._stops) == 0
+    assert not scheduler.requests and len(scheduler.rows.stops) == 0
 
 
 def test_it_ends_as_it_stopped_when_no_input_follows():

@@ -1,50 +1,41 @@
-"""The turns of a resumable request: it stops, rests with its row and blocks, and goes on behind its
+"""Streaming input: a resumable request stops, pauses with its row and blocks, and is resumed by its
 next input.
 """
 
 from __future__ import annotations
 
-from quire.scheduling.outputs import Ending
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
+from quire.scheduling.scheduler_output import FinishedRequest, finished_request
 from quire.scheduling.stop import stop_ids
 
 
-def rest(request: Request, stop: Stop) -> None:
+def pause(request: Request, stop: Stop) -> None:
     """The request stopped; it waits for input. Its newest token has no K/V."""
-    request.num_computed_tokens = request.num_confirmed_tokens = request.num_tokens - 1
+    if request.row >= 0:
+        request.num_computed_tokens = request.num_confirmed_tokens = request.num_tokens - 1
+    request.num_drafts = request.num_drafts_in_flight = 0
     request.is_decoding = False
     request.state = State.IDLE
     request.last_stop = stop
 
 
-def stopped(request: Request, stop: Stop) -> Ending:
-    """The final state of a request that stopped."""
-    return Ending(
-        request.handle,
-        stop.reason,
-        stop.what,
-        num_preemptions=request.num_preemptions,
-        is_in_text=stop.is_in_text,
-    )
-
-
-def ending_of(request: Request, given: NextInput, max_model_len: int) -> Ending | None:
-    """How a resting request ends instead of taking this input; None when it takes it."""
-    assert request.last_stop is not None, "only a request that rests takes input"
+def end_of_input(request: Request, given: NextInput, max_model_len: int) -> FinishedRequest | None:
+    """How a paused request ends instead of taking this input; None when it takes it."""
+    assert request.last_stop is not None, "only a request that is paused takes input"
     if not given.token_ids and not given.resumable:
-        return stopped(request, request.last_stop)
+        return finished_request(request, request.last_stop)
     if request.num_tokens + len(given.token_ids) > max_model_len:
         text = "the input grew beyond max_model_len"
-        return Ending(request.handle, Reason.ERROR, None, text)
+        return FinishedRequest(request.handle, Reason.ERROR, None, text)
     return None
 
 
-def take(request: Request, given: NextInput, max_model_len: int) -> None:
+def resume(request: Request, given: NextInput, max_model_len: int) -> None:
     """Make the input the end of the prompt, and what comes with it the request's own. The caller
     watches for its stop ids anew.
     """
     request.resumable = given.resumable
-    request.absorb(given.token_ids)
+    request.append_input(given.token_ids)
     if given.params is not None:
         request.params, request.needs_host_ids = given.params, given.needs_host_ids
         request.stop_ids = stop_ids(request)

@@ -1,0 +1,266 @@
+"""Blocks for requests: hits in the prefix cache, growth with the tokens, release, and publication
+of finished blocks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from quire.scheduling.block_groups import BlockGroup, EmptyGroup, Find, StateGroup, block_group
+from quire.scheduling.block_pool import BlockPool
+from quire.scheduling.prefix_cache import extend_keys
+from quire.scheduling.request import Request
+from quire.scheduling.settings import SchedulerConfig
+from quire.scheduling.state_blocks import StateBlocks
+from quire.scheduling.step import NULL_BLOCK, NewBlocks
+
+
+class BlockTables:
+    """The block tables of all requests over one shared pool, one table per KV group.
+
+    Entries that nothing reads any more are the null block. Keys are made for every `block_size`
+    tokens; a group with larger blocks uses every so-many-th of them.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        self.groups: list[BlockGroup] = [
+            block_group(spec, config.block_size, config.num_drafts) for spec in config.groups
+        ]
+        states = {g: each for g, each in enumerate(self.groups) if isinstance(each, StateGroup)}
+        self.pool = BlockPool(config.num_blocks, evicted_first=states)
+        self.states = StateBlocks(self.pool, states, config.block_size)
+        is_reusable = not any(isinstance(group, EmptyGroup) for group in self.groups)
+        self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
+        self._token_groups = [
+            g for g, spec in enumerate(config.groups) if spec.kind in ("full", "sliding")
+        ]
+        self._forgets = any(spec.kind == "sliding" for spec in config.groups)
+        self._decode_chunk = 1 + 2 * config.num_drafts
+        """Tokens that may lie between the lower bound of a decoding request's position and the end
+        of its next step, with one step in flight.
+        """
+        self._writing: dict[bytes, Request] = {}
+        """Keys of prompt blocks that a running request is about to compute."""
+
+    def num_needed(self, request: Request) -> int:
+        """The most blocks that the request, alone, ever has to hold at once."""
+        total, chunk = request.max_total_tokens, self._least_chunk(request)
+        return sum(group.num_needed(total, chunk) for group in self.groups)
+
+    def compute_keys(self, request: Request) -> None:
+        """Compute the keys of the request's full blocks, so that this cannot fail in a step."""
+        if self.enable_prefix_caching:
+            extend_keys(request, self.block_size, request.num_tokens // self.block_size)
+
+    # Resources
+
+    def find_hit(self, request: Request) -> int:
+        """Set `num_hit_tokens`, and return it: how many leading tokens are cached for every group.
+        The last token is always left, since its logits are wanted.
+        """
+        request.num_hit_tokens = 0
+        if self.enable_prefix_caching and not request.params.skip_reading_prefix_cache:
+            self.compute_keys(request)
+            limit = (request.num_tokens - 1) // self.block_size * self.block_size
+            request.num_hit_tokens = self._longest_hit(request, limit)
+        return request.num_hit_tokens
+
+    def _longest_hit(self, request: Request, limit: int) -> int:
+        """Each group can only shorten the hit, so this ends where all agree."""
+        length = limit
+        while True:
+            before = length
+            for index, group in enumerate(self.groups):
+                size = group.block_size
+                length = group.longest_hit(self._finder(request, index), length // size) * size
+            if length == before:
+                return length
+
+    def is_being_written(self, request: Request) -> bool:
+        """Is a running request about to compute what would make the hit longer, so that waiting
+        for it saves computing it twice?
+        """
+        if not self.enable_prefix_caching or request.params.skip_reading_prefix_cache:
+            return False
+        if self.states:
+            return self.states.is_being_written(request, request.num_hit_tokens)
+        index = request.num_hit_tokens // self.block_size
+        usable = (request.num_tokens - 1) // self.block_size
+        return index < usable and request.keys[index] in self._writing
+
+    def admission_cost(self, request: Request) -> int:
+        """Free blocks that all tokens of the request take, those of its hit that are free now
+        included.
+        """
+        chunk = self._least_chunk(request)
+        cost = sum(map(self.pool.is_free, self.states.snapshots(request, request.num_hit_tokens)))
+        for index, group in enumerate(self.groups):
+            held = [block for block in self._hit_table(request, index) if block != NULL_BLOCK]
+            cost += max(0, group.num_needed(request.num_tokens, chunk) - len(held))
+            cost += sum(map(self.pool.is_free, held))
+        return cost
+
+    def outstanding(self, requests: Iterable[Request]) -> int:
+        """Blocks that running requests still need for the tokens they have."""
+        total = 0
+        for request in requests:
+            for group, table in zip(self.groups, request.block_ids, strict=True):
+                held = len(table) - table.count(NULL_BLOCK)
+                total += max(0, group.num_needed(request.num_tokens, 1) - held)
+        return total
+
+    def take_hit(self, request: Request) -> None:
+        """Give the request the cached blocks of its hit; it is about to compute the rest of its
+        tokens.
+        """
+        hit = request.num_hit_tokens
+        tables = []
+        for index in range(len(self.groups)):
+            table = self._hit_table(request, index)
+            self.pool.touch(block for block in table if block != NULL_BLOCK)
+            tables.append(table)
+        request.block_ids = tuple(tables)
+        request.num_expired = [group.num_unread(hit) for group in self.groups]
+        request.num_published_tokens = hit
+        request.capacity = self._capacity(request)
+        makes_snapshot = self.enable_prefix_caching and not request.is_whole
+        self.states.start(request, hit, makes_snapshot=makes_snapshot)
+        if self.enable_prefix_caching:
+            for key in request.keys[hit // self.block_size :]:
+                self._writing.setdefault(key, request)
+
+    # Growth
+
+    def grow(
+        self, request: Request, want: int, least: int = 1
+    ) -> tuple[int, list[NewBlocks]] | None:
+        """Make the tables cover the next `want` tokens, or as many of them as there are blocks for,
+        but no tokens beyond a border at which the state is to be kept. The number of tokens, and
+        the new blocks; None (and no change) when it is less than `least`.
+        """
+        computed = request.num_computed_tokens
+        if computed < request.snapshot_end < computed + want:
+            want = request.snapshot_end - computed
+        if self._num_missing(request, computed + want) > self.pool.num_free:
+            want = self._fitting(request, want)
+            if want < least:
+                return None
+        grown = []
+        for number, group in enumerate(self.groups):
+            table = request.block_ids[number]
+            count = group.num_blocks(computed + want) - len(table)
+            if count > 0:
+                blocks = self.pool.allocate(count)
+                assert blocks is not None, "more blocks were promised than are free"
+                grown.append(NewBlocks(request.row, number, len(table), blocks))
+                table += blocks
+        if grown:
+            request.capacity = self._capacity(request)
+        if request.snapshot_end and computed == request.snapshot_end:
+            self.states.make_snapshot(request)
+        return want, grown
+
+    def _fitting(self, request: Request, want: int) -> int:
+        """The most of the next tokens, fewer than `want`, for which there are blocks."""
+        computed, fits, exceeds = request.num_computed_tokens, 0, want
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) // 2
+            if self._num_missing(request, computed + middle) <= self.pool.num_free:
+                fits = middle
+            else:
+                exceeds = middle
+        return fits
+
+    def _num_missing(self, request: Request, num_tokens: int) -> int:
+        """Blocks that the tables lack to cover `num_tokens` tokens."""
+        total, tables = 0, request.block_ids
+        for number, group in enumerate(self.groups):
+            missing = group.num_blocks(num_tokens) - len(tables[number])
+            if missing > 0:
+                total += missing
+        return total
+
+    def _capacity(self, request: Request) -> int:
+        """How many tokens the request's blocks hold."""
+        capacity = sys.maxsize
+        for number in self._token_groups:
+            size = len(request.block_ids[number]) * self.groups[number].block_size
+            if size < capacity:
+                capacity = size
+        return capacity
+
+    def release_unread(self, request: Request, position: int) -> None:
+        """Give back what no query at `position` or later reads."""
+        if not self._forgets:
+            return
+        for index, group in enumerate(self.groups):
+            start, table = request.num_expired[index], request.block_ids[index]
+            end = min(group.num_unread(position), len(table))
+            if start < end:
+                self.pool.release(table[start:end])
+                table[start:end] = [NULL_BLOCK] * (end - start)
+                request.num_expired[index] = end
+
+    # The end
+
+    def publish(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` tokens have their K/V: make the full blocks among them
+        findable.
+        """
+        if not self.enable_prefix_caching:
+            return
+        self.states.publish(request, num_tokens)
+        first = request.num_published_tokens // self.block_size
+        end = num_tokens // self.block_size
+        if end <= first:
+            return
+        extend_keys(request, self.block_size, end)
+        for number in self._token_groups:
+            self._publish_table(request, number, num_tokens)
+        for key in request.keys[first:end]:
+            if self._writing.get(key) is request:
+                del self._writing[key]
+        request.num_published_tokens = end * self.block_size
+
+    def _publish_table(self, request: Request, number: int, num_tokens: int) -> None:
+        size, table = self.groups[number].block_size, request.block_ids[number]
+        for index in range(request.num_published_tokens // size, num_tokens // size):
+            if table[index] != NULL_BLOCK:
+                self.pool.publish(table[index], self._key(request, number, index))
+
+    def release(self, request: Request) -> None:
+        """Take all blocks back, the tail first."""
+        self.states.release(request)
+        for table in request.block_ids:
+            self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
+        request.block_ids = ()
+        for key in request.keys[request.num_published_tokens // self.block_size :]:
+            if self._writing.get(key) is request:
+                del self._writing[key]
+        request.num_published_tokens = 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content; False (and no change) while any block is in use."""
+        if self.pool.num_free != self.pool.num_blocks - 1:
+            return False
+        self.pool.forget_all()
+        return True
+
+    def _least_chunk(self, request: Request) -> int:
+        """Tokens that one step must be able to bring the request."""
+        return request.num_tokens if request.is_whole else self._decode_chunk
+
+    def _key(self, request: Request, group: int, index: int) -> tuple[bytes, int]:
+        """The key of the group's block at a table index."""
+        stride = self.groups[group].block_size // self.block_size
+        return request.keys[(index + 1) * stride - 1], group
+
+    def _finder(self, request: Request, group: int) -> Find:
+        return lambda index: self.pool.find(self._key(request, group, index))
+
+    def _hit_table(self, request: Request, group: int) -> list[int]:
+        size = self.groups[group].block_size
+        num_blocks = request.num_hit_tokens // size
+        return self.groups[group].hit_blocks(self._finder(request, group), num_blocks)

@@ -1,0 +1,31 @@
+"""What a result says about drafts: how many were wrong, and how many are ready now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.in_flight_step import InFlightStep
+from quire.scheduling.step import StepResult
+
+
+def record_drafts(
+    step: InFlightStep, result: StepResult, lane: DecodeLane, gone: Collection[int]
+) -> None:
+    """Roll the requests of a step back to where their right drafts end, and note the drafts that
+    are ready. The handles in `gone` have no part in the step any more.
+    """
+    asked = step.asked_drafts()
+    counts = result.counts or [1] * len(asked)
+    ready = result.num_drafts or [0] * len(asked)
+    for (request, drafts), count, num_drafts in zip(asked, counts, ready, strict=True):
+        if request.handle in gone:
+            continue
+        assert 1 <= count <= drafts + 1 and num_drafts < lane.stride, "more than was asked for"
+        request.num_drafts = num_drafts
+        request.num_drafts_in_flight -= drafts
+        wrong = drafts + 1 - count
+        if request in lane:
+            lane.roll_back(request, wrong)
+        else:
+            request.num_computed_tokens -= wrong

@@ -1,0 +1,141 @@
+"""What the scheduler made of a step's result, as columns: parallel lists that the engine core
+passes on without looking at each request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from quire.scheduling.in_flight_step import InFlightStep
+from quire.scheduling.request import Reason, Request, Stop
+from quire.scheduling.step import StepResult
+
+
+@dataclass(slots=True)
+class FinishedRequest:
+    """A request's final state; `message` says what went wrong when the reason is ERROR, `fault` is
+    for the log. `is_in_text`: its last token belongs to its text although it stopped.
+    """
+
+    handle: int
+    reason: Reason
+    stop_reason: int | str | None = None
+    message: str | None = None
+    fault: Exception | None = None
+    num_preemptions: int = 0
+    is_in_text: bool = False
+
+
+@dataclass(slots=True)
+class StartedRequest:
+    """A request has its first output."""
+
+    handle: int
+    num_cached_tokens: int
+    scheduled_time: float
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """`requests[i]` got `counts[i]` of the flat `token_ids` (None: one each), which are in its
+    output already.
+
+    `kept[j]` is the place of the j-th token id among those of the step's result (None: all of
+    them, in order), to cut other columns alike.
+    """
+
+    requests: Sequence[Request] = ()
+    handles: Sequence[int] = ()
+    token_ids: Sequence[int] = ()
+    counts: list[int] | None = None
+    kept: list[int] | None = None
+    finished: list[FinishedRequest] = field(default_factory=list)
+    started: list[StartedRequest] = field(default_factory=list)
+
+    def num_new(self) -> dict[int, int]:
+        """How many new tokens each handle has, as far as it is not one."""
+        return {} if self.counts is None else dict(zip(self.handles, self.counts, strict=True))
+
+    def drop_last(self, handle: int, count: int) -> None:
+        """Take the last `count` new tokens of a request out of the columns again."""
+        assert self.counts is not None and self.kept is not None, "one token is never dropped"
+        place = self.handles.index(handle)
+        end = sum(self.counts[: place + 1])
+        self.token_ids = [*self.token_ids[: end - count], *self.token_ids[end:]]
+        del self.kept[end - count : end]
+        self.counts[place] -= count
+
+
+def finished_request(request: Request, stop: Stop) -> FinishedRequest:
+    """The final state of a request that stopped."""
+    return FinishedRequest(
+        request.handle,
+        stop.reason,
+        stop.what,
+        num_preemptions=request.num_preemptions,
+        is_in_text=stop.is_in_text,
+    )
+
+
+def append_tokens(
+    step: InFlightStep, result: StepResult, *, dropped: Collection[int]
+) -> SchedulerOutput:
+    """Append the step's ids to their requests' outputs; columns without the `dropped` handles."""
+    requests, handles, outputs = _sampled(step)
+    if result.counts is not None:
+        return _append_ragged(requests, outputs, result, dropped)
+    token_ids, kept = result.token_ids, None
+    assert len(token_ids) == len(requests), "one id for each sampled row"
+    if dropped:
+        kept = [i for i, handle in enumerate(handles) if handle not in dropped]
+        requests = [requests[i] for i in kept]
+        handles = [handles[i] for i in kept]
+        outputs = [outputs[i] for i in kept]
+        token_ids = [token_ids[i] for i in kept]
+    deque(map(list.append, outputs, token_ids), maxlen=0)  # a loop in C
+    return SchedulerOutput(requests, handles, token_ids, kept=kept)
+
+
+def _append_ragged(
+    requests: Sequence[Request],
+    outputs: Sequence[list[int]],
+    result: StepResult,
+    dropped: Collection[int],
+) -> SchedulerOutput:
+    counts = result.counts
+    assert counts is not None and len(counts) == len(requests), "one count for each sampled row"
+    ends = list(accumulate(counts, initial=0))
+    assert ends[-1] == len(result.token_ids), "the counts are those of the ids"
+    rows = [i for i, request in enumerate(requests) if request.handle not in dropped]
+    kept = [place for i in rows for place in range(ends[i], ends[i + 1])]
+    for i in rows:
+        outputs[i].extend(result.token_ids[ends[i] : ends[i + 1]])
+    return SchedulerOutput(
+        requests=[requests[i] for i in rows],
+        handles=[requests[i].handle for i in rows],
+        token_ids=[result.token_ids[place] for place in kept],
+        counts=[counts[i] for i in rows],
+        kept=kept,
+    )
+
+
+def _sampled(step: InFlightStep) -> tuple[list[Request], list[int], list[list[int]]]:
+    """The requests of the step's sampled rows with their handles and output lists, not copied in a
+    steady step.
+    """
+    chunked = [chunk.request for chunk in step.chunks.values() if chunk.samples]
+    cohort = step.cohort
+    if cohort is None:
+        requests: list[Request] = []
+        handles: list[int] = []
+        outputs: list[list[int]] = []
+    else:
+        requests, handles, outputs = cohort.requests, cohort.handles, cohort.outputs
+    if chunked:
+        requests = [*requests, *chunked]
+        handles = [*handles, *(request.handle for request in chunked)]
+        outputs = [*outputs, *(request.output_token_ids for request in chunked)]
+    return requests, handles, outputs
