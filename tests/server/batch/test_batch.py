@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.server.batch.lines import URLS, Judge, check_input, read_lines
 from quire.server.batch.results import open_results
-from quire.server.batch.run import Batch
+from quire.server.batch.run import BatchRun
 from tests.server.scripted_app import make_app
 
 MAX_BYTES = 4096
@@ -32,7 +32,7 @@ def run(source, target, *, concurrency=4, engine_dies=False, overwrite=False, **
                 if engine_dies:
                     engine.shutdown()
                 judge = Judge(MAX_BYTES)
-                batch = Batch(app, engine, judge, results, lambda: None)
+                batch = BatchRun(app, engine, judge, results, lambda: None)
                 work = batch.run(read_lines(source, MAX_BYTES), concurrency)
                 await asyncio.wait_for(work, 60)
                 results.put_in_order()
