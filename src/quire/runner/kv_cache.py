@@ -61,7 +61,8 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """What all blocks take in memory."""
-        return sum(slot.nbytes for slot in self._slots)
+        parts = (part.untyped_storage() for slot in self._slots for part in slot.parts)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in parts}.values())
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer."""
