@@ -8,11 +8,13 @@ from quire.config.args.engine_args import EngineArgs
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models import read_spec
 from quire.models.costs import flops_per_token
+from quire.models.layer_memory import NumberBytes
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 
 QWEN = read_spec(make_config("0.6b", "qwen3"))
-BF16 = workload_limits.Store(2, 2, 2)
+KV = NumberBytes(2, 2)
+BF16 = workload_limits.Store(2, 2, KV)
 NATIVE, WHY = find_native()
 
 
@@ -73,11 +75,12 @@ def test_rounded_weights_count_their_bytes(tmp_path):
 
     def store(**wishes):
         plan = EngineArgs(model=folder, dtype="bfloat16", **wishes).create_engine_config()
-        return workload_limits.store_of(plan, head_dim=32)
+        return workload_limits.store_of(plan)
 
-    assert store() == workload_limits.Store(2, 2, 2)
-    assert store(quantization="int8") == workload_limits.Store(1, 1, 2)
-    assert store(quantization="int4") == workload_limits.Store(4.5 / 8, 1, 2)
+    assert store() == workload_limits.Store(2, 2, KV)
+    assert store(quantization="int8") == workload_limits.Store(1, 1, KV)
+    assert store(quantization="int4") == workload_limits.Store(4.5 / 8, 1, KV)
+    assert store(kv_cache_dtype="int8").kv == NumberBytes(2, 1, 4)
 
 
 def test_few_rows_of_a_mixture_read_few_experts():

@@ -1,8 +1,9 @@
 """Models and machines for the tests of `resolve()`, written by hand from the published configs."""
 
 from quire.config.args.engine_args import EngineArgs
-from quire.config.facts import KVGroupFacts, ModelFacts, ModelLength
+from quire.config.facts import ModelFacts, ModelLength
 from quire.hardware.facts import GpuFacts, MachineFacts
+from quire.models.layer_memory import KeyValues
 
 GIB = 2**30
 
@@ -20,9 +21,7 @@ def make_model(**changes):
         "hidden_size": 1024,
         "widest": 6144,
         "vocab_size": 151_936,
-        "kv_groups": (KVGroupFacts("full", None, 28),),
-        "kv_values_per_token": 28 * 2 * 8 * 128,
-        "kv_vectors_per_token": 28 * 2 * 8,
+        "memories": (KeyValues(8, 128),) * 28,
         "length": ModelLength(40_960, 40_960, "max_position_embeddings of config.json"),
         "generation_config": {
             "temperature": 0.6,
@@ -61,9 +60,7 @@ def tiny():
         hidden_size=128,
         widest=768,
         vocab_size=1024,
-        kv_groups=(KVGroupFacts("full", None, 4),),
-        kv_values_per_token=4 * 2 * 2 * 32,
-        kv_vectors_per_token=4 * 2 * 2,
+        memories=(KeyValues(2, 32),) * 4,
         length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
         generation_config={},
         generation_config_source="the model has no generation_config.json",
@@ -81,9 +78,7 @@ def llama_8b():
         hidden_size=4096,
         widest=28_672,
         vocab_size=128_256,
-        kv_groups=(KVGroupFacts("full", None, 32),),
-        kv_values_per_token=32 * 2 * 8 * 128,
-        kv_vectors_per_token=32 * 2 * 8,
+        memories=(KeyValues(8, 128),) * 32,
         length=ModelLength(131_072, 131_072, "max_position_embeddings of config.json"),
     )
 
@@ -100,9 +95,7 @@ def gemma_2b(dtype="float32"):
         hidden_size=2304,
         widest=18_432,
         vocab_size=256_000,
-        kv_groups=(KVGroupFacts("full", None, 13), KVGroupFacts("sliding", 4096, 13)),
-        kv_values_per_token=13 * 2 * 4 * 256,
-        kv_vectors_per_token=13 * 2 * 4,
+        memories=(KeyValues(4, 256, window=4096), KeyValues(4, 256)) * 13,
         length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
         generation_config={},
         generation_config_source="the model has no generation_config.json",

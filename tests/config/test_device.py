@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.args.engine_args import EngineArgs
-from quire.config.kv_pool_size import MeasuredMemory, PoolShape
+from quire.config.kv_pool_size import MeasuredMemory
 from quire.config.resolve.resolve import resolve
 from quire.errors import InvalidParameter, LoadError, NotBuiltYet
 from quire.hardware.facts import GpuFacts
+from quire.models.kv_pool import plan_kv_pool
+from quire.models.layer_memory import NumberBytes
 from tests.config import plans
 
 GIB = plans.GIB
@@ -122,5 +124,5 @@ def test_blocks_never_take_more_than_the_share_or_than_there_is(start, taken, sh
 
 
 def test_enough_is_what_all_requests_can_hold():
-    shape = PoolShape(16, 100, plans.llama_8b().kv_groups)
-    assert shape.enough(3, 100, 1000) == 1 + 3 * 7
+    pool = plan_kv_pool(plans.llama_8b().memories, 16, NumberBytes(2, 2))
+    assert pool.enough(3, 100, 1000) == 1 + 3 * 7

@@ -15,6 +15,7 @@ from quire.errors import (
     UnknownConfigKey,
     UnsupportedArchitecture,
 )
+from quire.models.layer_memory import KeyValues
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,7 +52,7 @@ def test_numbers_of_a_folder(tmp_path):
     assert facts.num_parameters == 100 * 64 * 2 + 64 + 2 * (
         64 * (64 + 32 + 32 + 64) + 3 * 64 * 96 + 2 * 64
     )
-    assert facts.kv_values_per_token == 2 * 2 * 2 * 16
+    assert facts.memories == (KeyValues(kv_heads=2, head_dim=16),) * 2
     assert (facts.length.limit, facts.checkpoint_dtype) == (128, "bfloat16")
     plan = make_plan(EngineArgs(model=folder))
     assert plan.sampling_defaults == {"top_k": 5}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
-from quire.config.facts import KVGroupFacts, ModelLength
-from quire.config.kv_pool_size import PoolShape, gib
+from quire.config.facts import ModelLength
+from quire.config.kv_pool_size import gib
 from quire.config.resolve.resolve import resolve
 from quire.errors import (
     InvalidParameter,
@@ -18,6 +18,8 @@ from quire.errors import (
     UnknownParameter,
     UnsupportedConfigValue,
 )
+from quire.models.kv_pool import plan_kv_pool
+from quire.models.layer_memory import KeyValues, NumberBytes
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from tests.config import plans
 
@@ -165,9 +167,9 @@ def test_too_little_memory_names_a_length_that_fits_and_the_next_does_not(model,
 
 
 def test_a_window_needs_only_its_window():
-    shape = PoolShape(16, 1, (KVGroupFacts("sliding", 64, 1),))
-    assert shape.request_blocks(10_000) == 5
-    model = plans.make_model(kv_groups=(KVGroupFacts("sliding", 64, 28),))
+    pool = plan_kv_pool([KeyValues(1, 8, window=64)], 16, NumberBytes(2, 2))
+    assert pool.least_blocks(10_000, is_chunked=True) == 5
+    model = plans.make_model(memories=(KeyValues(8, 128, window=64),) * 28)
     assert plan_of(model, block_size=16, num_gpu_blocks_override=6).max_model_len == 40_960
     with pytest.raises(LoadError):
         plan_of(model, block_size=16, num_gpu_blocks_override=5)
@@ -182,9 +184,9 @@ def test_a_window_needs_only_its_window():
     st.one_of(st.none(), st.integers(1, 700)),
 )
 def test_blocks_of_a_request_are_those_that_the_scheduler_counts(size, length, chunk, window):
-    shape = PoolShape(size, 1, (KVGroupFacts("any", window, 1),))
+    pool = plan_kv_pool([KeyValues(1, 8, window)], size, NumberBytes(2, 2))
     group = FullGroup(size) if window is None else SlidingGroup(size, window)
-    assert shape.request_blocks(length, chunk) == group.num_needed(length, chunk)
+    assert pool.held_blocks(length, chunk) == group.num_needed(length, chunk)
 
 
 @settings(deadline=None)
@@ -194,11 +196,16 @@ def test_blocks_of_a_request_are_those_that_the_scheduler_counts(size, length, c
     st.lists(st.none() | st.integers(1, 200), min_size=1, max_size=4),
 )
 def test_longest_is_the_border(num_blocks, size, windows):
-    shape = PoolShape(size, 1, tuple(KVGroupFacts("any", w, 1) for w in windows))
+    pool = plan_kv_pool([KeyValues(1, 8, w) for w in windows], size, NumberBytes(2, 2))
     limit = 3000
-    longest = shape.longest(num_blocks, limit)
-    assert longest == 0 or shape.request_blocks(longest) <= num_blocks - 1
-    assert longest == limit or shape.request_blocks(longest + 1) > num_blocks - 1
+    for is_chunked in (True, False):
+        longest = pool.longest(num_blocks, limit, is_chunked=is_chunked)
+
+        def fits(length, is_chunked=is_chunked):
+            return pool.least_blocks(length, is_chunked=is_chunked) <= num_blocks - 1
+
+        assert longest == 0 or fits(longest)
+        assert longest == limit or not fits(longest + 1)
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_sum():

@@ -13,9 +13,11 @@ import random
 import numpy as np
 import torch
 
-from quire.models.kv_groups import kv_groups
+from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
 from quire.ops import Batch, GroupBatch, select
+from quire.runner.kv_cache import KVCache
 
 BLOCK = 4
 TOLERANCE = 2e-5
@@ -28,67 +30,73 @@ def load(folder, spec, *, dtype=torch.float32, **keywords):
 
 
 class PagedRun:
-    """A few rows with all their blocks, and the steps that compute them."""
+    """A few rows with all their blocks, and the steps that compute them. The pool has the layers of
+    `models`, by default of one model; a step runs one of them.
+    """
 
-    def __init__(self, model, prompts, dtype=torch.float32) -> None:
+    def __init__(self, model, prompts, dtype=torch.float32, models=None, ops=None) -> None:
         self.model, self.prompts = model, prompts
-        self.ops = select(device="cpu", dtype=dtype, providers=["torch"])
-        self.groups = kv_groups(model.spec)
+        self.ops = ops or select(device="cpu", dtype=dtype, providers=["torch"])
+        number = NumberBytes(dtype.itemsize, dtype.itemsize)
+        memories = memories_of(m.spec for m in models or [model])
+        self.pool = plan_kv_pool(memories, BLOCK, number)
         self.computed = [0] * len(prompts)
-        needed = [-(-len(p) // BLOCK) for p in prompts]
-        total = sum(needed) * len(self.groups) + 1
+        total = 1 + sum(-(-len(p) // g.block_size) for p in prompts for g in self.pool.groups)
         self.poison = total - 1
-        self.tables = self._tables(needed, total)
+        self.tables = self._tables(total)
         self.kv = self._memory(total, dtype)
 
     def step(self, counts, forward=None):
         """Compute the next counts[r] tokens of each row; returns their logits, row by row."""
+        logits = self.logits(counts, self.model, forward)
+        for r in logits:
+            self.computed[r] += counts[r]
+        return logits
+
+    def logits(self, counts, model, forward=None):
+        """The same with one of the models; the rows stay where they are."""
         rows = [r for r, n in enumerate(counts) if n]
         spans = {r: range(self.computed[r], self.computed[r] + counts[r]) for r in rows}
         ids = torch.cat([self.prompts[r][spans[r].start : spans[r].stop] for r in rows])
         positions = torch.tensor([p for r in rows for p in spans[r]])
-        groups = [self._group(g, rows, spans) for g in range(len(self.groups))]
-        batch = Batch(ids, None, positions[None], groups, self.kv, len(ids))
-        hidden = (forward or self.model.forward)(batch)
-        for r in rows:
-            self.computed[r] = spans[r].stop
-        pieces = self.model.logits(hidden).split([counts[r] for r in rows])
+        groups = [self._group(g, rows, spans) for g in range(len(self.pool.groups))]
+        layer_groups = self.pool.layer_groups
+        batch = Batch(ids, None, positions[None], groups, self.kv, layer_groups, len(ids))
+        hidden = (forward or model.forward)(batch)
+        pieces = model.logits(hidden).split([counts[r] for r in rows])
         return dict(zip(rows, pieces, strict=True))
 
-    def _tables(self, needed, total):
+    def _tables(self, total):
         free = list(range(total - 1))
         random.Random(3).shuffle(free)
-        return [[[free.pop() for _ in range(n)] for n in needed] for _ in self.groups]
+        return [
+            [[free.pop() for _ in range(-(-len(p) // g.block_size))] for p in self.prompts]
+            for g in self.pool.groups
+        ]
 
     def _memory(self, total, dtype):
-        attn = self.model.spec.blocks[0].attn
-        slots = max(len(g.layers) for g in self.groups)
-        memory = [
-            self.ops.allocate_kv(total, BLOCK, attn.kv_heads, attn.head_dim, dtype)
-            for _ in range(slots)
-        ]
-        poison = torch.full((total, 2, BLOCK, attn.kv_heads, attn.head_dim), float("nan"))
-        for kv in memory:
-            self.ops.import_kv(kv, list(range(total)), poison)
-        where = {layer: slot for g in self.groups for slot, layer in enumerate(g.layers)}
-        return [memory[where[layer]] for layer in range(len(self.model.spec.blocks))]
+        layers = KVCache(ops=self.ops, pool=self.pool, num_blocks=total, dtype=dtype).layers
+        for kv in {id(kv): kv for kv in layers}.values():
+            block = (2, kv.block_size, kv.kv_heads, kv.head_dim)
+            self.ops.import_kv(kv, range(total), torch.full((total, *block), float("nan")))
+        return layers
 
     def _group(self, g, rows, spans):
-        window = self.groups[g].window
+        window, size = self.pool.groups[g].window, self.pool.groups[g].block_size
         width = max(len(self.tables[g][r]) for r in rows)
         table = torch.full((len(rows), width), self.poison, dtype=torch.int32)
         slots = []
         for i, r in enumerate(rows):
             blocks = self.tables[g][r]
-            first = 0 if window is None else max(0, spans[r].start - window + 1) // BLOCK
-            last = -(-spans[r].stop // BLOCK)
+            first = 0 if window is None else max(0, spans[r].start - window + 1) // size
+            last = -(-spans[r].stop // size)
             table[i, first:last] = torch.tensor(blocks[first:last], dtype=torch.int32)
-            slots += [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in spans[r]]
+            slots += [blocks[p // size] * size + p % size for p in spans[r]]
         plan = self.ops.plan_attention(
             query_start=np.cumsum([0] + [len(spans[r]) for r in rows]).astype(np.int32),
             seq_lens=np.array([spans[r].stop for r in rows], dtype=np.int32),
             block_table=table,
-            block_size=BLOCK,
+            block_size=size,
             window=window,
         )
         return GroupBatch(torch.tensor(slots), plan)

@@ -12,9 +12,11 @@ from quire.errors import (
     UnsupportedArchitecture,
     UnsupportedConfigValue,
 )
-from quire.models import kv_bytes_per_token, kv_groups, read_spec
+from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.costs import active_parameters, num_parameters
+from quire.models.kv_pool import token_bytes
+from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
@@ -238,22 +240,30 @@ def test_active_parameters_of_a_mixture():
     assert active_parameters(spec) == 12_879_925_248 - 32000 * 4096  # published, less the embedding
 
 
+BF16 = NumberBytes(2, 2)
+
+
 def test_kv_bytes_and_groups_of_known_models():
-    assert kv_bytes_per_token(read_spec(PUBLISHED["Llama-3.1-8B"][0]), 2) == 131_072
-    groups = kv_groups(read_spec(PUBLISHED["gemma-3-1b"][0]))
+    def groups_of(name):
+        memories = memories_of([read_spec(PUBLISHED[name][0])])
+        return plan_kv_pool(memories, 32, BF16).groups
+
+    llama = memories_of([read_spec(PUBLISHED["Llama-3.1-8B"][0])])
+    assert token_bytes(llama, BF16) == 131_072
+    groups = groups_of("gemma-3-1b")
     assert [len(g.layers) for g in groups] == [4, 4, 4, 4, 4, 4, 2]
     assert [g.window for g in groups] == [None] + [512] * 6
     assert sorted(layer for g in groups for layer in g.layers) == list(range(26))
-    assert [len(g.layers) for g in kv_groups(read_spec(PUBLISHED["gemma-2-2b"][0]))] == [13, 13]
+    assert [len(g.layers) for g in groups_of("gemma-2-2b")] == [13, 13]
 
 
 def test_a_window_as_long_as_the_context_is_none():
     spec = read_spec(PUBLISHED["Phi-3.5-mini"][0])
-    assert spec.blocks[0].attn.window is None
+    assert spec.blocks[0].mixer.window is None
 
 
 def test_mxfp4_is_refused_by_name():
-    assert isinstance(read_spec(GPT_OSS).blocks[0].attn.rope.scaling, YarnScaling)
+    assert isinstance(read_spec(GPT_OSS).blocks[0].mixer.rope.scaling, YarnScaling)
     with pytest.raises(UnsupportedConfigValue, match="quantization_config='mxfp4'"):
         read_spec({**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}})
 
@@ -263,13 +273,13 @@ def test_old_and_new_rope_keys_mean_the_same():
     old = read_spec(llama(rope_theta=5000.0, rope_scaling={"type": "linear", "factor": 2.0}))
     new = read_spec(llama(rope_parameters={"rope_theta": 5000.0, **scaling}))
     assert old == new
-    assert old.blocks[0].attn.rope.scaling == LinearScaling(2.0)
+    assert old.blocks[0].mixer.rope.scaling == LinearScaling(2.0)
 
 
 def test_rope_per_layer_type_goes_to_its_layers():
     config, _ = PUBLISHED["gemma-3-1b"]
     spec = read_spec({**config, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
-    local, full = spec.blocks[0].attn, spec.blocks[5].attn
+    local, full = spec.blocks[0].mixer, spec.blocks[5].mixer
     assert (local.window, local.rope.theta, local.rope.scaling) == (512, 1e4, None)
     assert (full.window, full.rope.theta, full.rope.scaling) == (None, 1e6, LinearScaling(8.0))
     nested = {
@@ -281,7 +291,7 @@ def test_rope_per_layer_type_goes_to_its_layers():
 
 
 def test_longrope_attention_follows_the_extension():
-    scaling = read_spec(PUBLISHED["Phi-3.5-mini"][0]).blocks[0].attn.rope.scaling
+    scaling = read_spec(PUBLISHED["Phi-3.5-mini"][0]).blocks[0].mixer.rope.scaling
     assert isinstance(scaling, LongRopeScaling)
     assert scaling.attention_factor == pytest.approx(1.1902380714238083)
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from quire.models import kv_groups, read_spec
+from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
+from quire.models.layer_memory import NumberBytes
 from tests.models.hostile_models import HOSTILE
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_chunked, run_full
 
@@ -63,7 +64,7 @@ def test_bfloat16_is_loaded_and_run_as_bfloat16(checkpoints):
 
 def test_windows_make_groups_of_equal_slots(checkpoints):
     spec = read_spec(read_config(checkpoints["gemma3"].folder))
-    groups = kv_groups(spec)
+    groups = plan_kv_pool(memories_of([spec]), 32, NumberBytes(2, 2)).groups
     assert [(g.kind, g.window, g.layers) for g in groups] == [
         ("full", None, (1,)),
         ("sliding", 4, (0,)),

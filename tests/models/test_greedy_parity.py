@@ -10,8 +10,10 @@ from quire.config.planning import make_plan
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
-from quire.models import kv_groups, read_spec
+from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.layer_memory import NumberBytes
 from quire.params import SamplingParams
 from tests.models.hostile_models import HOSTILE, make
 
@@ -73,7 +75,8 @@ def engine(folder, **args):
 def test_greedy_tokens_equal_transformers(name, tmp_path):
     hostile = longer(name)
     made = make(hostile, tmp_path)
-    windows = [group.window for group in kv_groups(read_spec(read_config(made.folder)))]
+    pool = plan_kv_pool(memories_of([read_spec(read_config(made.folder))]), 4, NumberBytes(4, 4))
+    windows = [group.window for group in pool.groups]
     # Full attention: two requests of full length fit. Windows alone never run out, so there
     # preemption is forced now and then.
     blocks = 1 + sum(2 * -(-hostile.max_model_len // 4) if w is None else 12 for w in windows)

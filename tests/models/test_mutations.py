@@ -81,7 +81,7 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, mlp: Any) -> b
     if path == ("context",):
         return True  # a limit, no part of any formula
     if last == "qk_norm_over":
-        return all(block.attn.qk_norm is None for block in spec.blocks)
+        return all(block.mixer.qk_norm is None for block in spec.blocks)
     if "scaling" in path and name == "llama-dynamic":
         return last in ("factor", "original")  # act beyond the original length: test_rotary
     if "scaling" in path and name.startswith("phi3"):

@@ -22,13 +22,13 @@ def test_frequencies_are_those_of_transformers(checkpoints, name):
     made = checkpoints[name]
     spec = read_spec(read_config(made.folder))
     theirs = random_model(HOSTILE[name]).model.rotary_emb
-    ours, factor = frequencies(spec.blocks[0].attn.rope, made.max_model_len)
+    ours, factor = frequencies(spec.blocks[0].mixer.rope, made.max_model_len)
     assert torch.equal(ours, theirs.inv_freq)
     assert factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
 
 
 def test_a_table_holds_cosines_then_sines_times_the_factor(checkpoints):
-    rope_spec = read_spec(read_config(checkpoints["llama-yarn"].folder)).blocks[0].attn.rope
+    rope_spec = read_spec(read_config(checkpoints["llama-yarn"].folder)).blocks[0].mixer.rope
     inverse, factor = frequencies(rope_spec, 64)
     table = rotary_table(rope_spec, 64, CPU)
     assert table.dim == 24 and table.cos_sin.shape == (64, 24)
@@ -55,7 +55,7 @@ def test_dynamic_scaling_is_that_of_a_sequence_as_long_as_the_limit(tmp_path):
 
 
 def test_dynamic_scaling_is_none_up_to_the_original_length(checkpoints):
-    rope_spec = read_spec(read_config(checkpoints["llama-dynamic"].folder)).blocks[0].attn.rope
+    rope_spec = read_spec(read_config(checkpoints["llama-dynamic"].folder)).blocks[0].mixer.rope
     plain = frequencies(type(rope_spec)(rope_spec.theta, rope_spec.dim), 64)[0]
     assert torch.equal(frequencies(rope_spec, 64)[0], plain)
     assert not torch.equal(frequencies(rope_spec, 65)[0], plain)

@@ -46,11 +46,10 @@ def held_out_windows(names=HELD_OUT, window=WINDOW, step=None):
 def logits_of(model, ops, ids):
     """All logits of one prompt, in one step."""
     spec, count = model.spec, len(ids)
-    attention = spec.blocks[0].attn
     blocks = -(-count // 16)
     kv = [
-        ops.allocate_kv(blocks, 16, attention.kv_heads, attention.head_dim, torch.bfloat16)
-        for _ in spec.blocks
+        ops.allocate_kv(blocks, 16, memory.kv_heads, memory.head_dim, torch.bfloat16)
+        for memory in (block.mixer.memory for block in spec.blocks)
     ]
     plan = ops.plan_attention(
         query_start=np.array([0, count], dtype=np.int32),
@@ -61,7 +60,7 @@ def logits_of(model, ops, ids):
     )
     positions = torch.arange(count)
     groups = [GroupBatch(positions, plan)]
-    hidden = model.forward(Batch(ids, None, positions[None], groups, kv, count))
+    hidden = model.forward(Batch(ids, None, positions[None], groups, kv, [0] * len(kv), count))
     return model.logits(hidden)
 
 

@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from quire.models.kv_pool import plan_kv_pool
+from quire.models.layer_memory import KeyValues, NumberBytes
 from quire.ops import select
 from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder
@@ -15,7 +17,14 @@ from quire.runner.rows import Rows
 from quire.scheduling.step import Chunk, NewRow, StepPlan
 
 NUM_ROWS, MAX_LEN, SIZE = 6, 40, 4
-WINDOWS = (None, 7)
+WINDOWS = (None, 3, 7)
+POOL = plan_kv_pool(
+    [KeyValues(2, 8), KeyValues(1, 8, window=3), KeyValues(2, 8, window=7)],
+    SIZE,
+    NumberBytes(4, 4),
+)
+SIZES = [group.block_size for group in POOL.groups]
+assert SIZES == [4, 8, 4]
 
 
 class Bench:
@@ -25,19 +34,17 @@ class Bench:
         self.random = random.Random(seed)
         self.step_id = 0
         device = CpuDevice()
-        self.rows = Rows(
-            num_rows=NUM_ROWS, max_len=MAX_LEN, block_size=SIZE, num_groups=2, device=device
-        )
+        self.rows = Rows(num_rows=NUM_ROWS, max_len=MAX_LEN, block_sizes=SIZES, device=device)
         self.ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
         self.builder = BatchBuilder(
-            rows=self.rows, ops=self.ops, device=device, windows=WINDOWS, kv=[], capacity=64
+            rows=self.rows, ops=self.ops, device=device, pool=POOL, kv=[], capacity=64
         )
         self.decode = list(range(NUM_ROWS))
         self.apply(added=[self.request(row) for row in range(NUM_ROWS)])
 
     def request(self, row):
         length = self.random.randint(12, 20)
-        tables = tuple(self.random.sample(range(100), MAX_LEN // SIZE) for _ in WINDOWS)
+        tables = tuple(self.random.sample(range(100), MAX_LEN // size) for size in SIZES)
         return NewRow(
             row=row,
             handle=row,
@@ -73,8 +80,9 @@ class Bench:
                 position = int(rows.num_computed[row]) + i
                 assert inputs.batch.ids[at] == rows.token_ids[row, position]
                 assert inputs.batch.positions[0, at] == position
-                for group, table in zip(inputs.batch.groups, rows.tables, strict=True):
-                    slot = int(table[row, position // SIZE]) * SIZE + position % SIZE
+                groups = inputs.batch.groups
+                for group, table, size in zip(groups, rows.tables, SIZES, strict=True):
+                    slot = int(table[row, position // size]) * size + position % size
                     assert group.slots[at] == slot
                 at += 1
         assert len(inputs.batch.ids) == inputs.batch.num_tokens == at

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from quire.models.kv_pool import plan_kv_pool
+from quire.models.layer_memory import KeyValues, NumberBytes
 from quire.ops import PAD_SLOT, select
 from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder
@@ -21,6 +23,7 @@ from tests.runner.recorded_graphs import RecordingGraphs
 from tests.support.late_driver import LateDriver
 
 NUM_ROWS, MAX_LEN, SIZE = 11, 40, 4
+POOL = plan_kv_pool([KeyValues(1, 8), KeyValues(1, 8, window=7)], SIZE, NumberBytes(4, 4))
 
 
 class Model:
@@ -42,11 +45,11 @@ class Bench:
         self.random = random.Random(seed)
         device = StreamDevice(LateDriver(seed), arena_bytes=1 << 14)
         self.rows = Rows(
-            num_rows=NUM_ROWS, max_len=MAX_LEN, block_size=SIZE, num_groups=2, device=device
+            num_rows=NUM_ROWS, max_len=MAX_LEN, block_sizes=[SIZE, SIZE], device=device
         )
         ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
         self.builder = BatchBuilder(
-            rows=self.rows, ops=ops, device=device, windows=(None, 7), kv=[], capacity=64,
+            rows=self.rows, ops=ops, device=device, pool=POOL, kv=[], capacity=64,
             sizes=sizes,
         )  # fmt: skip
         self.model, self.captured = Model(), []

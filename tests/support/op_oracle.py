@@ -33,6 +33,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.pack_experts,
         op_oracle_rows.moe,
         op_oracle_paged.allocate_kv,
+        op_oracle_paged.allocate_shared_kv,
         op_oracle_paged.export_kv,
         op_oracle_paged.import_kv,
         op_oracle_paged.copy_kv,

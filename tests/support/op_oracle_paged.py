@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import AttentionArgs, NormWeight, QKNorm, RotaryTable
+from quire.ops.kv import BlockShape, LayerState, StateShape
 from tests.support.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
 
 # KV memory
@@ -34,11 +35,6 @@ class OracleKV:
     def __post_init__(self) -> None:
         shape = (self.num_blocks * self.block_size, self.kv_heads, self.head_dim)
         self.keys, self.values = np.full(shape, np.nan), np.full(shape, np.nan)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return int(self.keys.nbytes + self.values.nbytes)
 
     def put(self, slot: int, keys: Array, values: Array) -> None:
         """Store a token's keys and values [K, D]."""
@@ -84,6 +80,18 @@ def allocate_kv(
     """Empty memory: NaN everywhere."""
     assert device.type == "cpu"
     return OracleKV(num_blocks, block_size, kv_heads, head_dim, dtype)
+
+
+def allocate_shared_kv(
+    num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
+) -> tuple[OracleKV | LayerState, ...]:
+    """Memory for each shape: what another one finds where one has written is arbitrary."""
+    return tuple(
+        LayerState(torch.full((num_blocks, shape.num_bytes), 0x55, dtype=torch.uint8))
+        if isinstance(shape, StateShape)
+        else OracleKV(num_blocks, shape.block_size, shape.kv_heads, shape.head_dim, dtype)
+        for shape in shapes
+    )
 
 
 def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:

@@ -118,7 +118,7 @@ class Bench:
         least: Callable[..., float],
         took: Callable[[Timing], float],
     ) -> float:
-        store = store_of(self.plan, self.decoder.blocks[0].attn.head_dim)
+        store = store_of(self.plan)
         return statistics.median(
             least(self.decoder, self.work, store, limits.read_bytes_per_s, limits.flops_per_s)
             / took(timing)

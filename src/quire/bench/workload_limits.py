@@ -13,10 +13,11 @@ import math
 import msgspec
 
 from quire.config.plan import EnginePlan
-from quire.config.resolve.dtype import ITEMSIZE, SCALED_KV
+from quire.config.resolve.dtype import ITEMSIZE, number_bytes
 from quire.models.costs import active_parameters, flops_per_token, num_parameters
+from quire.models.layer_memory import NumberBytes
 from quire.models.parameters import parameters
-from quire.models.spec import Block, Decoder, Moe
+from quire.models.spec import Decoder, Moe
 from quire.ops import WeightFormat
 from quire.quantization import RECIPES, UNQUANTIZED
 
@@ -42,14 +43,14 @@ class Store(msgspec.Struct, frozen=True):
 
     layers: float
     head: float
-    kv: float
+    kv: NumberBytes
 
 
-def store_of(plan: EnginePlan, head_dim: int) -> Store:
+def store_of(plan: EnginePlan) -> Store:
     """How an engine with this plan keeps a model."""
     recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
     size = ITEMSIZE[plan.dtype]
-    kv = 1 + 4 / head_dim if plan.kv_dtype in SCALED_KV else ITEMSIZE[plan.kv_dtype]
+    kv = number_bytes(plan.dtype, plan.kv_dtype)
     return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
 
 
@@ -115,14 +116,8 @@ def step_bytes(decoder: Decoder, num_rows: int, context: int, store: Store) -> f
     """Bytes that a decode step reads: the weights that its rows use, once, and their K/V."""
     weights = store.layers * _layer_weights_read(decoder, num_rows)
     weights += store.head * _head_weights(decoder)
-    return weights + store.kv * num_rows * sum(_kv_read(b, context) for b in decoder.blocks)
-
-
-def _kv_read(block: Block, context: int) -> int:
-    """Values of keys and values that a new token sees."""
-    attn = block.attn
-    seen = context if attn.window is None else min(context, attn.window)
-    return 2 * seen * attn.kv_heads * attn.head_dim
+    memories = [block.mixer.memory for block in decoder.blocks]
+    return weights + num_rows * sum(m.num_seen(context) * m.token_bytes(store.kv) for m in memories)
 
 
 def _head_weights(decoder: Decoder) -> int:

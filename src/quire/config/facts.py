@@ -10,13 +10,7 @@ from typing import Any
 
 import msgspec
 
-
-class KVGroupFacts(msgspec.Struct, frozen=True):
-    """One group of layers that share block ids. `window` in tokens, None: the whole context."""
-
-    kind: str
-    window: int | None
-    num_layers: int
+from quire.models.layer_memory import LayerMemory
 
 
 class ModelLength(msgspec.Struct, frozen=True):
@@ -32,11 +26,9 @@ class ModelLength(msgspec.Struct, frozen=True):
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
-    `kv_values_per_token`: elements of K and V that one token takes in one group, which is the same
-    for all groups, and `kv_vectors_per_token` how many keys and values of a head they are.
-    `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
-    together. `widest`: elements of the widest activation of one
-    token, for the workspace.
+    `memories`: what each layer remembers of a request. `num_experts` of a layer, 0 in a dense
+    model; `num_expert_parameters` of those of all layers together. `widest`: elements of the widest
+    activation of one token, for the workspace.
     """
 
     name: str
@@ -53,9 +45,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int = 0
     num_expert_parameters: int = 0
     vocab_size: int
-    kv_groups: tuple[KVGroupFacts, ...]
-    kv_values_per_token: int
-    kv_vectors_per_token: int
+    memories: tuple[LayerMemory | None, ...]
     length: ModelLength
     generation_config: dict[str, Any] = {}
     generation_config_source: str = ""

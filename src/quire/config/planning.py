@@ -12,13 +12,13 @@ from typing import Any
 from quire import embedded
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
-from quire.config.facts import KVGroupFacts, ModelFacts, ModelLength
+from quire.config.facts import ModelFacts, ModelLength
 from quire.config.plan import EnginePlan
 from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
-from quire.models import kv_groups, read_spec
-from quire.models.kv_groups import layer_slots
+from quire.models import read_spec
+from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
@@ -47,10 +47,9 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     folder = _model_folder(args)
     config = overridden(read_json(folder / "config.json"), args.hf_overrides)
     decoder = read_spec(config)
-    groups = kv_groups(decoder)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
-    first, length = decoder.blocks[0].attn, length_facts(config)
+    length = length_facts(config)
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
@@ -66,9 +65,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         num_experts=max(b.mlp.experts if isinstance(b.mlp, Moe) else 0 for b in decoder.blocks),
         num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
-        kv_groups=tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
-        kv_values_per_token=layer_slots(groups) * 2 * first.kv_heads * first.head_dim,
-        kv_vectors_per_token=layer_slots(groups) * 2 * first.kv_heads,
+        memories=memories_of([decoder]),
         length=ModelLength(length.limit, length.default, length.source),
         generation_config=generation,
         generation_config_source=generation_source,
@@ -208,6 +205,6 @@ def _chat_template(given: str | None) -> tuple[str | None, str]:
 
 def _width(block: Block) -> int:
     """Values of the widest activation of one token in a layer."""
-    attn, mlp = block.attn, block.mlp
+    mixer, mlp = block.mixer, block.mlp
     feed_forward = mlp.width * 2 * (mlp.top_k if isinstance(mlp, Moe) else 1)
-    return max((attn.heads + 2 * attn.kv_heads) * attn.head_dim, feed_forward)
+    return max((mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim, feed_forward)

@@ -6,6 +6,13 @@ loading it; `decoder`, `heads`, `rotary` and `weights` need torch and are import
 """
 
 from quire.models.families import find_family, read_spec
-from quire.models.kv_groups import KVGroup, kv_bytes_per_token, kv_groups
+from quire.models.kv_pool import KVGroup, KVPool, memories_of, plan_kv_pool
 
-__all__ = ["KVGroup", "find_family", "kv_bytes_per_token", "kv_groups", "read_spec"]
+__all__ = [
+    "KVGroup",
+    "KVPool",
+    "find_family",
+    "memories_of",
+    "plan_kv_pool",
+    "read_spec",
+]

@@ -20,6 +20,7 @@ from quire.models.layers import (
     FeedForward,
     Layer,
     LocalExperts,
+    Mixer,
     MixtureOfExperts,
     make_entrance,
     make_join,
@@ -50,7 +51,7 @@ class _Pieces:
     """A block's parts before it is known what follows it."""
 
     attn_pre: NormWeight | None
-    attend: AttentionLayer
+    mix: Mixer
     attn_post: NormWeight | None
     mlp_pre: NormWeight | None
     feed: FeedForward
@@ -106,7 +107,7 @@ class Assembly:
         norm = b.norm
         return _Pieces(  # evaluated in this order, which is the order of the leaves
             attn_pre=self._norm(at + "attn_pre", norm) if b.pre else None,
-            attend=self._attention(at + "attn.", b.attn),
+            mix=self._attention(at + "attn.", b.mixer),
             attn_post=self._norm(at + "attn_post", norm) if b.post else None,
             mlp_pre=self._norm(at + "mlp_pre", norm) if b.pre else None,
             feed=self._feed_forward(at + "mlp.", b.mlp),
@@ -118,8 +119,8 @@ class Assembly:
         ops = self._ops
         return Layer(
             enter=make_entrance(ops, p.attn_pre),
-            attend=p.attend,
-            join_attention=make_join(ops, p.attn_post, p.mlp_pre, p.scale),
+            mix=p.mix,
+            join_mixer=make_join(ops, p.attn_post, p.mlp_pre, p.scale),
             feed=p.feed,
             join_feed=make_join(ops, p.mlp_post, after, p.scale),
         )

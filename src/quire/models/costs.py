@@ -26,12 +26,9 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     layers.
     """
     return 2 * active_parameters(decoder) + sum(
-        4 * b.attn.heads * b.attn.head_dim * _seen(b, context) for b in decoder.blocks
+        4 * mixer.heads * mixer.head_dim * mixer.memory.num_seen(context)
+        for mixer in (block.mixer for block in decoder.blocks)
     )
-
-
-def _seen(block: Block, context: int) -> int:
-    return context if block.attn.window is None else min(context, block.attn.window)
 
 
 def _idle_expert_weights(block: Block, dim: int) -> int:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.models.assembly import Assembly, tensors_of, tensors_within
-from quire.models.kv_groups import layer_group
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
@@ -28,7 +27,8 @@ class DecoderModel:
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
     are stages of their own.
 
-    `layer_group[i]` is the KV group of layer i, its index in `Batch.groups`.
+    `first_layer` is the place of its first layer among those of the pool (`Batch.kv`): not 0 for
+    the second model of a pool.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class DecoderModel:
         max_model_len: int,
         recipe: Recipe = UNQUANTIZED,
         spread: ExpertExchange | None = None,
+        first_layer: int = 0,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are those of several cores, and only
@@ -47,7 +48,7 @@ class DecoderModel:
         """
         self.spec = spec
         self.max_model_len = max_model_len
-        self.layer_group = layer_group(spec)
+        self.first_layer = first_layer
         assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
@@ -92,8 +93,9 @@ class DecoderModel:
             return x
         h = self._layers[start].enter(x)
         for i in range(start, stop):
-            group = batch.groups[self.layer_group[i]]
-            x, h = self._layers[i](x, h, batch.positions, group, batch.kv[i])
+            place = self.first_layer + i
+            group = batch.groups[batch.layer_groups[place]]
+            x, h = self._layers[i](x, h, batch.positions, group, batch.kv[place])
         return h if stop == len(self._layers) else x
 
     __call__ = forward

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -25,8 +26,12 @@ from quire.ops import (
     QKNorm,
     RotaryTable,
 )
+from quire.ops.kv import BlockMemory
 from quire.ops.moe import grouped_mixture
 
+Mixer = Callable[[Tensor, Tensor, GroupBatch, Any], Tensor]
+"""h [T, C], positions, the layer's KV group in this step, its memory, which is of the kind that the
+mixer's spec states -> [T, C]."""
 FeedForward = Callable[[Tensor], Tensor]
 Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -151,16 +156,16 @@ class Layer:
     """One block. Carries the residual stream x, and h: x made ready for the next sub-layer."""
 
     enter: Callable[[Tensor], Tensor]  # h for a pass that begins with this layer
-    attend: AttentionLayer
-    join_attention: Join
+    mix: Mixer
+    join_mixer: Join
     feed: FeedForward
     join_feed: Join
 
     def __call__(
-        self, x: Tensor, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV
+        self, x: Tensor, h: Tensor, positions: Tensor, group: GroupBatch, kv: BlockMemory | None
     ) -> tuple[Tensor, Tensor]:
         """x, h [T, C] -> x, h for the next layer."""
-        x, h = self.join_attention(x, self.attend(h, positions, group, kv))
+        x, h = self.join_mixer(x, self.mix(h, positions, group, kv))
         return self.join_feed(x, self.feed(h))
 
 

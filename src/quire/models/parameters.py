@@ -71,7 +71,7 @@ def _leaves(d: Decoder) -> Iterator[Parameter]:
 def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
     if b.pre:
         yield from _norm(at + "attn_pre", b.norm, dim)
-    yield from _attention(at + "attn.", b.attn, dim)
+    yield from _attention(at + "attn.", b.mixer, dim)
     if b.post:
         yield from _norm(at + "attn_post", b.norm, dim)
     if b.pre:

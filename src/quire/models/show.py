@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
-from quire.models.kv_groups import kv_bytes_per_token, kv_groups
+from quire.models.kv_pool import memories_of, plan_kv_pool, token_bytes
+from quire.models.layer_memory import NumberBytes
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.spec import (
     Attention,
@@ -23,6 +24,9 @@ from quire.models.spec import (
     YarnScaling,
 )
 
+_BLOCK_SIZE = 32
+"""The default."""
+
 _NORM_WORDS = {
     "rms": "rms_norm",
     "rms_late_cast": "rms_norm",
@@ -36,12 +40,14 @@ def describe(decoder: Decoder, *, weight_bytes: int = 2, kv_bytes: int = 2) -> s
 
     `weight_bytes` and `kv_bytes` are bytes per value of weights and KV cache.
     """
-    return "\n".join(
-        [*_figures(decoder, weight_bytes, kv_bytes), "", *_program(decoder), "", *_groups(decoder)]
-    )
+    number = NumberBytes(weight_bytes, kv_bytes)
+    parts = (
+        _figures(decoder, weight_bytes, number), _program(decoder), _groups(decoder, number)
+    )  # fmt: skip
+    return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _figures(d: Decoder, weight_bytes: int, kv_bytes: int) -> Iterator[str]:
+def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str]:
     total, active = num_parameters(d), active_parameters(d)
     yield f"parameters        {total:,} ({total * weight_bytes / 2**30:.2f} GiB)"
     if any(isinstance(b.mlp, Moe) for b in d.blocks):
@@ -50,7 +56,7 @@ def _figures(d: Decoder, weight_bytes: int, kv_bytes: int) -> Iterator[str]:
     yield f"hidden width      {d.dim:,}"
     yield f"vocabulary        {d.vocab:,}" + (" (head tied to embedding)" if d.tie else "")
     yield f"context           {d.context:,} tokens"
-    yield f"KV cache          {kv_bytes_per_token(d, kv_bytes):,} bytes per token"
+    yield f"KV cache          {token_bytes(memories_of([d]), number):,} bytes per token"
     yield f"arithmetic        {flops_per_token(d) / 1e9:.2f} GFLOP per token, and attention"
 
 
@@ -80,7 +86,7 @@ def _head(d: Decoder) -> Iterator[str]:
 
 def _block(b: Block) -> Iterator[str]:
     yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
-    yield from _attention(b.attn)
+    yield from _attention(b.mixer)
     yield _residual(b)
     yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
     yield from _moe(b.mlp) if isinstance(b.mlp, Moe) else _mlp(b.mlp, "h")
@@ -154,8 +160,12 @@ def _scaling(r: Rope) -> str:
     return ""
 
 
-def _groups(d: Decoder) -> Iterator[str]:
-    yield "KV groups"
-    for group in kv_groups(d):
+def _groups(d: Decoder, number: NumberBytes) -> Iterator[str]:
+    pool = plan_kv_pool(memories_of([d]), _BLOCK_SIZE, number)
+    yield f"KV groups, which share blocks of {pool.block_bytes:,} bytes"
+    for group in pool.groups:
         window = "" if group.window is None else f", window {group.window}"
-        yield f"    {group.kind}{window}: layers {', '.join(map(str, group.layers))}"
+        unused = pool.unused(group)
+        note = f"; {unused:.1%} of a block unused" if unused >= 0.001 else ""
+        size = "" if group.kind == "state" else f" ({group.block_size} tokens a block{note})"
+        yield f"    {group.kind}{window}: layers {', '.join(map(str, group.layers))}{size}"

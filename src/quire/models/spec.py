@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.models.layer_memory import KeyValues
+
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 RouterScore = Literal["softmax", "softmax_topk"]
@@ -121,6 +123,11 @@ class Attention:
     o_bias: bool = False
     sinks: bool = False
 
+    @property
+    def memory(self) -> KeyValues:
+        """Keys and values of the tokens that queries see."""
+        return KeyValues(self.kv_heads, self.head_dim, self.window)
+
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
@@ -154,13 +161,14 @@ class Moe:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer: x += r * post(f(pre(x))) for attention and then for the feed-forward part, r =
-    `residual_scale`.
+    """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
+    = `residual_scale`.
 
-    `pre` and `post` say whether these norms exist.
+    `pre` and `post` say whether these norms exist. A mixer states what it remembers of a request in
+    `memory`, None where that is nothing.
     """
 
-    attn: Attention
+    mixer: Attention
     mlp: Mlp | Moe
     norm: Norm
     pre: bool = True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from quire.ops.attention import AttentionPlan
-from quire.ops.kv import LayerKV
+from quire.ops.kv import BlockMemory
 
 PAD_SLOT = -1
 """The slot of a token whose keys and values are written nowhere."""
@@ -25,16 +26,18 @@ class GroupBatch:
 
 @dataclass(slots=True)
 class Batch:
-    """One step's input to the model, made by the runner and valid during that step.
+    """One step's input to a model, made by the runner and valid during that step.
 
     ids [T] int64, or embeds [T, C] in the model's dtype where the embedding stage ran before;
-    positions [P, T] int64 (P = 1); one entry of `groups` per KV group; one entry of `kv` per layer.
-    Tokens of a row are consecutive.
+    positions [P, T] int64 (P = 1); one entry of `groups` per KV group. Of every layer of the pool,
+    which may have those of several models: `kv`, its memory (None: it has none), and
+    `layer_groups`, its KV group. Tokens of a row are consecutive.
     """
 
     ids: Tensor | None
     embeds: Tensor | None
     positions: Tensor
     groups: list[GroupBatch]
-    kv: list[LayerKV]
+    kv: list[BlockMemory | None]
+    layer_groups: Sequence[int]
     num_tokens: int

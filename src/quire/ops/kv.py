@@ -3,6 +3,10 @@
 The layout belongs to the provider; all ops that touch it share the format "kv". Whoever moves
 blocks (offload, sleep, transfer) sees the neutral form [n, 2, S, K, D], keys then values.
 
+Layers of different KV groups may have one piece of memory in common, since a block belongs to one
+group at a time: `allocate_shared_kv` lays it out for each. Where their blocks are not equally
+large, a page of the memory, which holds one block, is as large as the largest.
+
 Two types of KV memory have a byte for each number: int8, whole numbers of -127..127, and e4m3,
 floats of up to 448. Every key and every value of a head has one fp32 scale of its own, which makes
 the largest magnitude the largest number (`quantize_rows`, `fp8_rows`). A scale per token and head
@@ -13,6 +17,7 @@ form then has the memory's type, [n, 2, S, K, D + 4], the scale's bytes at the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,7 +27,7 @@ from torch import Tensor
 
 from quire.ops.fp8 import FP8, LARGEST, fp8_rows
 from quire.ops.quantized import quantize_rows
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 BlockIds = Sequence[int] | Tensor
 """Block ids, each in 0..N-1 and no id twice."""
@@ -46,22 +51,62 @@ class LayerKV(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
     @property
-    def nbytes(self) -> int: ...
+    def parts(self) -> tuple[Tensor, ...]:
+        """Views [N, ...] of all that blocks hold, in types that all of torch's indexing knows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """One layer's recurrent states, a state per block: `data` [N, B] uint8, whose rows begin at
+    multiples of 64 bytes from the first. Contents are arbitrary until they are written.
+    """
+
+    data: Tensor
+
+    @property
+    def num_blocks(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self.data,)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """A block of keys and values: S tokens of K heads of D numbers."""
+
+    block_size: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """A block that holds a state of so many bytes."""
+
+    num_bytes: int
+
+
+BlockShape = KVShape | StateShape
+BlockMemory = LayerKV | LayerState
 
 
 @dataclass(frozen=True, slots=True)
 class PlainKV:
     """Plain torch's layout: one lane per slot that holds the keys, then the values of all heads.
 
-    `lanes` is [1 + N*S + 1, 2, K, D]:
+    `lanes` is [1 + N*Q + 1, 2, K, D], where Q = `page_lanes` is S, or more where blocks of another
+    shape in the same memory are larger:
 
-    | lane     | what it is for                                                               |
-    | -------- | ---------------------------------------------------------------------------- |
-    | 0        | zeros for ever: what a padded lane of a gather reads, so that no NaN gets in |
-    | 1 + slot | the keys and values of that slot                                             |
-    | last     | written for PAD_SLOT (-1 counts from the end of `slots`), never read         |
+    | lane                 | what it is for                                                       |
+    | -------------------- | -------------------------------------------------------------------- |
+    | 0                    | zeros for ever: what a padded lane of a gather reads, against NaN    |
+    | 1 + block * Q + i    | the keys and values of token i of that block                         |
+    | last                 | written for PAD_SLOT (-1 counts from the end of `slots`), never read |
 
-    `scales` [1 + N*S + 1, 2, K] fp32 belong to lanes in a type of `LARGEST_NUMBER`.
+    `scales` [1 + N*Q + 1, 2, K] fp32 belong to lanes in a type of `LARGEST_NUMBER`.
     """
 
     lanes: Tensor
@@ -72,6 +117,7 @@ class PlainKV:
     slots: Tensor
     keys: Tensor
     values: Tensor
+    page_lanes: int
     scales: Tensor | None = None
 
     @property
@@ -79,8 +125,9 @@ class PlainKV:
         return self.lanes.dtype
 
     @property
-    def nbytes(self) -> int:
-        return nbytes(self.lanes, self.scales)
+    def parts(self) -> tuple[Tensor, ...]:
+        numbers = movable(self.blocks)
+        return (numbers,) if self.scales is None else (numbers, self.block_scales)
 
     @property
     def blocks(self) -> Tensor:
@@ -94,8 +141,13 @@ class PlainKV:
         return self._blocks(self.scales)
 
     def _blocks(self, lanes: Tensor) -> Tensor:
-        n, s = self.num_blocks, self.block_size
-        return lanes[1 : 1 + n * s].view(n, s, *lanes.shape[1:])
+        n, q = self.num_blocks, self.page_lanes
+        return lanes[1 : 1 + n * q].view(n, q, *lanes.shape[1:])[:, : self.block_size]
+
+    def _places(self, slots: Tensor) -> Tensor:
+        """Slots, or PAD_SLOT, as places in `slots`: the same, unless pages have unused lanes."""
+        size, apart = self.block_size, self.page_lanes - self.block_size
+        return slots if apart == 0 else slots + (slots.clamp(min=0) // size) * apart
 
     @property
     def k(self) -> Tensor:
@@ -109,7 +161,7 @@ class PlainKV:
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, K, D] of any float dtype in slots [T]."""
-        index = (slots,)
+        index = (self._places(slots),)
         if self.scales is None:
             self.keys.index_put_(index, keys)
             self.values.index_put_(index, values)
@@ -119,7 +171,11 @@ class PlainKV:
         self.scales[1:].index_put_(index, scales)
 
     def read(self, lanes: Tensor, dtype: torch.dtype) -> Tensor:
-        """Lanes [M] as [M, 2, K, D]: as they are stored, or, of memory with scales, in `dtype`."""
+        """[M, 2, K, D] of the slots lanes - 1 [M], zeros for lane 0: as they are stored, or, of
+        memory with scales, in `dtype`.
+        """
+        if self.page_lanes != self.block_size:
+            lanes = self._places(lanes - 1) + 1
         if self.scales is None:
             return self.lanes.index_select(0, lanes)
         stored = movable(self.lanes).index_select(0, lanes).view(self.dtype)
@@ -188,24 +244,93 @@ def allocate_kv(
     """KV memory of one layer for num_blocks blocks of block_size tokens; contents are arbitrary."""
     shape = (num_blocks * block_size + 2, 2, kv_heads, head_dim)
     lanes = torch.empty(shape, dtype=dtype, device=device)
+    return _plain_kv(lanes, num_blocks, block_size, page_lanes=block_size)
+
+
+def _plain_kv(lanes: Tensor, num_blocks: int, block_size: int, *, page_lanes: int) -> PlainKV:
+    """The layout over lanes [1 + N*Q + 1, 2, K, D], with scales of its own."""
+    _, _, kv_heads, head_dim = lanes.shape
     lanes[0].zero_()
     slots = lanes[1:]
     scales = None
-    if dtype in LARGEST_NUMBER:
-        scales = torch.empty(shape[:3], device=device)
+    if lanes.dtype in LARGEST_NUMBER:
+        scales = torch.empty(lanes.shape[:3], device=lanes.device)
         scales[0].zero_()
     return PlainKV(
-        lanes, num_blocks, block_size, kv_heads, head_dim, slots, slots[:, 0], slots[:, 1], scales
+        lanes,
+        num_blocks,
+        block_size,
+        kv_heads,
+        head_dim,
+        slots,
+        slots[:, 0],
+        slots[:, 1],
+        page_lanes=page_lanes,
+        scales=scales,
     )
 
 
-def _block_bytes(kv: LayerKV, block_ids: BlockIds, *_: Any) -> int:
-    slots = len(block_ids) * kv.block_size
-    return 4 * slots * kv.kv_heads * vector_bytes(kv)
+def _shared_bytes(
+    num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, **_: Any
+) -> int:
+    return num_blocks * max(_shape_bytes(shape, dtype) for shape in shapes)
 
 
-def _index(kv: PlainKV, block_ids: BlockIds) -> Tensor:
-    return torch.as_tensor(block_ids, dtype=torch.int64, device=kv.lanes.device)
+def _shape_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
+    if isinstance(shape, StateShape):
+        return shape.num_bytes
+    return 2 * shape.block_size * shape.kv_heads * _vector_bytes(shape.head_dim, dtype)
+
+
+@op(num_bytes=_shared_bytes, format="kv", binds=("device",))
+def allocate_shared_kv(
+    num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
+) -> tuple[PlainKV | LayerState, ...]:
+    """Memory of num_blocks blocks, each of which holds a block of one of `shapes` at a time: a view
+    of it for each, in order. What is written through one is arbitrary through the others.
+    """
+    lanes = [_lane_bytes(shape, dtype) for shape in shapes if isinstance(shape, KVShape)]
+    page = page_bytes([_lanes_bytes(shape, dtype) for shape in shapes], lanes)
+    guard = page_bytes(lanes or [0])  # lane 0 of every shape, and the last lane
+    memory = torch.empty(guard + num_blocks * page + guard, dtype=torch.uint8, device=device)
+    pages = memory[guard : guard + num_blocks * page].view(num_blocks, page)
+
+    def view(shape: BlockShape) -> PlainKV | LayerState:
+        if isinstance(shape, StateShape):
+            return LayerState(pages[:, : shape.num_bytes])
+        size = _lane_bytes(shape, dtype)
+        own = memory[guard - size : guard + num_blocks * page + size]
+        lanes = own.view(dtype).view(-1, 2, shape.kv_heads, shape.head_dim)
+        return _plain_kv(lanes, num_blocks, shape.block_size, page_lanes=page // size)
+
+    return tuple(map(view, shapes))
+
+
+def page_bytes(sizes: Sequence[int], multiples: Sequence[int] = ()) -> int:
+    """The size of pages for blocks of these sizes: a multiple of a cache line and of each of
+    `multiples`.
+    """
+    unit = math.lcm(64, *multiples)
+    return -(-max(sizes) // unit) * unit
+
+
+def _lane_bytes(shape: KVShape, dtype: torch.dtype) -> int:
+    return 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
+
+
+def _lanes_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
+    """A block without scales."""
+    if isinstance(shape, StateShape):
+        return shape.num_bytes
+    return shape.block_size * _lane_bytes(shape, dtype)
+
+
+def _block_bytes(kv: BlockMemory, block_ids: BlockIds, *_: Any) -> int:
+    return 2 * len(block_ids) * sum(part[:1].nbytes for part in kv.parts)
+
+
+def _ids(block_ids: BlockIds, device: torch.device) -> Tensor:
+    return torch.as_tensor(block_ids, dtype=torch.int64, device=device)
 
 
 @op(num_bytes=_block_bytes, format="kv")
@@ -213,7 +338,7 @@ def export_kv(kv: PlainKV, block_ids: BlockIds) -> Tensor:
     """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids; of
     memory with scales [n, 2, S, K, D + 4].
     """
-    ids = _index(kv, block_ids)
+    ids = _ids(block_ids, kv.lanes.device)
     data = movable(kv.blocks).index_select(0, ids).transpose(1, 2).contiguous().view(kv.dtype)
     if kv.scales is None:
         return data
@@ -225,7 +350,7 @@ def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
     """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks; memory with scales
     also takes what it exports.
     """
-    ids = _index(kv, block_ids)
+    ids = _ids(block_ids, kv.lanes.device)
     data = data.to(kv.lanes.device)
     if kv.scales is None:
         data = data.to(kv.dtype)
@@ -236,21 +361,15 @@ def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
 
 
 @op(num_bytes=lambda kv, src_ids, dst_ids: _block_bytes(kv, src_ids), mutates=("kv",), format="kv")
-def copy_kv(kv: PlainKV, src_ids: BlockIds, dst_ids: BlockIds) -> None:
+def copy_kv(kv: BlockMemory, src_ids: BlockIds, dst_ids: BlockIds) -> None:
     """Copy block src_ids[i] to dst_ids[i]; all are read before the first is written."""
-    sources, targets = _index(kv, src_ids), _index(kv, dst_ids)
-    for blocks in _parts(kv):
-        blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+    for part in kv.parts:
+        source, target = (_ids(ids, part.device) for ids in (src_ids, dst_ids))
+        part.index_copy_(0, target, part.index_select(0, source))
 
 
 @op(num_bytes=lambda kv, block_ids: _block_bytes(kv, block_ids) // 2, mutates=("kv",), format="kv")
-def zero_kv(kv: PlainKV, block_ids: BlockIds) -> None:
+def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> None:
     """Fill the blocks with zeros."""
-    ids = _index(kv, block_ids)
-    for blocks in _parts(kv):
-        blocks.index_fill_(0, ids, 0)
-
-
-def _parts(kv: PlainKV) -> tuple[Tensor, ...]:
-    numbers = movable(kv.blocks)
-    return (numbers,) if kv.scales is None else (numbers, kv.block_scales)
+    for part in kv.parts:
+        part.index_fill_(0, _ids(block_ids, part.device), 0)

@@ -53,6 +53,7 @@ class Ops:
     mlp: Callable[..., Any]
     logits: Callable[..., Any]
     allocate_kv: Callable[..., Any]
+    allocate_shared_kv: Callable[..., Any]
     export_kv: Callable[..., Any]
     import_kv: Callable[..., Any]
     copy_kv: Callable[..., Any]

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import PAD_SLOT, AttentionPlan, Batch, GroupBatch, LayerKV, Ops
+from quire.models.kv_pool import KVGroup, KVPool
+from quire.models.layer_memory import KeyValues
+from quire.ops import PAD_SLOT, AttentionPlan, Batch, GroupBatch, Ops
+from quire.ops.kv import BlockMemory
 from quire.runner.devices.device import Array, Device
 from quire.runner.rows import Rows
 from quire.scheduling.step import StepPlan
@@ -65,7 +68,8 @@ class _Layout:
 
 
 class BatchBuilder:
-    """Builds `StepInputs`; `windows` and `kv` say what the KV groups and the layers have."""
+    """Builds `StepInputs` for the models of a pool, whose layers keep what they remember in `kv`.
+    """
 
     def __init__(
         self,
@@ -73,8 +77,8 @@ class BatchBuilder:
         rows: Rows,
         ops: Ops,
         device: Device,
-        windows: Sequence[int | None],
-        kv: list[LayerKV],
+        pool: KVPool,
+        kv: list[BlockMemory | None],
         capacity: int,
         sizes: Sequence[int] = (),
     ) -> None:
@@ -83,11 +87,10 @@ class BatchBuilder:
         """
         self._rows = rows
         self._device = device
-        self._kv = kv
         self._sizes = sizes
         width = max([capacity, *sizes])
         self._positions = np.zeros(width, dtype=np.int64)
-        self._slots = [np.zeros(width, dtype=np.int64) for _ in windows]
+        self._slots = [np.zeros(width, dtype=np.int64) for _ in pool.groups]
         most_rows = max([len(rows.num_tokens), *sizes])
         self._seq_lens = np.zeros(most_rows, dtype=np.int32)
         self._sampled_at = np.zeros(most_rows, dtype=np.int64)
@@ -97,10 +100,11 @@ class BatchBuilder:
             embeds=None,
             positions=positions[None],
             groups=[
-                GroupBatch(places, _empty_plan(ops, rows.block_size, window, kv, device))
-                for places, window in zip(slots, windows, strict=True)
+                GroupBatch(places, _empty_plan(ops, group, _fewest_heads(pool, group), device))
+                for places, group in zip(slots, pool.groups, strict=True)
             ],
             kv=kv,
+            layer_groups=pool.layer_groups,
             num_tokens=capacity,
         )
         """The whole tensors, of which a step has the first entries; plans that are changed in place
@@ -222,7 +226,8 @@ class BatchBuilder:
                 GroupBatch(slots, group.plan)
                 for slots, group in zip(places[1:], whole.groups, strict=True)
             ],
-            kv=self._kv,
+            kv=whole.kv,
+            layer_groups=whole.layer_groups,
             num_tokens=num_tokens,
         )
 
@@ -252,9 +257,12 @@ class BatchBuilder:
             )
 
     def _fill_slots(self, layout: _Layout, positions: Array) -> None:
-        size, num_padding = self._rows.block_size, len(layout.table_rows) - len(layout.inputs.rows)
-        places, within = np.divmod(positions, size)
-        for slots, table in zip(self._slots, self._rows.tables, strict=True):
+        rows, num_padding = self._rows, len(layout.table_rows) - len(layout.inputs.rows)
+        size = 0
+        for slots, table, its_size in zip(self._slots, rows.tables, rows.block_sizes, strict=True):
+            if its_size != size:
+                size = its_size
+                places, within = np.divmod(positions, size)
             into = slots[: len(positions)]
             np.multiply(table[layout.row_of_token, places], size, out=into, dtype=np.int64)
             into += within
@@ -262,16 +270,19 @@ class BatchBuilder:
                 into[-num_padding:] = PAD_SLOT
 
 
-def _empty_plan(
-    ops: Ops, block_size: int, window: int | None, kv: Sequence[LayerKV], device: Device
-) -> AttentionPlan:
+def _empty_plan(ops: Ops, group: KVGroup, kv_heads: int | None, device: Device) -> AttentionPlan:
     """A plan for no rows, which each step refills."""
     plan: AttentionPlan = ops.plan_attention(
         query_start=np.zeros(1, dtype=np.int32),
         seq_lens=np.zeros(0, dtype=np.int32),
         block_table=torch.zeros((0, 1), dtype=torch.int32, device=device.torch),
-        block_size=block_size,
-        window=window,
-        kv_heads=min((layer.kv_heads for layer in kv), default=None),
+        block_size=group.block_size,
+        window=group.window,
+        kv_heads=kv_heads,
     )
     return plan
+
+
+def _fewest_heads(pool: KVPool, group: KVGroup) -> int | None:
+    memories = [pool.memories[layer] for layer in group.layers]
+    return min((m.kv_heads for m in memories if isinstance(m, KeyValues)), default=None)

@@ -1,59 +1,56 @@
-"""The KV memory of all layers.
+"""The memory of all layers of a pool.
 
-The layers of a group sit in slots 0, 1, ...; slot s of all groups is one `LayerKV`, since a block
-belongs to one group at a time. So the pool needs as many `LayerKV`s as the largest group has
-layers.
+Slot s of all KV groups is one piece of memory, since a block belongs to one group at a time. Where
+the layers of a slot have blocks of one shape, they see it as one `LayerKV`; else each shape has a
+view of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
-from quire.ops import LayerKV, Ops
+from quire.models.kv_pool import KVPool
+from quire.models.layer_memory import KeyValues, LayerMemory, NumberBytes
+from quire.ops import Ops
+from quire.ops.kv import BlockMemory, BlockShape, KVShape, StateShape
 from quire.scheduling.step import NULL_BLOCK
 
 
 class KVCache:
-    """Blocks of `block_size` tokens for every layer; `layers[i]` is where layer i keeps its K/V."""
+    """Blocks for every layer of `pool`; `layers[i]` is where layer i keeps what it remembers, None
+    where that is nothing.
+    """
 
-    def __init__(
-        self,
-        *,
-        ops: Ops,
-        group_layers: Sequence[Sequence[int]],
-        num_blocks: int,
-        block_size: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, *, ops: Ops, pool: KVPool, num_blocks: int, dtype: torch.dtype) -> None:
+        """`dtype`: of keys and values."""
         self._ops = ops
+        self._dtype = dtype
+        self.pool = pool
         self.num_blocks = num_blocks
-        shape = {"block_size": block_size, "kv_heads": kv_heads, "head_dim": head_dim}
-        self._allocate = partial(ops.allocate_kv, **shape, dtype=dtype)
-        self._num_slots = max(len(layers) for layers in group_layers)
-        slot_of = {layer: s for layers in group_layers for s, layer in enumerate(layers)}
-        self._slot_of_layer = [slot_of[layer] for layer in sorted(slot_of)]
-        self._slots: list[LayerKV] = []
-        self.layers: list[LayerKV] = []
+        self._slots = [_layers_by_shape(pool, slot) for slot in pool.slots]
+        self._views: list[BlockMemory] = []
+        self.layers: list[BlockMemory | None] = []
         self.restore()
 
     def release(self) -> None:
-        """Give the memory back, and with it all K/V; `layers` is empty until `restore`."""
-        self._slots = []
+        """Give the memory back, and with it its contents; `layers` is empty until `restore`."""
+        self._views = []
         self.layers.clear()
 
     def restore(self) -> None:
         """Take memory again, with nothing in it. `layers` stays the list that it is."""
-        self._slots = [self._allocate(num_blocks=self.num_blocks) for _ in range(self._num_slots)]
-        self.layers[:] = [self._slots[slot] for slot in self._slot_of_layer]
+        self.layers[:] = [None] * len(self.pool.memories)
+        for slot in self._slots:
+            for view, layers in zip(self._allocate(list(slot)), slot.values(), strict=True):
+                self._views.append(view)
+                for layer in layers:
+                    self.layers[layer] = view
         self.zero([NULL_BLOCK])  # padding reads it, and must not find NaN
 
     def resize(self, num_blocks: int) -> None:
-        """Take memory for so many blocks instead; all K/V is lost."""
+        """Take memory for so many blocks instead; all contents are lost."""
         self.release()
         self.num_blocks = num_blocks
         self.restore()
@@ -61,15 +58,47 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """What all blocks take in memory."""
-        return sum(slot.nbytes for slot in self._slots)
+        parts = (part.untyped_storage() for view in self._views for part in view.parts)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in parts}.values())
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer."""
         sources, targets = zip(*copies, strict=True)
-        for slot in self._slots:
-            self._ops.copy_kv(slot, sources, targets)
+        for view in self._views:
+            self._ops.copy_kv(view, sources, targets)
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Fill blocks with zeros in every layer."""
-        for slot in self._slots:
-            self._ops.zero_kv(slot, blocks)
+        for view in self._views:
+            self._ops.zero_kv(view, blocks)
+
+    def _allocate(self, shapes: list[BlockShape]) -> Sequence[BlockMemory]:
+        """A slot's memory, as blocks of each of these shapes."""
+        first = shapes[0]
+        if len(shapes) > 1 or isinstance(first, StateShape):
+            views: Sequence[BlockMemory] = self._ops.allocate_shared_kv(
+                self.num_blocks, shapes, self._dtype
+            )
+            return views
+        return [
+            self._ops.allocate_kv(
+                self.num_blocks, first.block_size, first.kv_heads, first.head_dim, self._dtype
+            )
+        ]
+
+
+def _layers_by_shape(pool: KVPool, slot: Sequence[tuple[int, int]]) -> dict[BlockShape, list[int]]:
+    """The layers of a slot, given as (group, layer), by the shape of their blocks."""
+    by_shape: dict[BlockShape, list[int]] = {}
+    for group, layer in slot:
+        memory = pool.memories[layer]
+        assert memory is not None, "a layer that remembers nothing has a slot"
+        shape = _block_shape(memory, pool.groups[group].block_size, pool.number)
+        by_shape.setdefault(shape, []).append(layer)
+    return by_shape
+
+
+def _block_shape(memory: LayerMemory, block_size: int, number: NumberBytes) -> BlockShape:
+    if isinstance(memory, KeyValues):
+        return KVShape(block_size, memory.kv_heads, memory.head_dim)
+    return StateShape(memory.block_bytes(block_size, number))

@@ -39,8 +39,8 @@ class Rows:
     - `token_ids` [num_rows + 1, max_len] int32 on the device: prompt and output, sampled ids
       included before the host has seen them.
     - `num_tokens`, `num_computed`, `num_prompt` [num_rows + 1] int64 on the host.
-    - `tables[g]` [num_rows + 1, B] int32 on the host: the block table of KV group g;
-      `device_tables[g]` is the same on the device.
+    - `tables[g]` [num_rows + 1, B] int32 on the host: the block table of KV group g, with blocks
+      of `block_sizes[g]` tokens; `device_tables[g]` is the same on the device.
 
     The last row, `pad_row`, is nobody's: no tokens, and no block but NULL_BLOCK. Padding reads it.
     """
@@ -50,12 +50,11 @@ class Rows:
         *,
         num_rows: int,
         max_len: int,
-        block_size: int,
-        num_groups: int,
+        block_sizes: Sequence[int],
         device: Device,
         parts: Sequence[RowPart] = (),
     ) -> None:
-        self.block_size = block_size
+        self.block_sizes = list(block_sizes)
         self.parts = list(parts)
         self.pad_row = num_rows
         self._device = device
@@ -64,8 +63,9 @@ class Rows:
         self.num_computed = np.zeros(num_rows + 1, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows + 1, dtype=np.int64)
         self.handles = np.full(num_rows, -1, dtype=np.int64)
-        shape = (num_rows + 1, -(-max_len // block_size))
-        self.tables = [np.zeros(shape, dtype=np.int32) for _ in range(num_groups)]
+        self.tables = [
+            np.zeros((num_rows + 1, -(-max_len // size)), dtype=np.int32) for size in block_sizes
+        ]
         self.device_tables = [device.table(table) for table in self.tables]
         self._step_id = -1
         self._broken: dict[int, str] = {}

@@ -73,7 +73,7 @@ def warm_up(
     everything, with the memory that penalties and log-probabilities of all rows take, and prompts
     beside decodes.
     """
-    plans = _Plans(runner, max_len)
+    plans = _Plans(runner)
     drawn, edited = _drawn(min(max_logprobs, _MOST_COLUMNS)), _edited()
     prompts = list(_prompts(num_tokens, num_rows, max_len))
     decodes = [min(2, max_len)] * num_rows
@@ -94,9 +94,8 @@ def warm_up(
 class _Plans:
     """Steps that nobody scheduled, with numbers that no scheduled step has."""
 
-    def __init__(self, runner: ModelRunner, max_len: int) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._width = -(-max_len // runner.rows.block_size)
         self._step_id = -2
 
     def run(self, lengths: list[int], kinds: tuple[SamplingParams, ...], *, decodes: int) -> None:
@@ -138,7 +137,7 @@ class _Plans:
             token_ids=[0] * length,
             num_prompt_tokens=length,
             num_computed_tokens=computed,
-            block_ids=tuple([SCRATCH_BLOCK] * self._width for _ in self._runner.rows.tables),
+            block_ids=tuple([SCRATCH_BLOCK] * t.shape[1] for t in self._runner.rows.tables),
             params=params,
             seed=0,
         )

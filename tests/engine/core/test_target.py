@@ -16,7 +16,8 @@ from quire.engine.core.platform import open_platform
 from quire.errors import InvalidParameter, LoadError
 from quire.hardware.facts import GpuFacts
 from quire.kernels.cpu.runtime import find_native
-from quire.models import kv_groups, read_spec
+from quire.models import memories_of, plan_kv_pool, read_spec
+from quire.models.layer_memory import NumberBytes
 from quire.ops import CATALOG, Facts, Implementation, bind
 from quire.testing import make_checkpoint
 
@@ -73,14 +74,15 @@ def test_blocks_are_what_was_measured_up_to_enough(folder):
         | {"gpu": gpu, "torch_cuda": "13.0"}
     )
     plan = plan_of(folder, on_gpu, max_num_seqs=4, max_model_len=1000)
-    groups = kv_groups(read_spec(plan.hf_config))
+    memories = memories_of([read_spec(plan.hf_config)])
+    pool = plan_kv_pool(memories, plan.block_size, NumberBytes(2, 2))
     block_bytes = plan.kv_cache_bytes // plan.num_blocks
     gib = 1 << 30
     roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory_share)
-    assert blocks_for(plan, groups, roomy, block_bytes) == 1 + 4 * 32
+    assert blocks_for(plan, pool, roomy, block_bytes) == 1 + 4 * 32
     tight = MeasuredMemory(10 * gib, 10 * gib - 9 * gib + 50 * block_bytes, 0.9)
-    assert blocks_for(plan, groups, tight, block_bytes) == 50
+    assert blocks_for(plan, pool, tight, block_bytes) == 50
     for left in (0, 20):
         little = MeasuredMemory(10 * gib, gib + left * block_bytes, 0.9)
         with pytest.raises(LoadError, match=f"Pass max_model_len={max(0, left - 1) * 32} "):
-            blocks_for(plan, groups, little, block_bytes)
+            blocks_for(plan, pool, little, block_bytes)

@@ -187,17 +187,18 @@ class RecordedDecoder:
         folder = embedded.path()
         spec = read_spec(json.loads((folder / "config.json").read_text()))
         self.model = load_model(folder, spec, self.ops, dtype=dtype, max_model_len=64)
-        attention = spec.blocks[0].attn
+        memories = [block.mixer.memory for block in spec.blocks]
         self.memory = lambda: [
-            ops.allocate_kv(8, 8, attention.kv_heads, attention.head_dim, dtype)
-            for _ in spec.blocks
+            ops.allocate_kv(8, 8, memory.kv_heads, memory.head_dim, dtype) for memory in memories
         ]
         self.capacity = capacity
         self.plan = self.make_plan(0, 0)
         slots = torch.full((capacity,), -1)
         ids, positions = torch.zeros(capacity, dtype=torch.int64), torch.zeros(1, capacity).long()
         group = GroupBatch(slots, self.plan)
-        self.batch = Batch(ids, None, positions, [group], self.memory(), capacity)
+        self.layer_groups = [0] * len(spec.blocks)
+        kv = self.memory()
+        self.batch = Batch(ids, None, positions, [group], kv, self.layer_groups, capacity)
         self.program = Program(self.runtime, capacity)
         with self.program.recording():
             self.hidden = self.model.forward(self.batch)
@@ -227,7 +228,7 @@ class RecordedDecoder:
     def run(self, ids, start, kv):
         steps = torch.arange(start, start + len(ids))
         group = GroupBatch(steps, self.make_plan(start, start + len(ids)))
-        batch = Batch(ids, None, steps[None], [group], kv, len(ids))
+        batch = Batch(ids, None, steps[None], [group], kv, self.layer_groups, len(ids))
         return self.model.forward(batch)
 
 

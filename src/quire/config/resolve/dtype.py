@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config.resolve.decisions import Decisions
 from quire.errors import InvalidParameter, NotBuiltYet, UnsupportedConfigValue
+from quire.models.layer_memory import NumberBytes
 
 _LONG_NAMES = {"half": "float16", "float": "float32"}
 _NOT_IN_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
@@ -16,6 +17,8 @@ _FP8_KV = "float8_e4m3fn"
 SCALED_KV = ("int8", _FP8_KV)
 """Types of K/V that have a scale for each vector: `LARGEST_NUMBER` of quire.ops.kv."""
 
+_SCALE_BYTES = 4
+
 _SCALED_NAMES = {
     "int8": "int8",
     "int8_per_token_head": "int8",
@@ -23,6 +26,13 @@ _SCALED_NAMES = {
     "fp8_e4m3": _FP8_KV,
     "fp8_per_token_head": _FP8_KV,
 }
+
+
+def number_bytes(dtype: str, kv_dtype: str) -> NumberBytes:
+    """What numbers take in the memory of a model's layers."""
+    if kv_dtype in SCALED_KV:
+        return NumberBytes(ITEMSIZE[dtype], 1, _SCALE_BYTES)
+    return NumberBytes(ITEMSIZE[dtype], ITEMSIZE[kv_dtype])
 
 
 def decide_dtype(d: Decisions) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from quire.config.kv_pool_size import PoolShape, describe_groups, gib
+from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
-from quire.config.resolve.dtype import ITEMSIZE, SCALED_KV, weight_bytes
+from quire.config.resolve.dtype import number_bytes, weight_bytes
 from quire.config.resolve.schedule import length_limit
 from quire.errors import LoadError
+from quire.models.kv_pool import KVPool, plan_kv_pool
 
 _BLOCK_SIZE = 32
 _BLOCK_REASON = (
@@ -28,13 +29,14 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     given = d.args.block_size
     why = _GPU_BLOCK_REASON if d.machine.device == "cuda" else _BLOCK_REASON
     size = d.decide("block_size", given or _BLOCK_SIZE, "block_size was given" if given else why)
-    shape = PoolShape(size, _token_bytes(d), d.model.kv_groups, d.value("enable_chunked_prefill"))
+    number = number_bytes(d.value("dtype"), d.value("kv_dtype"))
+    pool = plan_kv_pool(d.model.memories, size, number)
     bound = length_limit(d) if length is None else length
     _decide_share(d)
-    num_blocks, reason = _num_blocks(d, shape, bound)
-    fits = shape.longest(num_blocks, bound)
+    num_blocks, reason = _num_blocks(d, pool, bound)
+    fits = pool.longest(num_blocks, bound, is_chunked=d.value("enable_chunked_prefill"))
     if fits < (1 if length is None else length):
-        raise LoadError(_refusal(d, shape, num_blocks, bound, fits, reason))
+        raise LoadError(_refusal(d, pool, num_blocks, bound, fits, reason))
     if length is None:
         d.decide(
             "max_model_len", fits, f"the longest that fits in {num_blocks} blocks, at most {bound}"
@@ -42,10 +44,10 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     d.decide("num_blocks", num_blocks, reason)
     d.decide(
         "kv_cache_bytes",
-        num_blocks * shape.block_bytes,
-        f"num_blocks of {gib(shape.block_bytes)}: {describe_groups(d.model.kv_groups)}",
+        num_blocks * pool.block_bytes,
+        f"num_blocks of {gib(pool.block_bytes)}: {pool.describe()}",
     )
-    _note_shortage(d, shape, num_blocks)
+    _note_shortage(d, pool, num_blocks)
 
 
 def _decide_share(d: Decisions) -> None:
@@ -61,36 +63,26 @@ def _decide_share(d: Decisions) -> None:
         d.decide("memory_share", args.gpu_memory_utilization, given)
 
 
-def _token_bytes(d: Decisions) -> int:
-    """K/V of one token in one group; where a number has a byte, every key and value of a head has
-    an fp32 scale.
-    """
-    model, kv_dtype = d.model, d.value("kv_dtype")
-    if kv_dtype in SCALED_KV:
-        return model.kv_values_per_token + ITEMSIZE["float32"] * model.kv_vectors_per_token
-    return model.kv_values_per_token * ITEMSIZE[kv_dtype]
-
-
-def _num_blocks(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
+def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     """How many blocks the pool has, the null block included."""
     args = d.args
     if args.num_gpu_blocks_override is not None:
         return args.num_gpu_blocks_override, "num_gpu_blocks_override was given"
     if args.kv_cache_memory_bytes is not None:
-        return args.kv_cache_memory_bytes // shape.block_bytes, (
+        return args.kv_cache_memory_bytes // pool.block_bytes, (
             f"kv_cache_memory_bytes={gib(args.kv_cache_memory_bytes)} was given"
         )
-    room, source = _room(d, shape, length)
+    room, source = _room(d, pool, length)
     if d.value("memory_share") is not None:
         source = f"an estimate until it is measured: {source}"
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
-    enough = shape.enough(seqs, length, step)
-    if enough * shape.block_bytes <= room:
+    enough = pool.enough(seqs, length, step)
+    if enough * pool.block_bytes <= room:
         return enough, f"enough for max_num_seqs={seqs} requests of {length} tokens"
-    return room // shape.block_bytes, source
+    return room // pool.block_bytes, source
 
 
-def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
+def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     """Bytes for the KV cache, by what is free now, and the sum in words."""
     weights = weight_bytes(d)
     workspace = _workspace_bytes(d, length)
@@ -101,7 +93,7 @@ def _room(d: Decisions, shape: PoolShape, length: int) -> tuple[int, str]:
     taken = f"weights {gib(weights)}, workspace {gib(workspace)}"
     if share is None:
         room, source = _room_on_a_shared_machine(
-            free - weights - workspace, shape.block_bytes * (1 + shape.request_blocks(length))
+            free - weights - workspace, pool.block_bytes * (1 + _least_blocks(d, pool, length))
         )
         source += f" what {taken} leave of the {gib(free)} free now"
     else:
@@ -137,22 +129,27 @@ def _workspace_bytes(d: Decisions, length: int) -> int:
     return int(4 * (activations + logits + seqs * length))
 
 
+def _least_blocks(d: Decisions, pool: KVPool, length: int) -> int:
+    return pool.least_blocks(length, is_chunked=d.value("enable_chunked_prefill"))
+
+
 def _refusal(
-    d: Decisions, shape: PoolShape, num_blocks: int, length: int, fits: int, reason: str
+    d: Decisions, pool: KVPool, num_blocks: int, length: int, fits: int, reason: str
 ) -> str:
-    needed = shape.request_blocks(length)
+    needed = _least_blocks(d, pool, length)
+    sizes = " or ".join(map(str, pool.block_sizes))
     advice = f"Pass max_model_len={fits} (or -1)" if fits else "Use a smaller block_size"
     return (
-        f"One request of max_model_len={length} needs {needed} KV blocks of {shape.block_size} "
-        f"tokens ({gib(needed * shape.block_bytes)}), but there are {max(num_blocks - 1, 0)} "
+        f"One request of max_model_len={length} needs {needed} KV blocks of {sizes} "
+        f"tokens ({gib(needed * pool.block_bytes)}), but there are {max(num_blocks - 1, 0)} "
         f"({reason}). {advice}, or give the KV cache more memory with kv_cache_memory_bytes."
     )
 
 
-def _note_shortage(d: Decisions, shape: PoolShape, num_blocks: int) -> None:
+def _note_shortage(d: Decisions, pool: KVPool, num_blocks: int) -> None:
     """Say so when fewer requests of full length fit than may run."""
     seqs, length = d.value("max_num_seqs"), d.value("max_model_len")
-    together = (num_blocks - 1) / shape.request_blocks(length)
+    together = (num_blocks - 1) / _least_blocks(d, pool, length)
     if together < seqs:
         d.note(
             f"The KV cache holds {together:.1f} requests of {length} tokens at once; up to {seqs} "

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from quire.config.plan import EnginePlan
+from quire.config.resolve.dtype import number_bytes
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
 from quire.engine.core.core import EngineCore
@@ -22,9 +23,9 @@ from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
 from quire.grammar.compiler import GrammarCompiler
 from quire.kernels.cpu.runtime import find_native
-from quire.models import find_family, kv_groups, read_spec
+from quire.models import find_family, read_spec
 from quire.models.decoder import DecoderModel
-from quire.models.kv_groups import KVGroup
+from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weights import LoadFormat, load_model
 from quire.models.spec import Decoder, Moe
 from quire.ops import Ops
@@ -40,7 +41,7 @@ from quire.runner.sampling import Sampler, find_logits_processors, make_logits_p
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.runner.warm_up import warm_up
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.settings import KVGroupSpec, SchedulerConfig
+from quire.scheduling.settings import SchedulerConfig
 
 
 def build_client(plan: EnginePlan) -> InprocClient:
@@ -68,10 +69,7 @@ def build_core(
             max_model_len=plan.max_model_len,
             block_size=plan.block_size,
             num_blocks=worker.model_runner.kv_cache.num_blocks,
-            groups=tuple(
-                KVGroupSpec(group.kind, group.window)
-                for group in kv_groups(worker.get_model().spec)
-            ),
+            groups=tuple(group.spec for group in worker.model_runner.kv_cache.pool.groups),
             policy=plan.scheduling_policy,
             enable_prefix_caching=plan.enable_prefix_caching,
             enable_chunked_prefill=plan.enable_chunked_prefill,
@@ -122,13 +120,12 @@ def build_worker(
     spec = read_spec(plan.hf_config)
     load = _loader(plan, spec, target, exchange)
     model = load()
-    groups = kv_groups(spec)
-    kv_cache = _kv_cache(plan, spec, groups, target.ops)
+    kv_cache = _kv_cache(plan, [spec], target.ops)
+    pool = kv_cache.pool
     rows = Rows(
         num_rows=plan.max_num_seqs,
         max_len=plan.max_model_len,
-        block_size=plan.block_size,
-        num_groups=len(groups),
+        block_sizes=[group.block_size for group in pool.groups],
         device=device,
     )
     sampler = _sampler(plan, spec, target, rows)
@@ -136,7 +133,7 @@ def build_worker(
         rows=rows,
         ops=target.ops,
         device=device,
-        windows=[group.window for group in groups],
+        pool=pool,
         kv=kv_cache.layers,
         capacity=plan.max_num_batched_tokens,
         sizes=target.sizes,
@@ -165,7 +162,7 @@ def build_worker(
         assert target.free_bytes is not None, "a share of memory that nobody can measure"
         size_kv_cache(
             plan,
-            groups,
+            pool,
             runner,
             forward,
             free_at_start=free_at_start,
@@ -196,15 +193,12 @@ def _loader(
     )
 
 
-def _kv_cache(plan: EnginePlan, spec: Decoder, groups: Sequence[KVGroup], ops: Ops) -> KVCache:
-    attention = spec.blocks[0].attn
+def _kv_cache(plan: EnginePlan, specs: Sequence[Decoder], ops: Ops) -> KVCache:
+    number = number_bytes(plan.dtype, plan.kv_dtype)
     return KVCache(
         ops=ops,
-        group_layers=[group.layers for group in groups],
+        pool=plan_kv_pool(memories_of(specs), plan.block_size, number),
         num_blocks=plan.num_blocks if plan.memory_share is None else PROBE_BLOCKS,
-        block_size=plan.block_size,
-        kv_heads=attention.kv_heads,
-        head_dim=attention.head_dim,
         dtype=getattr(torch, plan.kv_dtype),
     )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quire.config.facts import KVGroupFacts
-from quire.config.kv_pool_size import MeasuredMemory, PoolShape, gib
+from quire.config.kv_pool_size import MeasuredMemory, gib
 from quire.config.plan import EnginePlan
 from quire.errors import LoadError
-from quire.models.kv_groups import KVGroup
+from quire.models.kv_pool import KVPool
 from quire.runner.forward.forward import Forward
 from quire.runner.runner import ModelRunner
 from quire.runner.warm_up import SCRATCH_BLOCK
@@ -22,7 +21,7 @@ PROBE_BLOCKS = SCRATCH_BLOCK + 1
 
 def size_kv_cache(
     plan: EnginePlan,
-    groups: tuple[KVGroup, ...],
+    pool: KVPool,
     runner: ModelRunner,
     forward: Forward,
     *,
@@ -39,7 +38,7 @@ def size_kv_cache(
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
     assert plan.memory_share is not None, "the number of blocks is given"
     memory = MeasuredMemory(free_at_start, free_bytes(), plan.memory_share)
-    num_blocks = blocks_for(plan, groups, memory, block_bytes)
+    num_blocks = blocks_for(plan, pool, memory, block_bytes)
     forward.release()
     runner.device.return_free_memory()
     kv_cache.resize(num_blocks)
@@ -47,20 +46,12 @@ def size_kv_cache(
     logger.info("The KV cache has %d blocks, %s.", num_blocks, gib(num_blocks * block_bytes))
 
 
-def blocks_for(
-    plan: EnginePlan, groups: tuple[KVGroup, ...], memory: MeasuredMemory, block_bytes: int
-) -> int:
+def blocks_for(plan: EnginePlan, pool: KVPool, memory: MeasuredMemory, block_bytes: int) -> int:
     """The number of blocks. Raises LoadError when one request of full length would not fit."""
-    shape = PoolShape(
-        plan.block_size,
-        block_bytes // plan.block_size,
-        tuple(KVGroupFacts(g.kind, g.window, len(g.layers)) for g in groups),
-        plan.enable_chunked_prefill,
-    )
     length = plan.max_model_len
-    most = shape.enough(plan.max_num_seqs, length, plan.max_num_batched_tokens)
+    most = pool.enough(plan.max_num_seqs, length, plan.max_num_batched_tokens)
     num_blocks = memory.num_blocks(block_bytes, most)
-    fits = shape.longest(num_blocks, length) if num_blocks > 0 else 0
+    fits = pool.longest(num_blocks, length, is_chunked=plan.enable_chunked_prefill)
     if fits < length:
         raise LoadError(
             f"One request of max_model_len={length} does not fit in the {max(num_blocks, 0)} KV "

@@ -16,7 +16,10 @@ from quire.ops.registry import Facts, Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROW_OPS = ("embed", "norm", "add", "add_norm", "scale_gate")
-KV_OPS = ("allocate_kv", "export_kv", "import_kv", "copy_kv", "zero_kv")
+KV_OPS = (
+    *("allocate_kv", "allocate_shared_kv"),
+    *("export_kv", "import_kv", "copy_kv", "zero_kv"),
+)
 ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
 LINEAR_OPS = (
     *("embed_packed", "pack_linear", "linear", "mlp", "logits"),

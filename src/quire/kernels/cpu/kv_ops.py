@@ -6,8 +6,8 @@ through views.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,26 @@ from torch import Tensor
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 from quire.ops.fp8 import FP8
-from quire.ops.kv import SCALE_BYTES, BlockIds, numbers_and_scales, with_scales
+from quire.ops.kv import (
+    SCALE_BYTES,
+    BlockIds,
+    BlockShape,
+    KVShape,
+    LayerState,
+    StateShape,
+    copy_kv,
+    numbers_and_scales,
+    page_bytes,
+    with_scales,
+    zero_kv,
+)
 
 LANES = 16
+LINE = 64
 
 
 def _to_line(count: int) -> int:
-    return -(-count // 64) * 64
+    return -(-count // LINE) * LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +43,15 @@ class KVLayout:
     """Where the parts of one KV head are in a block, in bytes from the head's beginning.
 
     Keys first: tiles of `tile` slots, [Dp / pack, tile, pack] each, where Dp is head_dim rounded up
-    to `pack`. Then values [S, D]; for int8, fp32 scales [S] of keys and of values.
+    to `pack`. Then values [S, D]; for int8, fp32 scales [S] of keys and of values; then `padding`,
+    where blocks of another shape in the same memory are larger.
     """
 
     block_size: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    padding: int = 0
 
     @property
     def is_int8(self) -> bool:
@@ -69,8 +84,8 @@ class KVLayout:
     @property
     def head_bytes(self) -> int:
         if not self.is_int8:
-            return self.key_scales
-        return self.value_scales + _to_line(self.block_size * SCALE_BYTES)
+            return self.key_scales + self.padding
+        return self.value_scales + _to_line(self.block_size * SCALE_BYTES) + self.padding
 
     @property
     def block_bytes(self) -> int:
@@ -103,13 +118,8 @@ class CpuKV:
         return self.layout.dtype
 
     @property
-    def nbytes(self) -> int:
-        return self.memory.numel()
-
-    @property
-    def blocks(self) -> Tensor:
-        """[N, block_bytes] uint8, a view."""
-        return self.memory.view(self.num_blocks, self.layout.block_bytes)
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self.memory.view(self.num_blocks, self.layout.block_bytes),)
 
     @property
     def keys(self) -> Tensor:
@@ -142,7 +152,11 @@ class CpuKV:
 
 
 class KVOps:
-    """`allocate_kv`, `export_kv`, `import_kv`, `copy_kv` and `zero_kv`; see quire.ops.kv."""
+    """`allocate_kv`, `allocate_shared_kv`, `export_kv`, `import_kv`, `copy_kv` and `zero_kv`; see
+    quire.ops.kv.
+    """
+
+    copy_kv, zero_kv = staticmethod(copy_kv.definition), staticmethod(zero_kv.definition)
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self._new_memory: Callable[..., Any] = runtime.native.KVMemory
@@ -159,16 +173,42 @@ class KVOps:
     ) -> CpuKV:
         """Zeros; memory is taken when it is touched."""
         assert device.type == "cpu"
-        if dtype is FP8:
-            raise NotBuiltYet("kv_cache_dtype", "fp8 on CPUs", "Use int8, which is as small.")
-        at = KVLayout(block_size, kv_heads, head_dim, dtype)
+        at = _layout(KVShape(block_size, kv_heads, head_dim), dtype)
         memory = huge_tensor((num_blocks * at.block_bytes,), torch.uint8)
+        return self._kv(num_blocks, at, memory)
+
+    def allocate_shared_kv(
+        self,
+        num_blocks: int,
+        shapes: Sequence[BlockShape],
+        dtype: torch.dtype,
+        *,
+        device: torch.device,
+    ) -> tuple[CpuKV | LayerState, ...]:
+        """Zeros. What a page has more than a block is divided among its heads."""
+        assert device.type == "cpu"
+        layouts = [_layout(s, dtype) for s in shapes if isinstance(s, KVShape)]
+        sizes = [at.block_bytes for at in layouts]
+        sizes += [s.num_bytes for s in shapes if isinstance(s, StateShape)]
+        page = page_bytes(sizes, [at.kv_heads * LINE for at in layouts])
+        memory = huge_tensor((num_blocks * page,), torch.uint8)
+
+        def view(shape: BlockShape) -> CpuKV | LayerState:
+            if isinstance(shape, StateShape):
+                return LayerState(memory.view(num_blocks, page)[:, : shape.num_bytes])
+            at = _layout(shape, dtype)
+            padding = page // at.kv_heads - at.head_bytes
+            return self._kv(num_blocks, replace(at, padding=padding), memory)
+
+        return tuple(map(view, shapes))
+
+    def _kv(self, num_blocks: int, at: KVLayout, memory: Tensor) -> CpuKV:
         native = self._new_memory(
             memory.data_ptr(),
             num_blocks,
-            block_size,
-            kv_heads,
-            head_dim,
+            at.block_size,
+            at.kv_heads,
+            at.head_dim,
             at.tile,
             at.head_bytes,
             at.values,
@@ -209,14 +249,11 @@ class KVOps:
         kv.keys.index_copy_(0, ids, keys.permute(0, 3, 1, 4, 2, 5))
         kv.values.index_copy_(0, ids, data[:, 1].transpose(1, 2))
 
-    def copy_kv(self, kv: CpuKV, src_ids: BlockIds, dst_ids: BlockIds) -> None:
-        """All are read before the first is written."""
-        blocks = kv.blocks
-        blocks.index_copy_(0, _index(dst_ids), blocks.index_select(0, _index(src_ids)))
 
-    def zero_kv(self, kv: CpuKV, block_ids: BlockIds) -> None:
-        """Zeros in every byte."""
-        kv.blocks.index_fill_(0, _index(block_ids), 0)
+def _layout(shape: KVShape, dtype: torch.dtype) -> KVLayout:
+    if dtype is FP8:
+        raise NotBuiltYet("kv_cache_dtype", "fp8 on CPUs", "Use int8, which is as small.")
+    return KVLayout(shape.block_size, shape.kv_heads, shape.head_dim, dtype)
 
 
 def _index(block_ids: BlockIds) -> Tensor:

@@ -18,6 +18,7 @@ from quire.kernels.triton.linear import triton_linear
 from quire.kernels.triton.moe import experts
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.embed import embed, embed_packed
+from quire.ops.kv import copy_kv, zero_kv
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation
@@ -80,10 +81,11 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "pack_experts": pack_experts,
         "moe": experts.moe,
         "allocate_kv": paged_kv.allocate_kv,
+        "allocate_shared_kv": paged_kv.allocate_shared_kv,
         "export_kv": paged_kv.export_kv,
         "import_kv": paged_kv.import_kv,
-        "copy_kv": paged_kv.copy_kv,
-        "zero_kv": paged_kv.zero_kv,
+        "copy_kv": copy_kv.definition,
+        "zero_kv": zero_kv.definition,
         "rope_store": rope_store.rope_store,
         "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
         "attend": attend.attend,

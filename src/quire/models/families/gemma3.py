@@ -34,7 +34,7 @@ def _describe(c: ConfigReader) -> Decoder:
     }
     ropes = read_ropes(c, dim, bases, context=context_of(c))
     blocks = [
-        replace(block, attn=replace(block.attn, rope=ropes[kind]))
+        replace(block, mixer=replace(block.mixer, rope=ropes[kind]))
         for block, kind in zip(blocks, kinds, strict=True)
     ]
     return stack_of(c, blocks, **capped(c, None))

@@ -143,17 +143,17 @@ def with_windows(block: Block, kinds: list[str], window: int | None) -> list[Blo
     if window is None and "sliding_attention" in kinds:
         raise LoadError("config.json has sliding_attention layers but no sliding_window.")
     seeing = {"full_attention": None, "sliding_attention": window}
-    return [replace(block, attn=replace(block.attn, window=seeing[kind])) for kind in kinds]
+    return [replace(block, mixer=replace(block.mixer, window=seeing[kind])) for kind in kinds]
 
 
 def _trim_window(block: Block, context: int) -> Block:
     """A window no shorter than the context hides nothing; without it the layer shares the full
     layers' KV group.
     """
-    window = block.attn.window
+    window = block.mixer.window
     if window is None or window < context:
         return block
-    return replace(block, attn=replace(block.attn, window=None))
+    return replace(block, mixer=replace(block.mixer, window=None))
 
 
 def _describe(c: ConfigReader) -> Decoder:

@@ -52,6 +52,7 @@ def load_model(
     recipe: Recipe = UNQUANTIZED,
     progress: Progress | None = None,
     spread: ExpertExchange | None = None,
+    first_layer: int = 0,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
@@ -59,24 +60,38 @@ def load_model(
     are made); auto means safetensors.
     `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
     the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
-    `progress` is called with leaf values done and in all. `spread`: see DecoderModel. Raises
-    LoadError subclasses that name file and tensor.
+    `progress` is called with leaf values done and in all. `spread` and `first_layer`: see
+    DecoderModel. Raises LoadError subclasses that name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
+
+    def build(read: Callable[[Parameter], Tensor]) -> DecoderModel:
+        weights = WeightBuilder(decoder, read, dtype=dtype, device=place, progress=progress)
+        model = DecoderModel(
+            decoder,
+            weights,
+            ops,
+            max_model_len=length,
+            recipe=recipe,
+            spread=spread,
+            first_layer=first_layer,
+        )
+        weights.finish()
+        return model
+
     if load_format == "dummy":
-        draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
-        return _build(decoder, ops, draw, dtype, place, length, recipe, progress, spread)
+        return build(RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place))
     if family is None:
         family = find_family(read_config(folder))
     files = CheckpointFiles(folder)
     try:
         leaves = StoredLeaves(files, match(family, decoder, files))
         if place.type == "cpu":
-            return _build(decoder, ops, leaves, dtype, place, length, recipe, progress, spread)
+            return build(leaves)
         ahead = ReadAhead(leaves, parameters(decoder).values(), is_pinned=True)
         try:
-            return _build(decoder, ops, ahead, dtype, place, length, recipe, progress, spread)
+            return build(ahead)
         finally:
             ahead.close()
     finally:
@@ -120,25 +135,6 @@ class StoredLeaves:
             self._current = ("", [])
             self._current = (stored.name, to_leaves(stored, self._files.read(stored.name)))
         return self._current[1][index]
-
-
-def _build(
-    decoder: Decoder,
-    ops: Ops,
-    read: Callable[[Parameter], Tensor],
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-    recipe: Recipe,
-    progress: Progress | None,
-    spread: ExpertExchange | None,
-) -> DecoderModel:
-    weights = WeightBuilder(decoder, read, dtype=dtype, device=device, progress=progress)
-    model = DecoderModel(
-        decoder, weights, ops, max_model_len=max_model_len, recipe=recipe, spread=spread
-    )
-    weights.finish()
-    return model
 
 
 def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:

@@ -7,7 +7,7 @@ behind its window. Table entries beyond the length hold numbers that are no bloc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from quire.ops.attention import AttentionArgs
 from quire.ops.cases.case import Arguments, Case, Draw, Prepared, by_row
 from quire.ops.cases.rows import norm_weight
 from quire.ops.fp8 import FP8
-from quire.ops.kv import LayerKV
+from quire.ops.kv import KVShape, LayerKV, StateShape
 from quire.ops.rotary import QKNorm, RotaryTable
 from quire.ops.select import Ops
 
@@ -78,6 +78,7 @@ def _fill(
     pool: int,
     stored: torch.dtype | None,
     size: float = 1.0,
+    is_shared: bool = False,
 ) -> LayerKV:
     """KV memory of type `stored` (None: the case's) with values of about `size` where the rows may
     read and NaN everywhere else.
@@ -90,8 +91,26 @@ def _fill(
             # lengths of very different sizes, since memory with scales has one for each
             each = size if stored is None else size * 2.0 ** draw.rng.integers(-9, 2)
             data[block, :, offset] = draw.rng.standard_normal((2, s.kv_heads, s.head_dim)) * each
-    kv: LayerKV = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
+    kv = _allocate(ops, pool, s, stored or draw.dtype, is_shared)
     ops.import_kv(kv, range(pool), draw.of(data))
+    return kv
+
+
+def _allocate(
+    ops: Ops, num_blocks: int, s: PagedShape, dtype: torch.dtype, is_shared: bool
+) -> LayerKV:
+    """KV memory of its own, or shared with larger blocks, so that a part of each page is unused and
+    holds NaN.
+    """
+    kv: LayerKV
+    if not is_shared:
+        kv = ops.allocate_kv(num_blocks, s.block_size, s.kv_heads, s.head_dim, dtype)
+        return kv
+    own = KVShape(s.block_size, s.kv_heads, s.head_dim)
+    larger = KVShape(s.block_size + 1, s.kv_heads + 1, s.head_dim)
+    others, kv, _ = ops.allocate_shared_kv(num_blocks, [larger, own, StateShape(1000)], dtype)
+    blank = torch.full((num_blocks, 2, *astuple(larger)), float("nan"))
+    ops.import_kv(others, range(num_blocks), blank)
     return kv
 
 
@@ -108,12 +127,13 @@ def _attend(
     is_bench: bool = False,
     stored: torch.dtype | None = None,
     size: float = 1.0,
+    is_shared: bool = False,
 ) -> Case:
     rows = PagedRows(tuple(lengths), shape, window)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         table, pool = _tables(rows, draw.rng)
-        kv = _fill(ops, draw, rows, table, pool, stored, size)
+        kv = _fill(ops, draw, rows, table, pool, stored, size, is_shared)
         make = draw.strided if is_strided else draw.normal
         q = make(int(rows.query_start[-1]), shape.heads * shape.head_dim, scale=1.5)
         q = q.unflatten(1, (shape.heads, shape.head_dim))
@@ -178,6 +198,9 @@ def _attends() -> list[Case]:
         _attend("long", LONG, small),
         _attend("long-window", LONG, small, window=70),
         _attend("long-softcap", LONG, small, softcap=1.1),
+        _attend("mixed-shared", MIXED, is_shared=True),
+        _attend("decode-shared-all", DECODE, window=6, softcap=1.3, sinks=True, is_shared=True),
+        _attend("mixed-shared-mha-odd", MIXED, PagedShape(3, 3, 5, 1), is_shared=True),
     ]
     return cases + _attends_scaled("int8", torch.int8)
 
@@ -201,6 +224,7 @@ def _attends_scaled(name: str, stored: torch.dtype) -> list[Case]:
         _attend(f"{name}-ragged", RAGGED, small, stored=stored),
         _attend(f"{name}-ragged-window", RAGGED, small, window=300, sinks=True, stored=stored),
         _attend(f"{name}-long-window", LONG, small, window=70, stored=stored),
+        _attend(f"{name}-mixed-shared", MIXED, stored=stored, is_shared=True),
     ]
 
 
@@ -233,10 +257,11 @@ def _rope_store(
     padding: int = 0,
     is_strided: bool = False,
     stored: torch.dtype | None = None,
+    is_shared: bool = False,
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         s, pool, max_positions = shape, num_tokens // shape.block_size + SPARE_BLOCKS, 50
-        kv = ops.allocate_kv(pool, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
+        kv = _allocate(ops, pool, s, stored or draw.dtype, is_shared)
         blank = np.full((pool, 2, s.block_size, s.kv_heads, s.head_dim), np.nan)
         ops.import_kv(kv, range(pool), draw.of(blank))
         slots = draw.rng.permutation(pool * s.block_size)[:num_tokens]
@@ -289,6 +314,7 @@ def _rope_stores() -> list[Case]:
         _rope_store("rms-head-after_rope", 5, norm="rms", after_rope=True),
         _rope_store("rms-full-clip-strided", 5, norm="rms", over="full", clip=1.0, is_strided=True),
         _rope_store("layer-per_head-partial", 5, norm="layer", over="per_head", dim=4),
+        _rope_store("shared-padding", 9, padding=3, is_shared=True),
         *_rope_stores_scaled("int8", torch.int8),
     ]
 
@@ -299,13 +325,21 @@ def _rope_stores_scaled(name: str, stored: torch.dtype) -> list[Case]:
         _rope_store(f"{name}-none-padding", 7, has_rotary=False, padding=3, stored=stored),
         _rope_store(f"{name}-mha-odd", 5, PagedShape(3, 3, 6, 2), stored=stored, is_strided=True),
         _rope_store(f"{name}-wide-norm", 5, PagedShape(2, 1, 40, 16), norm="rms", stored=stored),
+        _rope_store(f"{name}-shared-padding", 9, padding=3, stored=stored, is_shared=True),
     ]
 
 
-def _move(op: str, name: str, stored: torch.dtype | None = None, **ids: Sequence[int]) -> Case:
+def _move(
+    op: str,
+    name: str,
+    stored: torch.dtype | None = None,
+    *,
+    is_shared: bool = False,
+    **ids: Sequence[int],
+) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         s = PagedShape()
-        kv = ops.allocate_kv(6, s.block_size, s.kv_heads, s.head_dim, stored or draw.dtype)
+        kv = _allocate(ops, 6, s, stored or draw.dtype, is_shared)
         block = (2, s.block_size, s.kv_heads, s.head_dim)
         ops.import_kv(kv, range(6), draw.normal(6, *block))
         arguments: Arguments = {"kv": kv, **ids}
@@ -320,11 +354,13 @@ def _moves() -> list[Case]:
     cases = []
     for op in ("export_kv", "import_kv", "zero_kv"):
         cases += [_move(op, "none", block_ids=[]), _move(op, "three", block_ids=[4, 0, 5])]
+        cases += [_move(op, "three-shared", is_shared=True, block_ids=[4, 0, 5])]
     return [
         *cases,
         _move("copy_kv", "none", src_ids=[], dst_ids=[]),
         _move("copy_kv", "apart", src_ids=[0, 4], dst_ids=[3, 1]),
         _move("copy_kv", "swap", src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
+        _move("copy_kv", "swap-shared", is_shared=True, src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
         *_moves_scaled("int8", torch.int8),
     ]
 
@@ -335,6 +371,7 @@ def _moves_scaled(name: str, stored: torch.dtype) -> list[Case]:
         _move("import_kv", name, stored, block_ids=[4, 0, 5]),
         _move("zero_kv", name, stored, block_ids=[4, 0]),
         _move("copy_kv", f"{name}-swap", stored, src_ids=[2, 5, 1], dst_ids=[5, 1, 2]),
+        _move("copy_kv", f"{name}-shared", stored, is_shared=True, src_ids=[2, 5], dst_ids=[5, 1]),
     ]
 
 

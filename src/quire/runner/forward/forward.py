@@ -117,7 +117,15 @@ class RecordedForward:
             GroupBatch(group.slots[:count], plan or group.plan)
             for group, plan in zip(whole.groups, self._plans, strict=True)
         ]
-        return Batch(whole.ids[:count], None, whole.positions[:, :count], groups, whole.kv, count)
+        return Batch(
+            ids=whole.ids[:count],
+            embeds=None,
+            positions=whole.positions[:, :count],
+            groups=groups,
+            kv=whole.kv,
+            layer_groups=whole.layer_groups,
+            num_tokens=count,
+        )
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
         if batch.ids is None:

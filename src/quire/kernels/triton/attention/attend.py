@@ -147,6 +147,7 @@ def _walk(
     K: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
+    PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -164,7 +165,7 @@ def _walk(
     pages = _pages(table, start_block, n, low, end, S, BLOCK_N)
     for block in range(start_block, end_block):
         key = block * BLOCK_N + n
-        lane = (pages.to(tl.int64) * S + _within(key, n, S, BLOCK_N)) * K + kv_head
+        lane = (pages.to(tl.int64) * PAGE + _within(key, n, S, BLOCK_N)) * K + kv_head
         # ahead of their use, so that nothing waits for them between two blocks
         pages = _pages(table, block + 1, n, low, end, S, BLOCK_N)
         is_key = (key >= low) & (key < end)
@@ -220,6 +221,7 @@ def _attend_kernel(
     K: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
+    PAGE: tl.constexpr,
     PIECES: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -239,7 +241,8 @@ def _attend_kernel(
 
     SHARES: programs share the keys of a row, which has one new token; those of row r are
     tile_starts[r] up to tile_starts[r + 1]. PLAIN_BLOCKS: blocks that all queries see whole are
-    not masked. STEPS: the largest number of the memory's type, where it has scales; else 0.
+    not masked. PAGE: from one page to the next, in slots. STEPS: the largest number of the memory's
+    type, where it has scales; else 0.
     """
     tile = tl.program_id(0) // PIECES
     kv_head = tl.program_id(1)
@@ -287,14 +290,14 @@ def _attend_kernel(
         plain_end = tl.minimum(seq_len - num_new + first + 1, end) // BLOCK_N
         best, total, sums = _walk(
             *(best, total, sums, start_block, plain_end, low, end, q_tile, position, slope),
-            *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, BLOCK_N),
-            *(SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, False),
+            *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, PAGE),
+            *(BLOCK_N, SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, False),
         )
         start_block = plain_end
     best, total, sums = _walk(
         *(best, total, sums, start_block, end_block, low, end, q_tile, position, slope),
-        *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, BLOCK_N),
-        *(SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, True),
+        *(table, kv_head, keys, values, key_scales, value_scales, K, D, S, PAGE),
+        *(BLOCK_N, SCALE, SOFTCAP, WINDOW, HAS_ALIBI, STEPS, DOT, True),
     )
     best *= _unit(SCALE, SOFTCAP, HAS_ALIBI)
 
@@ -450,6 +453,7 @@ def _layer_facts(kv: PagedKV, args: AttentionArgs) -> dict[str, Any]:
     return {
         "K": kv.kv_heads,
         "S": kv.block_size,
+        "PAGE": kv.page_slots,
         "SCALE": args.scale,
         "SOFTCAP": args.softcap or 0.0,
         "WINDOW": args.window or 0,

@@ -5,19 +5,31 @@ The layout of FlashAttention's paged caches, so that such a kernel can read the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quire.ops.kv import LARGEST_NUMBER, BlockIds, movable, numbers_and_scales, with_scales
-from quire.ops.registry import nbytes
+from quire.ops.kv import (
+    LARGEST_NUMBER,
+    BlockIds,
+    BlockShape,
+    KVShape,
+    LayerState,
+    StateShape,
+    movable,
+    numbers_and_scales,
+    page_bytes,
+    with_scales,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
     """One layer's KV memory: `memory` [2, N, S, K, D], keys then values; in int8 and e4m3 there are
-    `scales` [2, N, S, K] fp32.
+    `scales` [2, N, S, K] fp32. A token's keys or values are contiguous, and tokens of a page follow
+    each other. Where layers share memory, the values of a page come right after its keys.
     """
 
     memory: Tensor
@@ -44,8 +56,13 @@ class PagedKV:
         return self.memory.dtype
 
     @property
-    def nbytes(self) -> int:
-        return nbytes(self.memory, self.scales)
+    def page_slots(self) -> int:
+        """From one page to the next, in slots: S, or more where layers share memory."""
+        return self.memory.stride(1) // self.memory.stride(2)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return tuple(movable(self.memory)) + (() if self.scales is None else tuple(self.scales))
 
     @property
     def keys(self) -> Tensor:
@@ -74,6 +91,39 @@ def allocate_kv(
     return PagedKV(memory, scales)
 
 
+def allocate_shared_kv(
+    num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
+) -> tuple[PagedKV | LayerState, ...]:
+    """See `quire.ops.kv.allocate_shared_kv`."""
+    sizes, slots = [], []
+    for shape in shapes:
+        if isinstance(shape, StateShape):
+            sizes.append(shape.num_bytes)
+        else:
+            slots.append(shape.kv_heads * shape.head_dim * dtype.itemsize)
+            sizes.append(2 * shape.block_size * slots[-1])
+    page = page_bytes(sizes, slots)
+    pages = torch.empty((num_blocks, page), dtype=torch.uint8, device=device)
+
+    def view(shape: BlockShape) -> PagedKV | LayerState:
+        if isinstance(shape, StateShape):
+            return LayerState(pages[:, : shape.num_bytes])
+        numbers = pages.view(dtype).view(num_blocks, -1, shape.kv_heads, shape.head_dim)
+        scales = None
+        if dtype in LARGEST_NUMBER:
+            scales = torch.empty(numbers.shape[:3], device=device)
+        return PagedKV(_halves(numbers, shape), None if scales is None else _halves(scales, shape))
+
+    return tuple(map(view, shapes))
+
+
+def _halves(slots: Tensor, shape: KVShape) -> Tensor:
+    """Slots of pages [N, Q, ...] as those of keys and of values [2, N, S, ...], a view."""
+    size = shape.block_size
+    both = slots[:, : 2 * size].unflatten(1, (2, size))
+    return both.transpose(0, 1)
+
+
 def export_kv(kv: PagedKV, block_ids: BlockIds) -> Tensor:
     """See `quire.ops.kv.export_kv`."""
     ids = _index(kv, block_ids)
@@ -95,24 +145,5 @@ def import_kv(kv: PagedKV, block_ids: BlockIds, data: Tensor) -> None:
     movable(kv.memory).index_copy_(1, ids, movable(data).transpose(0, 1))
 
 
-def copy_kv(kv: PagedKV, src_ids: BlockIds, dst_ids: BlockIds) -> None:
-    """See `quire.ops.kv.copy_kv`."""
-    sources, targets = _index(kv, src_ids), _index(kv, dst_ids)
-    for part in _parts(kv):
-        part.index_copy_(1, targets, part.index_select(1, sources))
-
-
-def zero_kv(kv: PagedKV, block_ids: BlockIds) -> None:
-    """See `quire.ops.kv.zero_kv`."""
-    ids = _index(kv, block_ids)
-    for part in _parts(kv):
-        part.index_fill_(1, ids, 0)
-
-
 def _index(kv: PagedKV, block_ids: BlockIds) -> Tensor:
     return torch.as_tensor(block_ids, dtype=torch.int64, device=kv.memory.device)
-
-
-def _parts(kv: PagedKV) -> tuple[Tensor, ...]:
-    numbers = movable(kv.memory)
-    return (numbers,) if kv.scales is None else (numbers, kv.scales)

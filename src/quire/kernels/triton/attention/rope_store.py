@@ -149,6 +149,8 @@ def _rope_store_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
+    S: tl.constexpr,
+    PAGE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -162,7 +164,9 @@ def _rope_store_kernel(
     CLIP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
 ) -> None:
-    """One token's queries (program 0 of axis 1), keys (1) or values (2), all heads at once."""
+    """One token's queries (program 0 of axis 1), keys (1) or values (2), all heads at once. PAGE:
+    from one page to the next, in slots.
+    """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     source = qkv + token * ((H + 2 * K) * D)
@@ -182,6 +186,8 @@ def _rope_store_kernel(
         inside = (head < K)[:, None] & (dim < D)[None, :]
         slot = tl.load(slots + token)
         if slot >= 0:
+            if PAGE != S:
+                slot += slot // S * (PAGE - S)
             if part == 1:
                 key = _query_or_key(
                     source + H * D, K, head, dim, inside, angles, k_weight, k_bias,
@@ -232,6 +238,8 @@ def rope_store(
         H=heads,
         K=kv_heads,
         D=head_dim,
+        S=kv.block_size,
+        PAGE=kv.page_slots,
         BLOCK_H=power_of_2(heads),
         BLOCK_K=power_of_2(kv_heads),
         BLOCK_D=power_of_2(head_dim),

@@ -1,0 +1,223 @@
+"""How the layers of one or more models share the blocks of one pool: their KV groups, what a block
+is made of, and how many blocks a request needs. Free of torch.
+
+Layers that keep the same tokens have one block table; they are a KV group. All groups draw blocks
+from one pool, so every block must be as big as every other: groups have the same number of layer
+slots, and slot s of all groups is one piece of memory, a page for each block. The number of slots
+is that of the rarest kind of layer, unless the kinds are so close that padding the smaller is
+cheaper; a group with fewer layers than slots leaves the last slots empty. Where the layers of a
+group are smaller than those of another, its blocks have as many times more tokens as fit into a
+page. What is left over is unused, and `KVPool.unused` says how much that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from quire.models.layer_memory import KeyValues, LayerMemory, MemoryKind, NumberBytes
+from quire.models.spec import Decoder
+from quire.scheduling.block_groups import block_group
+from quire.scheduling.settings import KVGroupSpec
+
+_CLOSE = 1.5  # kinds whose layer counts differ by less than this factor get one group each
+_MOST_LARGER = 8
+"""How many times larger than `block_size` a block may get to fill its page: a prefix hit is a
+multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers with one block table, in the order of their slots. `layers` counts those of all models
+    of the pool.
+
+    Blocks have `block_size` tokens; one of kind `state` holds the state of a request. The layers of
+    a group of kind `none` have no slots.
+    """
+
+    kind: MemoryKind
+    window: int | None
+    layers: tuple[int, ...]
+    block_size: int
+
+    @property
+    def spec(self) -> KVGroupSpec:
+        """The group as the scheduler knows it."""
+        return KVGroupSpec(self.kind, self.window, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """The groups of a pool in a fixed order: full attention first, then by window, then states.
+
+    `memories[i]` is what layer i remembers. Block sizes of groups are multiples of `block_size`.
+    """
+
+    memories: tuple[LayerMemory | None, ...]
+    groups: tuple[KVGroup, ...]
+    block_size: int
+    number: NumberBytes
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """The index of each layer's group."""
+        where = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
+        return tuple(where[layer] for layer in range(len(self.memories)))
+
+    @property
+    def slots(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Of each slot, the layers that have their memory there, each as (group, layer)."""
+        groups = [(g, group) for g, group in enumerate(self.groups) if group.kind != "none"]
+        count = max((len(group.layers) for _, group in groups), default=0)
+        return tuple(
+            tuple((g, group.layers[s]) for g, group in groups if s < len(group.layers))
+            for s in range(count)
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block: the pages of all slots."""
+        return sum(
+            max(self._layer_bytes(self.groups[g], layer) for g, layer in slot)
+            for slot in self.slots
+        )
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """How many tokens blocks have, ascending."""
+        return sorted({group.block_size for group in self.groups})
+
+    def unused(self, group: KVGroup) -> float:
+        """The share of its blocks that this group leaves empty."""
+        used = sum(self._layer_bytes(group, layer) for layer in group.layers)
+        return 1 - used / self.block_bytes
+
+    def held_blocks(self, length: int, chunk: int) -> int:
+        """Blocks that one request of `length` tokens holds at most, when steps bring up to `chunk`
+        of its tokens.
+        """
+        return sum(
+            block_group(group.spec, self.block_size, 0).num_needed(length, chunk)
+            for group in self.groups
+        )
+
+    def least_blocks(self, length: int, *, is_chunked: bool) -> int:
+        """Blocks without which no request of `length` tokens can run. With `is_chunked`, a step may
+        bring as little as one token of a prompt.
+        """
+        return self.held_blocks(length, 1 if is_chunked else length)
+
+    def enough(self, num_seqs: int, length: int, step: int) -> int:
+        """Blocks with which `num_seqs` requests of `length` tokens never want, the null block
+        included; steps have up to `step` tokens.
+        """
+        return 1 + num_seqs * self.held_blocks(length, min(step, length))
+
+    def longest(self, num_blocks: int, limit: int, *, is_chunked: bool) -> int:
+        """The longest request, at most `limit`, that can run in `num_blocks`; 0 if there is no such
+        request.
+        """
+        usable = num_blocks - 1  # the null block is never handed out
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.least_blocks(middle, is_chunked=is_chunked) <= usable:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def describe(self) -> str:
+        """The groups in a few words, such as `28 layers full`."""
+        return ", ".join(map(self._words, self.groups))
+
+    def _words(self, group: KVGroup) -> str:
+        text = f"{len(group.layers)} layers {group.kind if group.window is None else 'window'}"
+        if group.window is not None:
+            text += f" {group.window}"
+        if group.kind == "none":
+            return text
+        if group.kind != "state" and group.block_size != self.block_size:
+            text += f" in blocks of {group.block_size} tokens"
+        unused = self.unused(group)
+        return text if unused < 0.001 else f"{text} ({unused:.1%} of a block unused)"
+
+    def _layer_bytes(self, group: KVGroup, layer: int) -> int:
+        memory = self.memories[layer]
+        return 0 if memory is None else memory.block_bytes(group.block_size, self.number)
+
+
+def memories_of(decoders: Iterable[Decoder]) -> tuple[LayerMemory | None, ...]:
+    """What the layers of these models remember, one model after the other."""
+    return tuple(block.mixer.memory for decoder in decoders for block in decoder.blocks)
+
+
+def plan_kv_pool(
+    memories: Sequence[LayerMemory | None], block_size: int, number: NumberBytes
+) -> KVPool:
+    """The pool for these layers, with blocks of `block_size` tokens or multiples of it."""
+    groups = list(_groups(memories, block_size))
+    groups = _with_full_pages(groups, memories, number)
+    return KVPool(tuple(memories), tuple(groups), block_size, number)
+
+
+def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
+    """Bytes of keys and values that one token has while every layer sees it."""
+    return sum(m.token_bytes(number) for m in memories if isinstance(m, KeyValues))
+
+
+_ORDER = ("full", "sliding", "state", "none")
+
+
+def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable[KVGroup]:
+    by_kind: dict[tuple[MemoryKind, int | None], list[int]] = {}
+    for layer, memory in enumerate(memories):
+        key = ("none", None) if memory is None else (memory.kind, memory.window)
+        by_kind.setdefault(key, []).append(layer)
+    slots = _num_slots([len(layers) for (kind, _), layers in by_kind.items() if kind != "none"])
+    for kind, window in sorted(by_kind, key=lambda key: (_ORDER.index(key[0]), key[1] or 0)):
+        layers = by_kind[kind, window]
+        # the largest first, where they meet the largest of other groups
+        layers.sort(key=lambda layer: -_numbers(memories[layer]))
+        size = len(layers) if kind == "none" else slots
+        for i in range(0, len(layers), size):
+            yield KVGroup(kind, window, tuple(layers[i : i + size]), block_size)
+
+
+def _num_slots(counts: list[int]) -> int:
+    fewest, most = min(counts, default=0), max(counts, default=0)
+    return most if most < _CLOSE * fewest else fewest
+
+
+def _with_full_pages(
+    groups: list[KVGroup], memories: Sequence[LayerMemory | None], number: NumberBytes
+) -> list[KVGroup]:
+    """The groups with block sizes that fill the pages of slot 0, which has every group's largest
+    layer.
+    """
+    firsts = [memories[group.layers[0]] for group in groups]
+    largest = max((m.numbers_per_token for m in firsts if isinstance(m, KeyValues)), default=0)
+    grown = []
+    for group, first in zip(groups, firsts, strict=True):
+        if isinstance(first, KeyValues):
+            times = min(largest // first.numbers_per_token, _MOST_LARGER)
+            group = replace(group, block_size=group.block_size * times)
+        grown.append(group)
+    sizes = [
+        0 if first is None else first.block_bytes(group.block_size, number)
+        for group, first in zip(grown, firsts, strict=True)
+    ]
+    tokens = max((s for s, g in zip(sizes, grown, strict=True) if g.kind != "state"), default=0)
+    times = -(-max(sizes) // tokens) if tokens else 1  # the pages must hold the states
+    return [
+        replace(group, block_size=group.block_size * times) if group.kind != "state" else group
+        for group in grown
+    ]
+
+
+def _numbers(memory: LayerMemory | None) -> int:
+    if memory is None:
+        return 0
+    if isinstance(memory, KeyValues):
+        return memory.numbers_per_token
+    return memory.numbers + memory.wide_numbers

@@ -1,0 +1,77 @@
+"""What a layer remembers of a request, as values that its mixer states (`spec.py`).
+
+The KV groups of a pool, the size of its blocks and how many of them a request needs are functions
+of these values (`kv_pool.py`). Free of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+MemoryKind = Literal["full", "sliding", "state", "none"]
+"""What a layer keeps: every token, those of a window, one state per request, nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberBytes:
+    """Bytes of one number: of the model's dtype, of keys and values, and of the scale that each key
+    and each value of a head has (0: none).
+    """
+
+    activation: int
+    kv: int
+    kv_scale: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """Keys and values of K heads of D numbers, of every token (`full`), or of the last `window`
+    tokens, the query's own included (`sliding`).
+    """
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    @property
+    def kind(self) -> MemoryKind:
+        """`full` without a window."""
+        return "full" if self.window is None else "sliding"
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Of keys and values together."""
+        return 2 * self.kv_heads * self.head_dim
+
+    def num_seen(self, context: int) -> int:
+        """How many of `context` tokens are kept for the next query."""
+        return context if self.window is None else min(context, self.window)
+
+    def token_bytes(self, number: NumberBytes) -> int:
+        """What one token takes."""
+        return self.numbers_per_token * number.kv + 2 * self.kv_heads * number.kv_scale
+
+    def block_bytes(self, block_size: int, number: NumberBytes) -> int:
+        """What a block of `block_size` tokens takes."""
+        return block_size * self.token_bytes(number)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """A state whose size does not depend on the request's length: `numbers` in the model's dtype
+    and `wide_numbers` in float32.
+    """
+
+    numbers: int = 0
+    wide_numbers: int = 0
+    kind: ClassVar[MemoryKind] = "state"
+    window: ClassVar[None] = None
+
+    def block_bytes(self, block_size: int, number: NumberBytes) -> int:
+        """What the state of one request takes, whatever the block size."""
+        return self.numbers * number.activation + 4 * self.wide_numbers
+
+
+LayerMemory = KeyValues | RecurrentState
+"""In its place, None stands for a mixer that sees the step's own tokens and keeps nothing."""
