@@ -139,7 +139,7 @@ class Scheduler:
             raise RequestError("a request whose prompt cannot be split takes no further input")
         if request.max_total_tokens > most:
             raise RequestError(
-                f"a request of up to {request.max_total_tokens} tokens that is computed in one step "
+                f"a request of up to {request.max_total_tokens} tokens computed in one step "
                 f"does not fit into {most} tokens (max_num_batched_tokens)"
             )
 
