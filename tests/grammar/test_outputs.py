@@ -140,7 +140,7 @@ def test_outputs_do_not_depend_on_the_load(llm, options):
         found = generate(other, *MANY, prompt=prompt)
         if "num_gpu_blocks_override" in options:
             core = other.llm_engine.front_end.client.engine_core
-            assert core.scheduler.num_preemptions > 0
+            assert core.scheduler.counters.num_preemptions > 0
     assert [list(c.token_ids) for c in found] == expected
 
 

@@ -90,8 +90,8 @@ def test_greedy_tokens_equal_transformers(name, tmp_path):
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
     requests = {i: (ids, params.clone()) for i, ids in enumerate(prompts())}
     outputs = run(core, requests, preempt_every=None if None in windows else 25)
-    assert core.scheduler.num_preemptions > 0, "the pool was meant to be too small"
-    assert core.scheduler.prefix_hits > 0
+    assert core.scheduler.counters.num_preemptions > 0, "the pool was meant to be too small"
+    assert core.scheduler.counters.prefix_hits > 0
     reference = reference_model(made.folder)
     for handle, (ids, _) in requests.items():
         expected = min(MAX_TOKENS, hostile.max_model_len - len(ids))

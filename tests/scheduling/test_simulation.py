@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
-from quire.scheduling import prefix_cache, scheduler, stop
+from quire.scheduling import prefix_cache, scheduler, stop, streaming_input
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.lifecycle import Lifecycle
 from quire.scheduling.request import Request
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
@@ -30,8 +31,8 @@ def test_the_traces_meet_what_they_are_for():
         trace = Trace(seed)
         trace.run()
         config, expected = trace.config, trace.expected.values()
-        met["preemptions"] += trace.scheduler.num_preemptions
-        met["prefix hits"] += trace.scheduler.prefix_hits
+        met["preemptions"] += trace.scheduler.counters.num_preemptions
+        met["prefix hits"] += trace.scheduler.counters.prefix_hits
         met["depth 2"] += trace.depth == 2
         met["accepted drafts"] += trace.num_accepted
         met["accepted drafts at depth 2"] += trace.num_accepted * (trace.depth - 1)
@@ -151,7 +152,7 @@ def count_cancelled_results(monkeypatch):
         elif request in self.chunked:
             self.chunked.remove(request)
 
-    monkeypatch.setattr(Scheduler, "_leave_steps", leave)
+    monkeypatch.setattr(Lifecycle, "_leave_steps", leave)
 
 
 # Drafts
@@ -262,24 +263,15 @@ def keep_a_snapshot_one_block_off(monkeypatch):
 
 
 def resume_a_state_that_went_on(monkeypatch):
-    def leave(self, request):
-        assert request.row >= 0
+    def pause(self, request, stop):
         self._leave_steps(request)
+        streaming_input.pause(request, stop)
+        return self.take_input(request)
 
-    real = Scheduler._end_stopped
-
-    def end_stopped(self, step, out, gone):
-        leave_row, self._leave_row = (
-            self._leave_row,
-            lambda request: leave(self, request) if request.resumable else leave_row(request),
-        )
-        real(self, step, out, gone)
-        del self._leave_row
-
-    monkeypatch.setattr(Scheduler, "_end_stopped", end_stopped)
+    monkeypatch.setattr(Lifecycle, "pause", pause)
 
 
-# Resources
+# Admission
 
 
 def preempt_an_indivisible_prompt(monkeypatch):

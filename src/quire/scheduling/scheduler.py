@@ -13,20 +13,17 @@ give equal plans.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
 from quire.scheduling import streaming_input
-from quire.scheduling.block_tables import BlockTables
-from quire.scheduling.decode_lane import DecodeLane
 from quire.scheduling.drafts import record_drafts
 from quire.scheduling.in_flight_step import InFlightStep, ScheduledChunk
-from quire.scheduling.policy import POLICIES, WaitingQueue, choose_victim
+from quire.scheduling.lifecycle import Lifecycle
+from quire.scheduling.policy import choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State
-from quire.scheduling.resources import BlockBudget, Resource, Resources, TokenBudget
-from quire.scheduling.running_rows import RunningRows
+from quire.scheduling.resources import Resource
 from quire.scheduling.scheduler_output import (
     FinishedRequest,
     SchedulerOutput,
@@ -53,26 +50,13 @@ class Scheduler:
         blocks.
         """
         self.config = config
-        self.policy = POLICIES[config.policy]
-        self.memory = BlockTables(config)
-        self.requests: dict[int, Request] = {}
-        self.waiting = WaitingQueue(self.policy)
-        self.rows = RunningRows(config.max_num_seqs)
-        self.running = self.rows.requests
-        self.lane = DecodeLane(config.num_drafts)
-        self.chunked: list[Request] = []
-        """Running requests outside the lane that have, or will have, tokens to compute."""
-        self.in_flight: deque[InFlightStep] = deque()
         self.pause = Pause.NONE
-        self.num_preemptions = 0
-        self.prefix_requests = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
-        self._tokens = TokenBudget(config, self.lane, self.requests)
-        blocks = BlockBudget(self.memory, self.chunked)
-        self._resources = Resources(self._tokens, [self.rows, blocks, *resources])
-        self._num_arrived = 0
         self._next_step = 0
+        self._life = life = Lifecycle(config, resources)
+        self.counters = life.counters
+        self.policy, self.memory, self.rows = life.policy, life.memory, life.rows
+        self.requests, self.waiting, self.running = life.requests, life.waiting, life.rows.requests
+        self.lane, self.chunked, self.in_flight = life.lane, life.chunked, life.in_flight
 
     # ---- requests come and go
 
@@ -85,11 +69,8 @@ class Scheduler:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
         streaming_input.limit_length(request, config.max_model_len)
         request.is_whole = request.is_indivisible or not config.enable_chunked_prefill
-        if request.is_indivisible and request.max_total_tokens > config.max_num_batched_tokens:
-            raise RequestError(
-                f"a request of up to {request.max_total_tokens} tokens that cannot be split does "
-                f"not fit into a step of {config.max_num_batched_tokens} (max_num_batched_tokens)"
-            )
+        if request.is_indivisible:
+            self._check_indivisible(request)
         needed = self.memory.num_needed(request)
         if needed > config.num_blocks - 1:
             raise RequestError(
@@ -98,10 +79,7 @@ class Scheduler:
             )
         request.stop_ids = stop_ids(request)
         self.memory.compute_keys(request)
-        request.order = self._num_arrived
-        self._num_arrived += 1
-        self.requests[request.handle] = request
-        self.waiting.add(request)
+        self._life.queue(request)
 
     def abort(self, handle: int) -> bool:
         """End a request in whatever state it is, without an output. False when it has ended
@@ -110,7 +88,7 @@ class Scheduler:
         request = self.requests.get(handle)
         if request is None:
             return False
-        self._end(request)
+        self._life.end(request)
         return True
 
     def extend(
@@ -133,7 +111,7 @@ class Scheduler:
         if not request.resumable:
             raise ValueError(f"request {handle} takes no more input")
         request.pending_input.append(NextInput(token_ids, resumable, params, needs_host_ids))
-        return self._take_input(request) if request.state is State.IDLE else None
+        return self._life.take_input(request) if request.state is State.IDLE else None
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget cached blocks; False while blocks are in use, unless running requests may be
@@ -141,7 +119,7 @@ class Scheduler:
         """
         if reset_running_requests:
             for request in list(self.running.values()):
-                self._preempt(request)
+                self._life.preempt(request)
         return self.memory.reset_prefix_cache()
 
     @property
@@ -155,6 +133,16 @@ class Scheduler:
             )
         return bool(self.in_flight or self.waiting or self.lane.members or self.chunked)
 
+    def _check_indivisible(self, request: Request) -> None:
+        most = self.config.max_num_batched_tokens
+        if request.resumable:
+            raise RequestError("a request whose prompt cannot be split takes no further input")
+        if request.max_total_tokens > most:
+            raise RequestError(
+                f"a request of up to {request.max_total_tokens} tokens computed in one step "
+                f"does not fit into {most} tokens (max_num_batched_tokens)"
+            )
+
     # ---- one step
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
@@ -164,7 +152,7 @@ class Scheduler:
         if self.pause is Pause.ALL:
             return None
         step = InFlightStep(self._next_step)
-        self._tokens.begin()
+        self._life.tokens.begin()
         self._run_due(step)
         self._continue_chunked(step)
         if not step.has_preempted:
@@ -214,7 +202,7 @@ class Scheduler:
             if request.state is not State.RUNNING:
                 continue  # preempted for an earlier one
             missing = request.num_tokens - request.num_computed_tokens
-            count = self._tokens.offer(request, missing) if missing > 0 else 0
+            count = self._life.tokens.offer(request, missing) if missing > 0 else 0
             if count == 0:
                 continue
             drafts = self._num_drafts(request, count) if count == missing else 0
@@ -229,7 +217,7 @@ class Scheduler:
         """Move waiting requests into rows while every resource grants them something."""
         admitted = []
         for request in self.waiting:
-            if self._resources.is_exhausted:
+            if self._life.resources.is_exhausted:
                 break
             if self.pause is Pause.NEW and request.state is not State.PREEMPTED:
                 continue
@@ -238,12 +226,12 @@ class Scheduler:
             self.memory.find_hit(request)
             if self.memory.is_being_written(request):
                 continue  # a running request computes the next block: hit it then
-            count, holds_back_others = self._resources.offer(request)
+            count, holds_back_others = self._life.resources.offer(request)
             if holds_back_others:
                 break
             if count == 0:
                 continue
-            self._enter_row(request, now)
+            self._life.enter_row(request, now)
             grown = self.memory.grow(request, count)
             assert grown is not None, "the cost of admission left no block"
             self._plan_chunk(step, request, grown[0])
@@ -258,7 +246,7 @@ class Scheduler:
         if not request.takes_drafts:
             return 0
         longest = request.max_total_tokens - 1 - request.num_tokens
-        return max(0, min(request.num_drafts, self._tokens.left - count, longest))
+        return max(0, min(request.num_drafts, self._life.tokens.left - count, longest))
 
     def _grow(self, step: InFlightStep, request: Request, want: int, least: int) -> int:
         """Blocks for up to `want` tokens, from victims where there are none for `least`; 0 when the
@@ -268,7 +256,7 @@ class Scheduler:
             victim = choose_victim(self.policy, self.running.values(), request)
             step.forget(victim.handle)
             step.has_preempted = True
-            self._preempt(victim)
+            self._life.preempt(victim)
             if victim is request:
                 return 0
         count, new_blocks = grown
@@ -279,7 +267,7 @@ class Scheduler:
     def _plan_chunk(
         self, step: InFlightStep, request: Request, count: int, num_drafts: int = 0
     ) -> None:
-        self._tokens.take(request, count + num_drafts)
+        self._life.tokens.take(request, count + num_drafts)
         end = request.num_computed_tokens + count
         request.num_computed_tokens = end + num_drafts
         request.num_drafts_in_flight += num_drafts
@@ -289,26 +277,13 @@ class Scheduler:
             request, request.row, count, end, samples, num_drafts
         )
 
-    def _enter_row(self, request: Request, now: float) -> None:
-        self._resources.enter(request)
-        request.state = State.RUNNING
-        self.chunked.append(request)
-        hit = request.num_hit_tokens
-        request.num_computed_tokens = request.num_confirmed_tokens = hit
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = hit
-            request.scheduled_time = now
-            self.prefix_requests += 1
-            self.prefix_queries += request.num_tokens
-            self.prefix_hits += hit
-
     def _launch(self, step: InFlightStep) -> StepPlan | None:
         step.cohort = self.lane.cohort()
         if step.cohort is None and not step.chunks:
             return None
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
-        step.cohort_drafts = self.lane.plan_drafts(self._tokens.left)
+        step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.left)
         copies, zero_blocks = self.memory.states.take_changes()
         plan = StepPlan(
             step_id=step.step_id,
@@ -373,89 +348,26 @@ class Scheduler:
                 continue
             if dropped:
                 out.drop_last(request.handle, dropped)
-            if not request.resumable:
-                self._end(request)
-                out.finished.append(finished_request(request, stop))
-                continue
-            if self.memory.states:
-                self._leave_row(request)  # its state may be that of a later token
-            self._leave_steps(request)
-            streaming_input.pause(request, stop)
-            finished = self._take_input(request)
+            if request.resumable:
+                finished = self._life.pause(request, stop)
+            else:
+                self._life.end(request)
+                finished = finished_request(request, stop)
             if finished is not None:
                 out.finished.append(finished)
         for handle, request in step.ending.items():
             if handle not in gone and request.is_decoding:
                 self.chunked.append(request)  # drafts were wrong, so this was not its last token
 
-    def _take_input(self, request: Request) -> FinishedRequest | None:
-        """Apply the next input of a paused request, if there is one: it is resumed, or it ends."""
-        if not request.pending_input:
-            return None
-        given = request.pending_input.pop(0)
-        finished = streaming_input.end_of_input(request, given, self.config.max_model_len)
-        if finished is not None:
-            self._end(request)
-            return finished
-        has_row = request.row >= 0
-        if has_row:
-            self.rows.stops.remove(request)
-        streaming_input.resume(request, given, self.config.max_model_len)
-        if has_row:
-            self.rows.stops.add(request)
-            self.rows.rebuild(request)
-            request.state = State.RUNNING
-            self.chunked.append(request)
-        else:
-            request.state = State.PREEMPTED
-            self.waiting.add(request)
-        return None
-
-    def _end(self, request: Request) -> None:
-        if request.row >= 0:
-            self._leave_row(request)
-        elif request.state is not State.IDLE:
-            self.waiting.remove(request)
-        request.state = State.FINISHED
-        del self.requests[request.handle]
-
     def _fail(
         self, request: Request, text: str, out: SchedulerOutput, fault: Exception | None = None
     ) -> None:
         """End a request with an error; of its blocks nothing more becomes findable."""
         request.num_confirmed_tokens, request.is_decoding = 0, False
-        self._end(request)
+        self._life.end(request)
         end = FinishedRequest(request.handle, Reason.ERROR, None, text, fault)
         end.num_preemptions = request.num_preemptions
         out.finished.append(end)
-
-    def _preempt(self, request: Request) -> None:
-        """Take row and blocks; the request starts over after whatever of it stays cached, its
-        output kept.
-        """
-        self._leave_row(request)
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        if request.state is not State.IDLE:
-            request.state = State.PREEMPTED
-            self.waiting.add(request)
-
-    def _leave_row(self, request: Request) -> None:
-        self._leave_steps(request)
-        self.memory.publish(request, request.num_reusable_tokens)
-        self._resources.leave(request)
-        request.num_computed_tokens = request.num_confirmed_tokens = 0
-        request.num_drafts = request.num_drafts_in_flight = 0
-        request.is_decoding = False
-
-    def _leave_steps(self, request: Request) -> None:
-        """Schedule it no further, and cancel its results in steps in flight."""
-        if request in self.lane:
-            self.lane.leave(request)
-        elif request in self.chunked:
-            self.chunked.remove(request)
-        for step in self.in_flight:
-            step.cancelled.add(request.handle)
 
 
 def _error_text(error: Exception) -> str:

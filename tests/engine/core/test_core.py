@@ -92,7 +92,7 @@ def test_the_prefix_cache_is_reset_only_when_free_or_told_to():
     assert perform(core, "reset_prefix_cache", (True,)) is True
     tokens, _ = drain(core)
     assert first + tokens[0] == expected(0, 9)
-    assert core.scheduler.num_preemptions == 1
+    assert core.scheduler.counters.num_preemptions == 1
 
 
 def test_a_repeated_prompt_is_reported_as_cached():

@@ -118,7 +118,7 @@ def test_clear_cache_forgets_and_the_frozen_compute_again():
     core.add_request(request(0, length=9))
     first = list(core.step().token_ids)
     call(core, "pause_scheduler", "keep", True)
-    assert core.scheduler.num_preemptions == 1 and core.scheduler.memory.pool.usage == 0
+    assert core.scheduler.counters.num_preemptions == 1 and core.scheduler.memory.pool.usage == 0
     call(core, "resume_scheduler")
     tokens, _ = drain(core)
     assert first + tokens[0] == expected(0, 9)

@@ -240,10 +240,10 @@ class EngineCore(CoreControl):
     def _stats(self) -> SchedulerStats:
         scheduler = self.scheduler
         counted = (
-            scheduler.prefix_queries,
-            scheduler.prefix_hits,
-            scheduler.num_preemptions,
-            scheduler.prefix_requests,
+            scheduler.counters.prefix_queries,
+            scheduler.counters.prefix_hits,
+            scheduler.counters.num_preemptions,
+            scheduler.counters.prefix_requests,
         )
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted

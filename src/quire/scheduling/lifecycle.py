@@ -1,0 +1,147 @@
+"""The life of a request: from the waiting queue into a row, out of it, and to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.scheduling import streaming_input
+from quire.scheduling.block_tables import BlockTables
+from quire.scheduling.decode_lane import DecodeLane
+from quire.scheduling.in_flight_step import InFlightStep
+from quire.scheduling.policy import POLICIES, WaitingQueue
+from quire.scheduling.request import Request, State, Stop
+from quire.scheduling.resources import BlockBudget, Resource, Resources, TokenBudget
+from quire.scheduling.running_rows import RunningRows
+from quire.scheduling.scheduler_output import FinishedRequest
+from quire.scheduling.settings import SchedulerConfig
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Prefix counts are made at a request's first admission."""
+
+    num_preemptions: int = 0
+    prefix_requests: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+class Lifecycle:
+    """The requests, and where each of them is; every change of its state is made here.
+
+    A request waits; or it has a row and is in the decode lane, among the `chunked`, idle, or has
+    its last token in flight; or it is idle without a row.
+    """
+
+    def __init__(self, config: SchedulerConfig, resources: Sequence[Resource]) -> None:
+        """resources: besides tokens, rows and blocks."""
+        self.max_model_len = config.max_model_len
+        self.policy = POLICIES[config.policy]
+        self.requests: dict[int, Request] = {}
+        self.waiting = WaitingQueue(self.policy)
+        self.rows = RunningRows(config.max_num_seqs)
+        self.lane = DecodeLane(config.num_drafts)
+        self.chunked: list[Request] = []
+        """Running requests outside the lane that have, or will have, tokens to compute."""
+        self.in_flight: deque[InFlightStep] = deque()
+        self.memory = BlockTables(config)
+        self.tokens = TokenBudget(config, self.lane, self.requests)
+        blocks = BlockBudget(self.memory, self.chunked)
+        self.resources = Resources(self.tokens, [self.rows, blocks, *resources])
+        self.counters = Counters()
+        self._num_arrived = 0
+
+    def queue(self, request: Request) -> None:
+        """A new request waits."""
+        request.order = self._num_arrived
+        self._num_arrived += 1
+        self.requests[request.handle] = request
+        self.waiting.add(request)
+
+    def enter_row(self, request: Request, now: float) -> None:
+        """A waiting request gets a row and the blocks of its hit; the caller takes it out of the
+        queue.
+        """
+        self.resources.enter(request)
+        request.state = State.RUNNING
+        self.chunked.append(request)
+        hit = request.num_hit_tokens
+        request.num_computed_tokens = request.num_confirmed_tokens = hit
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = hit
+            request.scheduled_time = now
+            self.counters.prefix_requests += 1
+            self.counters.prefix_queries += request.num_tokens
+            self.counters.prefix_hits += hit
+
+    def preempt(self, request: Request) -> None:
+        """Take row and blocks; the request starts over after whatever of it stays cached, its
+        output kept.
+        """
+        self._leave_row(request)
+        request.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        if request.state is not State.IDLE:
+            request.state = State.PREEMPTED
+            self.waiting.add(request)
+
+    def pause(self, request: Request, stop: Stop) -> FinishedRequest | None:
+        """A resumable request stopped: it is idle until it has input; its final state when that
+        ends it now.
+        """
+        if self.memory.states:
+            self._leave_row(request)  # the state may be that of a later token
+        self._leave_steps(request)
+        streaming_input.pause(request, stop)
+        return self.take_input(request)
+
+    def take_input(self, request: Request) -> FinishedRequest | None:
+        """Apply the next input of an idle request, if there is one: it is resumed, or it ends."""
+        if not request.pending_input:
+            return None
+        given = request.pending_input.pop(0)
+        finished = streaming_input.end_of_input(request, given, self.max_model_len)
+        if finished is not None:
+            self.end(request)
+            return finished
+        has_row = request.row >= 0
+        if has_row:
+            self.rows.stops.remove(request)
+        streaming_input.resume(request, given, self.max_model_len)
+        if has_row:
+            self.rows.stops.add(request)
+            self.rows.rebuild(request)
+            request.state = State.RUNNING
+            self.chunked.append(request)
+        else:
+            request.state = State.PREEMPTED
+            self.waiting.add(request)
+        return None
+
+    def end(self, request: Request) -> None:
+        """The request ends, wherever it is."""
+        if request.row >= 0:
+            self._leave_row(request)
+        elif request.state is not State.IDLE:
+            self.waiting.remove(request)
+        request.state = State.FINISHED
+        del self.requests[request.handle]
+
+    def _leave_row(self, request: Request) -> None:
+        self._leave_steps(request)
+        self.memory.publish(request, request.num_reusable_tokens)
+        self.resources.leave(request)
+        request.num_computed_tokens = request.num_confirmed_tokens = 0
+        request.num_drafts = request.num_drafts_in_flight = 0
+        request.is_decoding = False
+
+    def _leave_steps(self, request: Request) -> None:
+        """Schedule it no further, and cancel its results in steps in flight."""
+        if request in self.lane:
+            self.lane.leave(request)
+        elif request in self.chunked:
+            self.chunked.remove(request)
+        for step in self.in_flight:
+            step.cancelled.add(request.handle)
