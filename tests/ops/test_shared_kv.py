@@ -1,5 +1,4 @@
-"""Memory that several layers share: one block at a time belongs to one of them, whatever it holds.
-"""
+"""Memory that several layers share: a block belongs to one of them at a time."""
 
 from __future__ import annotations
 

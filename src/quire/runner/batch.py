@@ -68,8 +68,7 @@ class _Layout:
 
 
 class BatchBuilder:
-    """Builds `StepInputs` for the models of a pool, whose layers keep what they remember in `kv`.
-    """
+    """Builds `StepInputs` for the models of a pool, whose layers have their memory in `kv`."""
 
     def __init__(
         self,
