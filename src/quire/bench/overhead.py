@@ -20,7 +20,7 @@ from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wi
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
-from quire.engine.client.multiprocess_async import AsyncMPClient
+from quire.engine.client.multiprocess import AsyncMPClient
 from quire.engine.event_loop import loop_factory
 from quire.engine.frontend.admission import QueueLimits
 from quire.engine.frontend.frontend import FrontEnd, build_front_end

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "AsyncEngineCoreClient": "quire.engine.client.client",
     "AsyncLLM": "quire.engine.async_llm",
-    "AsyncMPClient": "quire.engine.client.multiprocess_async",
+    "AsyncMPClient": "quire.engine.client.multiprocess",
     "CoreStatus": "quire.engine.client.client",
     "DPCoordinator": "quire.engine.data_parallel.coordinator_client",
     "DPCoordinatorProc": "quire.engine.data_parallel.coordinator",
@@ -38,7 +38,7 @@ _HOMES = {
     "InprocClient": "quire.engine.client.inproc",
     "InputStreamError": "quire.errors",
     "LLMEngine": "quire.engine.llm_engine",
-    "MPClient": "quire.engine.client.multiprocess",
+    "MPClient": "quire.engine.client.remote_cores",
     "PROTOCOL_VERSION": "quire.engine.wire.messages",
     "PauseMode": "quire.engine.wire.control_calls",
     "QueueLimits": "quire.engine.frontend.admission",
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
         EngineStatusType,
     )
     from quire.engine.client.inproc import InprocClient
-    from quire.engine.client.multiprocess import MPClient
-    from quire.engine.client.multiprocess_async import AsyncMPClient
+    from quire.engine.client.multiprocess import AsyncMPClient
     from quire.engine.client.multiprocess_sync import SyncMPClient
+    from quire.engine.client.remote_cores import MPClient
     from quire.engine.core.core import EngineCore
     from quire.engine.data_parallel.coordinator import DPCoordinatorProc
     from quire.engine.data_parallel.coordinator_client import DPCoordinator

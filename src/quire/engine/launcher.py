@@ -12,9 +12,9 @@ from quire.config.plan import EnginePlan
 from quire.config.resolve.parallel import INTERNAL
 from quire.engine.client.client import AsyncEngineCoreClient, EngineCoreClient
 from quire.engine.client.connections import CoreLinks
-from quire.engine.client.multiprocess import MPClient
-from quire.engine.client.multiprocess_async import AsyncMPClient
+from quire.engine.client.multiprocess import AsyncMPClient
 from quire.engine.client.multiprocess_sync import SyncMPClient
+from quire.engine.client.remote_cores import MPClient
 from quire.engine.client.supervisor import AsyncSupervisor, SyncSupervisor
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.data_parallel.coordinator_client import DPCoordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, TypeVar
 
-from quire.engine.client.multiprocess import TICK_S, MPClient
+from quire.engine.client.remote_cores import TICK_S, MPClient
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs
 
