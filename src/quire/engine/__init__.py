@@ -38,7 +38,7 @@ _HOMES = {
     "InprocClient": "quire.engine.client.inproc",
     "InputStreamError": "quire.errors",
     "LLMEngine": "quire.engine.llm_engine",
-    "MPClient": "quire.engine.client.remote_cores",
+    "MPClient": "quire.engine.client.multiprocess",
     "PROTOCOL_VERSION": "quire.engine.wire.messages",
     "PauseMode": "quire.engine.wire.control_calls",
     "QueueLimits": "quire.engine.frontend.admission",
@@ -47,7 +47,7 @@ _HOMES = {
     "RequestOutputCollector": "quire.engine.frontend.output_stream",
     "SchedulerStats": "quire.engine.wire.messages",
     "StreamingInput": "quire.engine.frontend.streaming_input",
-    "SyncMPClient": "quire.engine.client.multiprocess_sync",
+    "SyncMPClient": "quire.engine.client.multiprocess",
     "UtilityOutput": "quire.engine.wire.messages",
     "UtilityRequest": "quire.engine.wire.messages",
 }
@@ -61,9 +61,7 @@ if TYPE_CHECKING:
         EngineStatusType,
     )
     from quire.engine.client.inproc import InprocClient
-    from quire.engine.client.multiprocess import AsyncMPClient
-    from quire.engine.client.multiprocess_sync import SyncMPClient
-    from quire.engine.client.remote_cores import MPClient
+    from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
     from quire.engine.core.core import EngineCore
     from quire.engine.data_parallel.coordinator import DPCoordinatorProc
     from quire.engine.data_parallel.coordinator_client import DPCoordinator

@@ -1,133 +1,197 @@
-"""The client of cores in other processes for one event loop, in which it is awaited."""
+"""The client of cores in other processes, and its two ways to wait: a thread that blocks, and an
+event loop that is woken.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from quire.engine.client.remote_cores import TICK_S, MPClient
+from quire.engine.client.client import CoreStatus
+from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.scaling import scale
-from quire.engine.process.core_process import CoreProcess
+from quire.engine.client.supervisor import Supervisor
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import EngineCoreOutputs
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
+from quire.errors import EngineDeadError, EngineError
 
 T = TypeVar("T")
+
+
+class MPClient:
+    """What both clients share: everything that does not wait.
+
+    With `max_restarts` a supervisor brings dead cores back; 0: a death is raised, and the caller
+    may restart the core.
+    """
+
+    def __init__(self, remote: RemoteCores, max_restarts: int = 0) -> None:
+        self.remote = remote
+        self.supervisor = Supervisor(remote, max_restarts=max_restarts) if max_restarts else None
+        self._cores: RemoteCores | Supervisor = self.supervisor or remote
+        self._is_closed = False
+
+    @property
+    def num_restarts(self) -> int:
+        """How many times the supervisor has restarted a core."""
+        return 0 if self.supervisor is None else self.supervisor.num_restarts
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._require_open()
+        self._cores.add_request(request)
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        if not self._is_closed:
+            self._cores.abort_requests(handles)
+
+    def engine_of(self, handle: int) -> int | None:
+        return self._cores.engine_of(handle)
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        return self.remote.engine_indices
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        return self.remote.core_status(engine_index)
+
+    def restart_core(self, engine_index: int) -> None:
+        """Raises EngineError where a supervisor restarts cores, EngineDeadError where the core is
+        not ours.
+        """
+        self._require_open()
+        if self.supervisor is not None:
+            raise EngineError("The supervisor restarts cores by itself.")
+        self.remote.restart_core(engine_index)
+
+    def wait_until_ready(self, timeout_s: float = 600.0) -> None:
+        """Block until every core is ready. Raises the error that kept one from it, TimeoutError."""
+        self.remote.wait_until_ready(timeout_s)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        self._is_closed = True
+        self.remote.shutdown(timeout_s)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise EngineDeadError("The engine was closed; make a new one.")
+
+
+class SyncMPClient(MPClient):
+    """`EngineCoreClient` of cores in other processes; for one thread."""
+
+    def get_output(self) -> EngineCoreOutputs:
+        """The next outputs. Empty when the cores have no requests of ours, when they are paused,
+        and when a core has just died that will be restarted.
+        """
+        self._require_open()
+        self._cores.take()
+        outputs = self._cores.next_output()
+        while outputs is None and self._cores.has_requests:
+            self._wait()
+            outputs = self._cores.next_output()
+            if outputs is None and self._cores.is_idle:
+                break
+        return EngineCoreOutputs() if outputs is None else outputs
+
+    def call(self, utility: Utility[T]) -> T:
+        self._require_open()
+        future = self._cores.begin_call(utility)
+        deadline = time.monotonic() + (math.inf if utility.timeout_s is None else utility.timeout_s)
+        while not future.done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                future.cancel()
+                raise _not_answered(utility)
+            self._wait(left_s)
+        return future.result()
+
+    def _wait(self, limit_s: float = math.inf) -> None:
+        """Block until something has come, or is due, or `limit_s` is over."""
+        self.remote.wait(min(limit_s, self._cores.next_check_s))
+        self._cores.take()
+        self.remote.check_health()
 
 
 class AsyncMPClient(MPClient):
     """`AsyncEngineCoreClient` of cores in other processes; for one event loop at a time."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, remote: RemoteCores, max_restarts: int = 0) -> None:
+        super().__init__(remote, max_restarts)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watched: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._arrival: asyncio.Future[None] | None = None
 
     async def get_output(self) -> EngineCoreOutputs:
-        """The next outputs; waits until there are some."""
-        self._attach()
-        while not self._links.events:
+        """The next outputs; waits until there are some. Empty when a core has just died that will
+        be restarted.
+        """
+        while True:
             self._require_open()
-            assert self._loop is not None
+            loop = self._attach()
+            outputs = self._cores.next_output()
+            if outputs is not None:
+                return outputs
             if self._arrival is None or self._arrival.done():
-                self._arrival = self._loop.create_future()
+                self._arrival = loop.create_future()
             await self._arrival
-        return self._next_event()
 
     async def call(self, utility: Utility[T]) -> T:
-        """Ask every core, and give their one answer."""
+        self._require_open()
         self._attach()
-        call_id, future = self._begin(utility)
+        future = asyncio.wrap_future(self._cores.begin_call(utility))
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), utility.timeout_s)
-        except TimeoutError:
-            text = f"{utility.method} was not answered within {utility.timeout_s:g} s."
-            raise TimeoutError(text) from None
+            await asyncio.wait([future], timeout=utility.timeout_s)
+            if not future.done():
+                raise _not_answered(utility)
+            return future.result()
         finally:
-            self._links.calls.forget(call_id)
+            future.cancel()
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
-        """Have so many cores; see scaling.py."""
+        self._require_open()
         self._attach()
-        await scale(self, num_cores, drain_timeout_s)
-
-    def start_cores(self, engine_indices: Sequence[int]) -> None:
-        super().start_cores(engine_indices)
-        self._watch_again()
-
-    def retire(self, engine_index: int) -> CoreProcess | None:
-        process = super().retire(engine_index)
-        self._watch_again()
-        return process
+        await scale(self.remote, num_cores, drain_timeout_s)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         self._detach()
         super().shutdown(timeout_s)
         self._announce()
 
-    def _attach(self) -> None:
-        """Let the running loop call us when something comes."""
-        self._require_open()
+    def _attach(self) -> asyncio.AbstractEventLoop:
+        """Have the running loop call us when something comes."""
         loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        self._detach()
-        self._loop = loop
-        self._watch_again()
-        self._tick()
+        if self._loop is not loop:
+            self._detach()
+            self._loop = loop
+            loop.add_reader(self.remote.wakeup.fileno(), self._on_arrival)
+            self._check()
+        return loop
 
     def _detach(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._loop is not None and not self._loop.is_closed():
-            for fd in self._watched:
-                self._loop.remove_reader(fd)
-        self._loop, self._watched, self._timer = None, [], None
-
-    def _watch_again(self) -> None:
-        """Watch the sockets and the pipes of the present processes."""
-        loop = self._loop
-        if loop is None:
-            return
-        for fd in self._watched:
-            loop.remove_reader(fd)
-        sockets = (self._links.from_cores, self._links.to_cores)
-        self._watched = [socket.fileno() for socket in sockets]
-        if self._handshake is not None:
-            self._watched.append(self._handshake.socket.fileno())
-        if self.coordinator is not None:
-            self._watched += [
-                self.coordinator.counts.fileno(), self.coordinator.process.pipe.fileno()
-            ]  # fmt: skip
-        if self._host is not None:
-            self._watched += [
-                process.pipe.fileno()
-                for index, process in self._host.processes.items()
-                if index in self._links.links and not self._links.links[index].is_dead
-            ]
-        for fd in self._watched:
-            loop.add_reader(fd, self._on_arrival)
-        loop.call_soon(self._on_arrival)  # what came before anybody watched gives no sign
+            self._loop.remove_reader(self.remote.wakeup.fileno())
+        self._loop = self._timer = None
 
     def _on_arrival(self) -> None:
-        if self._is_closed or self._loop is None:
-            return
-        num_live = len(self._links.live)
-        self._take()
-        if len(self._links.live) != num_live:
-            self._watch_again()
-        if self._links.events:
-            self._announce()
+        self._cores.take()
+        self._announce()
 
     def _announce(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def _tick(self) -> None:
-        if self._is_closed or self._loop is None:
-            return
+    def _check(self) -> None:
+        """Do what is due, until the loop changes."""
         self._on_arrival()
-        self._check_vitals()
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self.remote.check_health()
+        if self._loop is not None:
+            self._timer = self._loop.call_later(self._cores.next_check_s, self._check)
+
+
+def _not_answered(utility: Utility[T]) -> TimeoutError:
+    return TimeoutError(f"{utility.method} was not answered within {utility.timeout_s:g} s.")
