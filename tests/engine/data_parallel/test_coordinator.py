@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from quire.engine.client.lockstep_group import CoreGroup
+from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.data_parallel.coordinator import Waves
 from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.wire.messages import core_identity
@@ -86,32 +86,32 @@ def group(codes, incarnations=None):
         for index, number in enumerate(numbers)
     }
     processes = {index: SimpleNamespace(exit_code=code) for index, code in enumerate(codes)}
-    return CoreGroup(SimpleNamespace(links=links), SimpleNamespace(processes=processes)), links
+    return LockstepGroup(links, processes), links
 
 
 def test_the_first_to_end_has_died_and_the_others_fall_with_it():
     cores, links = group([-9, None, None])
-    assert cores.fell(0) is False
-    assert cores.rest_of(0) == [1, 2]
+    assert cores.was_ended_by_peer(0) is False
+    assert cores.peers_of(0) == [1, 2]
     links[0].is_dead = True
-    assert cores.fell(2) is True
-    assert cores.fell(1) is True
+    assert cores.was_ended_by_peer(2) is True
+    assert cores.was_ended_by_peer(1) is True
 
 
 def test_who_misses_another_one_is_not_the_first_even_if_noticed_before():
     cores, _ = group([PEERS_LOST, -9])
-    assert cores.fell(0) is True
-    assert cores.fell(1) is False
+    assert cores.was_ended_by_peer(0) is True
+    assert cores.was_ended_by_peer(1) is False
 
 
 def test_if_all_miss_each_other_one_of_them_counts():
     cores, _ = group([PEERS_LOST, PEERS_LOST])
-    assert [cores.fell(0), cores.fell(1)] == [False, True]
+    assert [cores.was_ended_by_peer(0), cores.was_ended_by_peer(1)] == [False, True]
 
 
 def test_a_new_life_does_not_fall_with_an_old_one():
     cores, links = group([-9, None], [1, 2])
-    assert cores.rest_of(0) == []
+    assert cores.peers_of(0) == []
     links[0].incarnation = 3
-    assert cores.rest_of(0) == [1]
-    assert cores.fell(0) is False
+    assert cores.peers_of(0) == [1]
+    assert cores.was_ended_by_peer(0) is False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
-from quire.engine.client.client import CoreConnection
+from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
@@ -31,7 +31,7 @@ from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
-Client = TypeVar("Client", bound=CoreConnection)
+Client = TypeVar("Client", bound=CoreClient)
 
 logger = logging.getLogger(__name__)
 
