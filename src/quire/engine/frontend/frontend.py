@@ -78,6 +78,8 @@ class FrontEnd(Generic[Client]):
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
+        self.is_asleep = False
+        """Whether this front end has put its engine to sleep and not woken it yet."""
 
     def require_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
@@ -90,8 +92,10 @@ class FrontEnd(Generic[Client]):
         sleeps.
         """
         if call.method == "sleep":
+            self.is_asleep = True
             self.stats.note_sleep(call.args[0])
         elif call.method == "wake_up" and answer:
+            self.is_asleep = False
             self.stats.note_sleep(None)
 
     def add(
