@@ -135,13 +135,15 @@ class Found:
     prompts: dict = field(default_factory=dict)
 
     def take(self, out):
-        for handle, token in zip(out.handles, out.token_ids, strict=True):
+        counts = out.counts or [1] * len(out.handles)
+        handles = [h for h, n in zip(out.handles, counts, strict=True) for _ in range(n)]
+        for handle, token in zip(handles, out.token_ids, strict=True):
             self.tokens.setdefault(handle, []).append(token)
         if out.logprobs is not None:
             for m, index in enumerate(out.logprobs.index):
                 width = out.logprobs.counts[m]
                 entry = (out.logprobs.token_ids[m][:width].tolist(), int(out.logprobs.ranks[m]))
-                self.logprobs.setdefault(out.handles[index], []).append(entry)
+                self.logprobs.setdefault(handles[index], []).append(entry)
         for prompt in out.prompt_logprobs:
             self.prompts[prompt.handle] = (prompt.token_ids.tolist(), prompt.ranks.tolist())
         for end in out.finished:

@@ -26,18 +26,24 @@ class StepMasks:
         self._words = mask_words(vocab_size)
 
     def of(self, plan: StepPlan) -> GrammarMask | None:
-        """The masks of the plan's sampled rows; None where no row has a grammar.
+        """The masks of the plan's sampled rows; None where no row has a grammar. A row that has one
+        verifies no drafts.
 
         The same for a plan that is launched again. Raises RowFailures for grammars that failed.
         """
         if not self._constrained:
             return None
-        rows = plan.sampled_rows
-        places = [place for place, row in enumerate(rows) if row in self._constrained]
+        rows, places, place = [], [], 0
+        for row, num_drafts in zip(plan.sampled_rows, plan.sampled_drafts, strict=True):
+            if row in self._constrained:
+                assert num_drafts == 0, "a mask is made for one token of a row"
+                rows.append(row)
+                places.append(place)
+            place += 1 + num_drafts
         if not places:
             return None
         masks = np.empty((len(places), self._words), dtype=np.int32)
-        self._fill(masks, [rows[place] for place in places])
+        self._fill(masks, rows)
         return GrammarMask(places, masks)
 
     def _fill(self, masks: np.ndarray, rows: Sequence[int]) -> None:

@@ -28,8 +28,10 @@ class StepInputs:
 
     `rows` [R] and `counts` [R]: the scheduled rows in order and their tokens; `starts` [R+1]: where
     each row's tokens begin among the T. `sampled` [M]: the rows that get a token, at `positions`
-    [M] of their ids; `last` [M], on the device: where the hidden states stand from which it is
-    drawn, None where that is 0 .. M-1. On the device, too: `sampled_rows` and `sampled_at`, the
+    [M] of their ids; a row with d drafts stands there d+1 times, for the token after its known ones
+    and after each draft, and `drafts` has d for each row that samples (None: no row has any).
+    `last` [M], on the device: where the hidden states stand from which a token is drawn, None where
+    that is 0 .. M-1. On the device, too: `sampled_rows` and `sampled_at`, the
     values of `sampled` and `positions`, and of each token `token_rows` and `token_positions` [T],
     where its id is found. The batch may have more tokens than the rows: padding, at the end.
     Tensors and `positions` are valid until the next step is built, the others as long as they are
@@ -42,6 +44,7 @@ class StepInputs:
     starts: Array
     sampled: Array
     positions: Array
+    drafts: Array | None
     last: Tensor | None
     sampled_rows: Tensor
     sampled_at: Tensor
@@ -54,13 +57,15 @@ class _Layout:
     """Which rows compute how many tokens: what steps of a steady decode have in common.
 
     Of each token, padding included: `row_of_token`, and `offsets`, how many tokens of this step its
-    row has before it (None: there are none). Attention reads `query_start`, `seq_lens` and
+    row has before it (None: there are none). Of each token to be drawn: `ahead`, how many drafts
+    are before it (None: there are none). Attention reads `query_start`, `seq_lens` and
     `table_rows`, the rows' places in the block tables. `arrays` begin every such step.
     """
 
     inputs: StepInputs
     row_of_token: Array
     offsets: Array | None
+    ahead: Array | None
     query_start: Array
     seq_lens: Array
     table_rows: Array
@@ -92,7 +97,7 @@ class BatchBuilder:
         self._slots = [np.zeros(width, dtype=np.int64) for _ in pool.groups]
         most_rows = max([len(rows.num_tokens), *sizes])
         self._seq_lens = np.zeros(most_rows, dtype=np.int32)
-        self._sampled_at = np.zeros(most_rows, dtype=np.int64)
+        self._sampled_at = np.zeros(max(most_rows, width), dtype=np.int64)
         positions, *slots = device.places([self._positions, *self._slots])
         self.capacity_batch = Batch(
             ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
@@ -118,9 +123,10 @@ class BatchBuilder:
         Begins a step of the device; `gather` completes it when all that the step needs is staged.
         """
         layout = self._layout
-        if layout is None or plan.chunks or plan.decode_rows is not self._decode_list:
+        is_plain = not plan.chunks and plan.decode_drafts is None
+        if layout is None or not is_plain or plan.decode_rows is not self._decode_list:
             layout = self._layout = self._lay_out(plan)
-            self._decode_list = None if plan.chunks else plan.decode_rows
+            self._decode_list = plan.decode_rows if is_plain else None
         self._fill(layout)
         return layout.inputs
 
@@ -144,18 +150,27 @@ class BatchBuilder:
 
     def _lay_out(self, plan: StepPlan) -> _Layout:
         decode = np.asarray(plan.decode_rows, dtype=np.int64)
-        if not plan.chunks:
+        if not plan.chunks and plan.decode_drafts is None:
             counts = np.ones(len(decode), dtype=np.int64)
             starts = np.arange(len(decode) + 1)
             return self._layout_of(decode, counts, starts, decode, None)
         chunks = plan.chunks
         rows = np.concatenate([decode, [chunk.row for chunk in chunks]]).astype(np.int64)
         counts = np.ones(len(rows), dtype=np.int64)
+        if plan.decode_drafts is not None:
+            counts[: len(decode)] += plan.decode_drafts
         counts[len(decode) :] = [chunk.num_tokens for chunk in chunks]
         starts = np.concatenate([[0], np.cumsum(counts)])
         samples = np.ones(len(rows), dtype=bool)
         samples[len(decode) :] = [chunk.samples for chunk in chunks]
-        return self._layout_of(rows, counts, starts, rows[samples], starts[1:][samples] - 1)
+        sampled, last = rows[samples], starts[1:][samples] - 1
+        drafts = np.array(plan.sampled_drafts, dtype=np.int64)
+        if not drafts.any():
+            return self._layout_of(rows, counts, starts, sampled, last)
+        ahead = _ranges(drafts + 1)
+        last = np.repeat(last - drafts, drafts + 1) + ahead
+        sampled = np.repeat(sampled, drafts + 1)
+        return self._layout_of(rows, counts, starts, sampled, last, drafts=drafts, ahead=ahead)
 
     def _layout_of(
         self,
@@ -165,6 +180,8 @@ class BatchBuilder:
         sampled: Array,
         last: Array | None,
         size: int = 0,
+        drafts: Array | None = None,
+        ahead: Array | None = None,
     ) -> _Layout:
         """size: the least number of rows of a step of decodes; the missing ones are padding."""
         if last is None:
@@ -174,7 +191,7 @@ class BatchBuilder:
             extra = []
         else:
             row_of_token = np.repeat(rows, counts)
-            offsets = np.arange(len(row_of_token)) - np.repeat(starts[:-1], counts)
+            offsets = _ranges(counts)
             query_start, table_rows = starts, rows
             sampled_at = self._sampled_at[: len(sampled)]
             extra = [sampled, last]
@@ -191,6 +208,7 @@ class BatchBuilder:
             starts,
             sampled,
             sampled_at[: len(sampled)],
+            drafts,
             last=rest[1] if rest else None,
             token_rows=token_rows,
             token_positions=places[0],
@@ -201,6 +219,7 @@ class BatchBuilder:
             inputs,
             row_of_token,
             offsets,
+            ahead,
             query_start=query_start.astype(np.int32),
             seq_lens=self._seq_lens[: len(table_rows)],
             table_rows=table_rows.astype(np.int32),
@@ -239,6 +258,8 @@ class BatchBuilder:
         if layout.offsets is not None:
             positions += layout.offsets
         inputs.positions[:] = rows.num_tokens[inputs.sampled]
+        if layout.ahead is not None:
+            inputs.positions[:] += layout.ahead
         num_rows = len(inputs.rows)
         ends = computed[inputs.rows] + inputs.counts
         if num_rows == len(layout.seq_lens):
@@ -267,6 +288,12 @@ class BatchBuilder:
             into += within
             if num_padding:
                 into[-num_padding:] = PAD_SLOT
+
+
+def _ranges(counts: Array) -> Array:
+    """0 .. n-1 for each n of `counts`, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(counts.sum()) - np.repeat(ends - counts, counts)
 
 
 def _empty_plan(ops: Ops, group: KVGroup, kv_heads: int | None, device: Device) -> AttentionPlan:

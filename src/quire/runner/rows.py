@@ -37,7 +37,7 @@ class Rows:
     """State of up to `num_rows` requests.
 
     - `token_ids` [num_rows + 1, max_len] int32 on the device: prompt and output, sampled ids
-      included before the host has seen them.
+      included before the host has seen them, then drafts of the next ones.
     - `num_tokens`, `num_computed`, `num_prompt` [num_rows + 1] int64 on the host.
     - `tables[g]` [num_rows + 1, B] int32 on the host: the block table of KV group g, with blocks
       of `block_sizes[g]` tokens; `device_tables[g]` is the same on the device.
@@ -92,10 +92,22 @@ class Rows:
         """
         self._device.put(self.token_ids, rows, positions, token_ids)
 
-    def advance(self, rows: np.ndarray, counts: np.ndarray, sampled: np.ndarray) -> None:
-        """The step is done: `rows` computed `counts` tokens, `sampled` have one more."""
-        self.num_tokens[sampled] += 1
+    def advance(
+        self,
+        rows: np.ndarray,
+        counts: np.ndarray,
+        sampled: np.ndarray,
+        gained: np.ndarray | int = 1,
+    ) -> None:
+        """The step is done: `rows` have K/V of `counts` more tokens, `sampled` have `gained` more
+        tokens.
+        """
+        self.num_tokens[sampled] += gained
         self.num_computed[rows] += counts
+
+    def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
+        """Put guesses of the row's next tokens behind those that it has."""
+        self._device.write(self.token_ids, row, int(self.num_tokens[row]), token_ids)
 
     def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.models.decoder import DecoderModel
 from quire.runner.batch import BatchBuilder, StepInputs
-from quire.runner.devices.device import Device, Fetched
+from quire.runner.devices.device import Array, Device, Fetched
+from quire.runner.drafts import Drafter, kept_places, num_accepted
 from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.kv_cache import KVCache
 from quire.runner.prompt_logprobs import PromptLogprobsPart
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PromptTensors, RunnerOutput
-from quire.runner.sampling import DrawInputs, Member, Sampler, SamplerOutput
+from quire.runner.sampling import DrawInputs, Member, SampledTokens, Sampler, SamplerOutput
 from quire.scheduling.step import NewRow, StepPlan, StepResult
 
 
@@ -55,6 +57,8 @@ class Step:
         assert self._hidden is not None, "a step is sampled once"
         self._ending = self._runner.finish(self._inputs, self._hidden, self._drawing, mask)
         self._hidden = self._drawing = None
+        if self._ending.guesses is not None:
+            self._runner.await_verification(self)
 
     def result(self) -> RunnerOutput:
         """Wait for the ids and bring them to the host."""
@@ -67,26 +71,47 @@ class Step:
         values = iter(ending.fetched.wait())
         sampled = ending.sampled.to_host([next(values) for _ in ending.sampled.tensors])
         prompts = [p.to_host([next(values) for _ in p.tensors]) for p in ending.prompts]
+        result = StepResult(self._plan.step_id, sampled.token_ids.tolist())
+        if ending.guesses is not None:
+            sampled = self._verify(result, sampled, next(values))
         self._runner.sampler.commit(sampled, ending.members)
         rows = self._inputs.sampled
-        errors = {int(rows[index]): text for index, text in sampled.errors.items()}
-        return RunnerOutput(
-            StepResult(self._plan.step_id, sampled.token_ids.tolist(), errors | ending.errors),
-            logprobs=sampled.logprobs,
-            prompt_logprobs=prompts,
+        result.errors = {int(rows[index]): text for index, text in sampled.errors.items()}
+        result.errors |= ending.errors
+        return RunnerOutput(result, logprobs=sampled.logprobs, prompt_logprobs=prompts)
+
+    def _verify(self, result: StepResult, sampled: SampledTokens, guesses: Tensor) -> SampledTokens:
+        """Keep what right drafts brought, move the rows on, and have new drafts made."""
+        inputs, ids = self._inputs, sampled.token_ids.numpy()
+        drafts = inputs.drafts
+        if drafts is None:
+            drafts = np.zeros(len(inputs.sampled), dtype=np.int64)
+        accepted = num_accepted(ids, guesses.numpy(), drafts)
+        kept = kept_places(accepted, drafts)
+        result.token_ids, result.counts = ids[kept].tolist(), accepted.tolist()
+        result.num_drafts = self._runner.advance_verified(inputs, accepted, drafts)
+        places = {int(place): flat for flat, place in enumerate(kept)}
+        logprobs = sampled.logprobs
+        return SampledTokens(
+            sampled.token_ids,
+            None if logprobs is None else logprobs.at(places),
+            {index: text for index, text in sampled.errors.items() if index in places},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOutput:
     """What a step will bring: tokens for `members`, prompts that are complete, and `errors` by row
-    of rows that have no token to blame. `fetched` are the tensors of the tokens and of the prompts.
+    of rows that have no token to blame. `guesses` [M]: the drafts that stand where tokens were
+    drawn; None: the rows have moved on already. `fetched` are the tensors of the tokens, the
+    prompts and the guesses.
     """
 
     sampled: SamplerOutput
     members: list[Member]
     prompts: list[PromptTensors]
     errors: dict[int, str]
+    guesses: Tensor | None
     fetched: Fetched
 
 
@@ -117,8 +142,16 @@ class ModelRunner:
         sampler: Sampler,
         device: Device,
         forward: Forward,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`forward` runs the model, or replays what was recorded of it."""
+        """`forward` runs the model, or replays what was recorded of it. `drafter` None: no drafts
+        are made.
+        """
+        if drafter is not None and sampler.has_custom_processors:
+            raise ValueError(
+                "Custom logits processors see one token of a row in a step: leave out either them "
+                "or the drafts."
+            )
         self.model = model
         self.rows = rows
         self.kv_cache = kv_cache
@@ -127,7 +160,9 @@ class ModelRunner:
         self._batches = batches
         self._forward = forward
         self._prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab)
+        self.drafter = drafter
         self._prepared = -1
+        self._unverified: Step | None = None
         rows.parts += [SamplerRows(sampler), self._prompt_logprobs]
 
     @torch.inference_mode()
@@ -137,7 +172,13 @@ class ModelRunner:
         Until `finish` has returned, the rows stand where the tokens start and K/V is written only
         behind that, so that a step that failed can be launched again, whole or in parts. Raises
         RowFailures for rows that cannot run.
+
+        Rows move on only when it is known how many of their drafts were right: a step with drafts
+        is waited for before the next one.
         """
+        if self._unverified is not None:
+            self._unverified.result()
+            self._unverified = None
         self.rows.apply(plan)
         if not plan.num_tokens:
             return NoTokens(plan.step_id)
@@ -148,6 +189,20 @@ class ModelRunner:
         self._batches.gather(inputs)
         hidden = self._forward(inputs.batch, samples_all=inputs.last is None)
         return Step(self, plan, inputs, hidden, drawing)
+
+    def await_verification(self, step: Step) -> None:
+        """The next launch waits for the result of this step, which moves the rows on."""
+        self._unverified = step
+
+    def advance_verified(self, inputs: StepInputs, accepted: Array, drafts: Array) -> list[int]:
+        """Move the rows of a step on: those that sample got `accepted` [R] tokens, when they had
+        verified `drafts` [R]. How many drafts each of these has now.
+        """
+        sampled = inputs.sampled[np.cumsum(drafts + 1) - 1]
+        self.rows.advance(inputs.rows, inputs.counts, sampled, accepted)
+        self.rows.num_computed[sampled] -= drafts + 1 - accepted
+        rows = sampled.tolist()
+        return [0] * len(rows) if self.drafter is None else self.drafter.propose(self.rows, rows)
 
     def _prepare(self, plan: StepPlan) -> None:
         """What a step does to blocks before it computes: once, however often it is launched."""
@@ -171,15 +226,27 @@ class ModelRunner:
         """
         rows = self.rows
         prompts, errors = self._prompt_logprobs.collect(inputs, hidden, rows)
+        guesses = self._guesses(inputs)
         sampled = self._sample(inputs, hidden, drawing, mask)
         fetching = [*sampled.tensors, *(t for prompt in prompts.values() for t in prompt.tensors)]
-        fetched = self.device.fetch(fetching)
+        fetched = self.device.fetch(fetching if guesses is None else [*fetching, guesses])
         members = self.sampler.members(inputs.sampled)
         # Nothing from here on raises.
-        rows.advance(inputs.rows, inputs.counts, inputs.sampled)
+        if guesses is None:
+            rows.advance(inputs.rows, inputs.counts, inputs.sampled)
         for row in prompts:
             self._prompt_logprobs.remove_row(row)
-        return PendingOutput(sampled, members, list(prompts.values()), errors, fetched)
+        return PendingOutput(sampled, members, list(prompts.values()), errors, guesses, fetched)
+
+    def _guesses(self, inputs: StepInputs) -> Tensor | None:
+        """The ids [M] int64 that stand where tokens are about to be drawn; None where there are no
+        drafts, and none are made.
+        """
+        if inputs.drafts is None and self.drafter is None:
+            return None
+        guesses = torch.empty(len(inputs.sampled), dtype=torch.int64, device=self.device.torch)
+        self.device.take(self.rows.token_ids, inputs.sampled_rows, inputs.sampled_at, guesses)
+        return guesses
 
     def _sample(
         self,

@@ -30,13 +30,19 @@ class SampledLogprobs:
 
     def without(self, failed: Collection[int]) -> SampledLogprobs | None:
         """The entries of other rows; None if there are none."""
-        kept = [m for m, row in enumerate(self.index) if row not in failed]
-        if len(kept) == len(self.index):
+        if not any(row in failed for row in self.index):
             return self
+        return self.at({row: row for row in self.index if row not in failed})
+
+    def at(self, places: Mapping[int, int]) -> SampledLogprobs | None:
+        """The entries of the rows in `places`, which are called what they are there; None if there
+        are none.
+        """
+        kept = [m for m, row in enumerate(self.index) if row in places]
         if not kept:
             return None
         return SampledLogprobs(
-            [self.index[m] for m in kept],
+            [places[self.index[m]] for m in kept],
             self.token_ids[kept],
             self.values[kept],
             self.ranks[kept],

@@ -114,6 +114,11 @@ class Sampler:
         """Whether a request must not be scheduled ahead: a processor looks at its output ids."""
         return self._custom.needs_host_ids(params)
 
+    @property
+    def has_custom_processors(self) -> bool:
+        """Whether requests may have logits processors that are not ours."""
+        return bool(self._custom)
+
     def add(
         self,
         row: int,

@@ -1,0 +1,48 @@
+"""Drafts: guesses of a row's next tokens, which a step verifies by drawing the tokens themselves.
+
+A draw is a function of the logits, the seed and the position, so a draft is right exactly when it
+is the token that is drawn without it: verification compares. It gives the same tokens as no drafts
+at all, whatever the drafts are, where the logits of a position do not depend on how many positions
+a step has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from quire.runner.devices.device import Array
+from quire.runner.rows import Rows
+
+
+class Drafter(Protocol):
+    """What guesses the next tokens of rows."""
+
+    def propose(self, rows: Rows, sampled: Sequence[int]) -> list[int]:
+        """Write guesses for these rows, which have just got tokens (`Rows.write_drafts`); how many
+        each has.
+        """
+        ...
+
+
+def num_accepted(sampled: Array, guesses: Array, drafts: Array) -> Array:
+    """How many of each row's sampled tokens count [R]: those of its right drafts, and the next one.
+
+    sampled [M]: ids of d+1 positions of each row; guesses [M]: the drafts that stood there, the
+    last of a row's meaning nothing; drafts [R]: each row's d.
+    """
+    ends = np.cumsum(drafts + 1)
+    is_wrong = sampled != guesses
+    is_wrong[ends - 1] = True  # nothing follows the last position
+    wrong = np.flatnonzero(is_wrong)
+    starts = ends - drafts - 1
+    return wrong[np.searchsorted(wrong, starts)] - starts + 1
+
+
+def kept_places(accepted: Array, drafts: Array) -> Array:
+    """The places among M sampled positions whose tokens count, in order; see `num_accepted`."""
+    starts = np.cumsum(drafts + 1) - drafts - 1
+    place = np.arange(int((drafts + 1).sum())) - np.repeat(starts, drafts + 1)
+    return np.flatnonzero(place < np.repeat(accepted, drafts + 1))
