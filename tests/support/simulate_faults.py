@@ -16,10 +16,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import PendingCalls
+from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.supervisor import Supervisor
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
@@ -442,7 +443,9 @@ class World:
         self.most_kills = pick.choice((0, 1, 1, 3))
         self.most_poison = pick.choice((0, 0, 1, 1, 2))
         self.cores = SimulatedCores(self, pick.choice((1, 1, 2)))
-        self.supervisor = Supervisor(self.cores, max_restarts=MAX_RESTARTS, clock=self.clock.read)
+        self.supervisor = Supervisor(
+            cast(RemoteCores, self.cores), max_restarts=MAX_RESTARTS, clock=self.clock.read
+        )
         self.is_paused = False
 
     def fate(self) -> int:

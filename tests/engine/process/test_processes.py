@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
+from quire.engine.client.core_connection import CoreConnection
 from quire.engine.client.core_sockets import CoreSockets
 from quire.engine.client.multiprocess import SyncMPClient
 from quire.engine.client.remote_cores import RemoteCores
@@ -298,7 +299,7 @@ def test_one_core_serves_two_front_ends(plan):
     second = SyncMPClient(RemoteCores(sockets[1], CorePool(plan, addresses, [])))
     try:
         first.remote.start_core(0)
-        sockets[1].expect(0, 1)
+        sockets[1].connections[0] = CoreConnection(0, 1)
         for client in (first, second):
             client.wait_until_ready()
         handles = [(number, (1 << CLIENT_SHIFT) + number) for number in range(1, 5)]

@@ -75,7 +75,7 @@ def test_a_spare_that_has_died_is_replaced_and_never_used(pool_of):
     clock.now = 6.0
     pool.keep_spares()
     assert len(pool.spares) == 1
-    pool.end([0])
+    pool.end()
     assert pool.spares == []
 
 
@@ -94,8 +94,7 @@ def test_the_next_life_is_the_spare():
     pool = client.remote.pool
     try:
         while not pool.spares:
-            client.remote.wait(0.2)
-            client.remote.check_health()
+            client._wait(0.2)
         [spare] = pool.spares
         os.kill(client.core_status(0).pid, signal.SIGKILL)
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.process.core_process import CoreProcess
 from quire.engine.wire.codec import Frame
 from quire.engine.wire.delivery_monitor import DeliveryMonitor
 from quire.engine.wire.frame_order import FrameOrder, LostFrames
@@ -21,17 +22,16 @@ read its input counts, so neither a long step of the core nor a pause of this pr
 class CoreConnection:
     """What is known of the core, and the messages between it and us.
 
-    `is_admitted`: it may get requests (a core that is being added may not). `has_joined`: its
-    process is on this machine, or has come from its own. `waiting`: messages to send once it is
-    ready. `error`: why it is dead. `reported_error`: what it reported before it ended. `lost`: the
-    messages between us that are missing, so that nothing after them can be trusted. `kill_reason`:
-    why we killed it.
+    `process`: None where it runs on another machine; `has_joined`: whether it has come from there.
+    `is_admitted`: it may get requests (a core that is being added may not). `waiting`: messages to
+    send once it is ready. `error`: why it is dead. `reported_error`: what it reported before it
+    ended. `lost`: the messages between us that are missing, so that nothing after them can be
+    trusted. `kill_reason`: why we killed it.
     """
 
     engine_index: int
     incarnation: int
-    last_sign: float
-    last_step: float
+    process: CoreProcess | None = None
     is_admitted: bool = True
     has_joined: bool = True
     ready: EngineCoreReadyResponse | None = None
@@ -44,6 +44,8 @@ class CoreConnection:
     delivery: DeliveryMonitor = field(default_factory=lambda: DeliveryMonitor(OVERDUE_S))
     waiting: list[list[Frame]] = field(default_factory=list)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    last_sign: float = field(default_factory=time.monotonic)
+    last_step: float = field(default_factory=time.monotonic)
 
     @property
     def identity(self) -> bytes:
@@ -63,19 +65,20 @@ class CoreConnection:
         has_taken_all = beat.num_taken == self.num_sent and beat.num_sent == self.order.num_taken
         return has_taken_all and not beat.has_work
 
-    def status(self, *, is_running: bool, pid: int) -> CoreStatus:
-        """What is known of the core now; `pid` is 0 where its process is not ours."""
-        now = time.monotonic()
+    def status(self) -> CoreStatus:
+        """What is known of the core now."""
+        now, beat, process = time.monotonic(), self.heartbeat, self.process
+        remote_pid = 0 if self.ready is None else self.ready.pid
         return CoreStatus(
             self.engine_index,
             self.incarnation,
-            pid or (0 if self.ready is None else self.ready.pid),
-            is_running and not self.is_dead,
-            self.ready is not None,
-            self.heartbeat.has_work,
-            self.heartbeat.num_steps,
+            pid=remote_pid if process is None else process.pid,
+            is_running=not self.is_dead and (process is None or process.is_running),
+            is_started=self.ready is not None,
+            has_work=beat.has_work,
+            num_steps=beat.num_steps,
             silent_s=now - self.last_sign,
-            turn_age_s=self.heartbeat.turn_age_s,
+            turn_age_s=beat.turn_age_s,
             step_age_s=now - self.last_step,
         )
 

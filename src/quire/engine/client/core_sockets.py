@@ -75,34 +75,19 @@ class CoreSockets:
 
     # cores
 
-    def expect(
-        self,
-        engine_index: int,
-        incarnation: int,
-        *,
-        is_admitted: bool = True,
-        has_joined: bool = True,
-    ) -> None:
+    def add(self, connection: CoreConnection) -> None:
         """A core starts; messages to it wait until it is ready."""
-        now = time.monotonic()
-        self.connections[engine_index] = CoreConnection(
-            engine_index, incarnation, now, now, is_admitted=is_admitted, has_joined=has_joined
-        )
+        self.connections[connection.engine_index] = connection
 
-    def forget(self, engine_index: int) -> None:
-        """A core has left for good."""
-        del self.connections[engine_index]
-
-    def mark_dead(self, engine_index: int, error: EngineError) -> None:
+    def mark_dead(self, connection: CoreConnection, error: EngineError) -> None:
         """A core has died: what it still sends is dropped, and calls that wait for it fail."""
-        connection = self.connections[engine_index]
         if connection.is_dead:
             return
         connection.error = error
         connection.waiting.clear()
         if connection.is_admitted:
             self.events.append(error)
-        self._calls.fail(engine_index, error)
+        self._calls.fail(connection.engine_index, error)
 
     @property
     def live(self) -> list[CoreConnection]:
@@ -180,7 +165,7 @@ class CoreSockets:
             return
         if ready.protocol_version != PROTOCOL_VERSION:
             text = f"Engine core {ready.engine_index} is of another release ({ready.version})."
-            self.mark_dead(ready.engine_index, EngineError(text))
+            self.mark_dead(connection, EngineError(text))
             return
         connection.ready = ready
         connection.last_sign = connection.last_step = time.monotonic()

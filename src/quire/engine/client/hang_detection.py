@@ -15,9 +15,7 @@ STOPPED_S = 1.2
 """The limit for a silent core whose process is stopped: two heartbeats are missing."""
 
 
-def hang_of(
-    connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float, is_local: bool
-) -> str:
+def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float) -> str:
     """What is wrong with a core at the time `now` (of `time.monotonic`); empty if nothing is."""
     quiet_s = now - connection.last_sign
     if not connection.has_joined:
@@ -25,8 +23,8 @@ def hang_of(
         return "it did not come back from its machine" if is_late else ""
     if connection.ready is None:
         return ""
-    is_stopped = quiet_s > STOPPED_S and is_local and _is_stopped(connection.ready.pid)
-    if quiet_s > silent_s or is_stopped:
+    may_be_stopped = connection.process is not None and quiet_s > STOPPED_S
+    if quiet_s > silent_s or (may_be_stopped and _is_stopped(connection.ready.pid)):
         return f"it gave no sign of life for {quiet_s:.1f} s"
     if connection.heartbeat.turn_age_s > longest_turn_s:
         return f"one turn of its loop took {connection.heartbeat.turn_age_s:.1f} s"

@@ -5,52 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.engine.client.core_connection import CoreConnection
-from quire.engine.process.core_process import CoreProcess
 from quire.engine.process.liveness import PEERS_LOST
 
 
 class LockstepGroup:
-    """All cores of a client that share experts; they restart together, so that their incarnation
+    """All cores of a client that share experts. They restart together, so that their incarnation
     numbers are equal.
 
     The first process to end is the one that has died. The others are killed, or end by themselves
-    with `PEERS_LOST`, and their requests are cleared of suspicion.
+    with `PEERS_LOST`, and their requests are cleared.
     """
 
-    def __init__(
-        self,
-        connections: Mapping[int, CoreConnection],
-        processes: Mapping[int, CoreProcess],
-    ) -> None:
-        """Both by engine index; they are read when they are needed."""
+    def __init__(self, connections: Mapping[int, CoreConnection]) -> None:
         self._connections = connections
-        self._processes = processes
         self._first: tuple[int, int] = (0, -1)
         """The latest incarnation that has ended, and the core of it that was first."""
 
-    def was_ended_by_peer(self, engine_index: int) -> bool:
+    def was_ended_by_peer(self, connection: CoreConnection) -> bool:
         """Note the end of a core's process: whether another core of its incarnation was first."""
-        incarnation = self._connections[engine_index].incarnation
-        if self._first[0] < incarnation:
-            self._first = (incarnation, self._first_to_end(engine_index))
-        return self._first != (incarnation, engine_index)
+        if self._first[0] < connection.incarnation:
+            self._first = (connection.incarnation, self._first_to_end(connection))
+        return self._first != (connection.incarnation, connection.engine_index)
 
-    def peers_of(self, engine_index: int) -> list[int]:
-        """The other cores of the same incarnation, or an earlier one, not known to be dead yet."""
-        incarnation = self._connections[engine_index].incarnation
+    def peers_of(self, connection: CoreConnection) -> list[CoreConnection]:
+        """The other cores of its incarnation, or an earlier one, that are not known to be dead."""
         return [
-            index
-            for index, connection in self._connections.items()
-            if index != engine_index
-            and not connection.is_dead
-            and connection.incarnation <= incarnation
+            peer
+            for peer in self._connections.values()
+            if peer is not connection
+            and not peer.is_dead
+            and peer.incarnation <= connection.incarnation
         ]
 
-    def _first_to_end(self, engine_index: int) -> int:
+    def _first_to_end(self, connection: CoreConnection) -> int:
         """A core that lost its peers ended after another one, even if that is noticed later."""
-        if self._processes[engine_index].exit_code == PEERS_LOST:
-            for peer in self.peers_of(engine_index):
-                process = self._processes.get(peer)
-                if process is None or process.exit_code not in (None, PEERS_LOST):
-                    return peer
-        return engine_index
+        if connection.process is not None and connection.process.exit_code == PEERS_LOST:
+            for peer in self.peers_of(connection):
+                if peer.process is None or peer.process.exit_code not in (None, PEERS_LOST):
+                    return peer.engine_index
+        return connection.engine_index

@@ -110,7 +110,7 @@ class SyncMPClient(MPClient):
 
     def _wait(self, limit_s: float = math.inf) -> None:
         """Block until something has come, or is due, or `limit_s` is over."""
-        self.remote.wait(min(limit_s, self._cores.next_check_s))
+        self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
         self._cores.take()
         self.remote.check_health()
 

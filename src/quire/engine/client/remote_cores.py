@@ -1,12 +1,13 @@
 """Cores in processes of their own, here or on other machines: which core has which request, which
 cores are alive, and what happens when one has died.
 
-Only `wait` and `wait_until_ready` wait. The clients of multiprocess.py call `take` when something
-has come, and `check_health` now and then.
+Nothing here waits but `wait_until_ready`: the clients of multiprocess.py call `take` when `wakeup`
+is readable, and `check_health` now and then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import selectors
 import time
@@ -66,25 +67,34 @@ class RemoteCores:
         self.coordinator = coordinator
         self.silent_s = SILENT_S
         self.longest_turn_s = LONGEST_TURN_S
-        self._connections = sockets.connections
+        self.leaving: set[int] = set()
+        """Cores that finish their requests and get no new ones."""
+        self.wakeup = selectors.DefaultSelector()
+        self._watched: set[Any] = set()
         self._folder = folder
         self._handshake = handshake
         self._balancer = LoadBalancer()
-        self.leaving: set[int] = set()
-        """Cores that finish their requests and get no new ones."""
-        self._group = None
-        if pool.is_lock_step:
-            self._group = LockstepGroup(self._connections, pool.processes)
+        self._group = LockstepGroup(sockets.connections) if pool.is_lock_step else None
         self._checked_at = time.monotonic()
         self._is_closed = False
-        self.wakeup = selectors.DefaultSelector()
-        self._watched: list[Any] = []
+        self._finalizer = weakref.finalize(self, self._resources().close)
         for engine_index in () if handshake is None else handshake.missing:
-            sockets.expect(engine_index, 1, has_joined=False)
+            sockets.add(CoreConnection(engine_index, 1, has_joined=False))
         self._watch()
-        self._finalizer = weakref.finalize(
-            self, _close_all, self.wakeup, sockets, pool, folder, handshake, coordinator
-        )
+
+    def _resources(self) -> contextlib.ExitStack:
+        """What is to be closed, the last first."""
+        found = contextlib.ExitStack()
+        if self._folder is not None:
+            found.callback(remove_socket_folder, self._folder)
+        if self._handshake is not None:
+            found.callback(self._handshake.close)
+        found.callback(self.sockets.close)
+        if self.coordinator is not None:
+            found.callback(self.coordinator.close)
+        found.callback(self.pool.end, 0.0)
+        found.callback(self.wakeup.close)
+        return found
 
     # requests
 
@@ -110,7 +120,7 @@ class RemoteCores:
         if pinned not in self.engine_indices:
             known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
-        if self._connections[pinned].is_dead:
+        if self.sockets.connections[pinned].is_dead:
             raise EngineDeadError(f"Engine core {pinned} is dead.", engine_index=pinned)
         self._balancer.pin(request, pinned)
         return pinned
@@ -123,7 +133,7 @@ class RemoteCores:
             if engine_index is not None:
                 by_core.setdefault(engine_index, []).append(handle)
         for engine_index, its in by_core.items():
-            if engine_index in self._connections:
+            if engine_index in self.sockets.connections:
                 self.sockets.send(engine_index, _Kind.ABORT, its)
 
     def engine_of(self, handle: int) -> int | None:
@@ -178,20 +188,19 @@ class RemoteCores:
     @property
     def engine_indices(self) -> Sequence[int]:
         """The cores that serve; one that is being added is not among them."""
-        return [index for index, each in self._connections.items() if each.is_admitted]
+        return [index for index, each in self.sockets.connections.items() if each.is_admitted]
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """What is known of one core now."""
-        process = self.pool.processes.get(engine_index)
-        is_running = process is None or process.is_running
-        pid = 0 if process is None else process.pid
-        return self._connections[engine_index].status(is_running=is_running, pid=pid)
+        return self.sockets.connections[engine_index].status()
 
     def start_core(self, engine_index: int, *, is_admitted: bool = True) -> None:
         """Start the next incarnation of a core. `wait_until_ready` waits for it."""
-        self.pool.start(engine_index)
+        process = self.pool.start(engine_index)
         incarnation = self.pool.incarnations[engine_index]
-        self.sockets.expect(engine_index, incarnation, is_admitted=is_admitted)
+        self.sockets.add(
+            CoreConnection(engine_index, incarnation, process, is_admitted=is_admitted)
+        )
         self._watch()
 
     def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
@@ -199,11 +208,11 @@ class RemoteCores:
         meanwhile waits until it is ready; it performs `first` before anything else.
         """
         self._balancer.forget(engine_index)
-        if self._is_local(engine_index):
+        dead = self.sockets.connections[engine_index]
+        if dead.process is not None:
             self.start_core(engine_index)
         elif self._handshake is not None:
-            incarnation = self._connections[engine_index].incarnation + 1
-            self.sockets.expect(engine_index, incarnation, has_joined=False)
+            self.sockets.add(CoreConnection(engine_index, dead.incarnation + 1, has_joined=False))
         else:
             text = f"Engine core {engine_index} is not ours to restart."
             raise EngineDeadError(text, engine_index=engine_index)
@@ -215,7 +224,7 @@ class RemoteCores:
         """The requests of the steps that a dead core was running; None if that is unknown."""
         if self._folder is None:
             return None
-        incarnation = self._connections[engine_index].incarnation
+        incarnation = self.sockets.connections[engine_index].incarnation
         path = board_path(self._folder, engine_index, incarnation)
         handles = read_step_board(path)
         path.unlink(missing_ok=True)
@@ -228,22 +237,17 @@ class RemoteCores:
         if self._is_closed:
             return
         self._is_closed = True
-        engine_indices, drain_s = list(self._connections), timeout_s or 0.0
-        for engine_index in engine_indices:
-            self._tell_to_end(engine_index, drain_s)
-        self.pool.end(engine_indices, drain_s + GRACE_S)
+        drain_s = timeout_s or 0.0
+        for connection in self.sockets.connections.values():
+            self._tell_to_end(connection, drain_s)
+        self.pool.end(drain_s + GRACE_S)
         self._finalizer()
 
-    def _tell_to_end(self, engine_index: int, drain_s: float) -> None:
-        process = self.pool.processes.get(engine_index)
-        if self._connections[engine_index].ready is not None:
-            self.sockets.send(engine_index, _Kind.SHUTDOWN, drain_s)
-        elif process is not None:
-            process.terminate()
-
-    def _is_local(self, engine_index: int) -> bool:
-        """Whether the core's processes are children of this one."""
-        return engine_index in self.pool.incarnations
+    def _tell_to_end(self, connection: CoreConnection, drain_s: float) -> None:
+        if connection.ready is not None:
+            self.sockets.send(connection.engine_index, _Kind.SHUTDOWN, drain_s)
+        elif connection.process is not None:
+            connection.process.terminate()
 
     # adding and removing cores (scaling.py)
 
@@ -254,13 +258,13 @@ class RemoteCores:
 
     def start_new(self, engine_indices: Sequence[int]) -> None:
         """Start cores that get no requests until they are admitted."""
-        self.pool.resize(len(self._connections) + len(engine_indices))
+        self.pool.resize(len(self.sockets.connections) + len(engine_indices))
         for engine_index in engine_indices:
             self.start_core(engine_index, is_admitted=False)
 
     def is_ready(self, engine_index: int) -> bool:
         """Whether a new core has reported READY. Raises what kept it from starting."""
-        connection = self._connections[engine_index]
+        connection = self.sockets.connections[engine_index]
         if connection.error is not None:
             raise connection.error
         return connection.ready is not None
@@ -268,7 +272,7 @@ class RemoteCores:
     def admit(self, engine_indices: Sequence[int]) -> None:
         """New cores get requests from now on."""
         for engine_index in engine_indices:
-            self._connections[engine_index].is_admitted = True
+            self.sockets.connections[engine_index].is_admitted = True
 
     def num_requests(self, engine_index: int) -> int:
         """How many requests the core has."""
@@ -276,20 +280,15 @@ class RemoteCores:
 
     def retire(self, engine_index: int) -> CoreProcess | None:
         """Tell a core to end, and forget it; the caller waits for its process, if there is one."""
-        if engine_index in self._connections:
-            self._tell_to_end(engine_index, 0.0)
-            self.sockets.forget(engine_index)
+        connection = self.sockets.connections.get(engine_index)
+        if connection is not None:
+            self._tell_to_end(connection, 0.0)
+            del self.sockets.connections[engine_index]
         self._balancer.forget(engine_index)
-        process = self.pool.processes.pop(engine_index, None)
         self._watch()
-        return process
+        return self.pool.processes.pop(engine_index, None)
 
     # what comes
-
-    def wait(self, timeout_s: float) -> None:
-        """Block until something has come, for `timeout_s` seconds at most, and take it in."""
-        self.wakeup.select(timeout_s)
-        self.take()
 
     def wait_until_ready(self, timeout_s: float = 600.0) -> None:
         """Block until every core is ready. Raises the error that kept one from it, TimeoutError."""
@@ -297,7 +296,8 @@ class RemoteCores:
         while not self.sockets.are_ready:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"An engine core was not ready within {timeout_s:g} s.")
-            self.wait(CHECK_S)
+            self.wakeup.select(CHECK_S)
+            self.take()
             for event in self.sockets.events:
                 if isinstance(event, EngineError):
                     raise event
@@ -312,13 +312,12 @@ class RemoteCores:
         if self.coordinator is not None:
             self._take_from(self.coordinator)
         for connection in self.sockets.live:
-            is_local = self._is_local(connection.engine_index)
-            if why := connection.lost or ("" if is_local else connection.reported_error):
+            is_remote = connection.process is None
+            if why := connection.lost or (connection.reported_error if is_remote else ""):
                 self._kill(connection, why)
-        for engine_index, process in list(self.pool.processes.items()):
-            found = self._connections.get(engine_index)
-            if found is not None and not found.is_dead and not process.is_running:
-                self._on_core_death(found)
+        for connection in self.sockets.live:
+            if connection.process is not None and not connection.process.is_running:
+                self._on_core_death(connection)
         self._watch()
 
     def _take_from(self, coordinator: DPCoordinator) -> None:
@@ -326,41 +325,38 @@ class RemoteCores:
             coordinator.take(self._balancer.note_stats)
         except EngineDeadError as error:  # without it the cores cannot begin a wave
             for connection in self.sockets.live:
-                self.sockets.mark_dead(connection.engine_index, error)
+                self.sockets.mark_dead(connection, error)
 
     def _join(self, engine_indices: Sequence[int]) -> list[int] | None:
         """Let cores of another machine join, for the first time or after their death; their
         incarnations, or None while one of them is still alive.
         """
-        connections = self._connections
+        connections = self.sockets.connections
         if any(not connections[i].is_dead and connections[i].has_joined for i in engine_indices):
             return None
         for engine_index in engine_indices:
             if connections[engine_index].is_dead:
                 self._balancer.forget(engine_index)
-                self.sockets.expect(engine_index, connections[engine_index].incarnation + 1)
+                incarnation = connections[engine_index].incarnation + 1
+                self.sockets.add(CoreConnection(engine_index, incarnation))
             connections[engine_index].has_joined = True
         return [connections[index].incarnation for index in engine_indices]
 
     def _watch(self) -> None:
         """Have `wakeup` watch the sockets, and the pipes of the processes of live cores."""
-        wanted: list[Any] = [self.sockets.from_cores, self.sockets.to_cores]
+        wanted: set[Any] = {self.sockets.from_cores, self.sockets.to_cores}
         if self._handshake is not None:
-            wanted.append(self._handshake.socket)
+            wanted.add(self._handshake.socket)
         if self.coordinator is not None:
-            wanted += [self.coordinator.counts, self.coordinator.process.pipe]
-        for engine_index, process in self.pool.processes.items():
-            connection = self._connections.get(engine_index)
-            if connection is not None and not connection.is_dead:
-                wanted.append(process.pipe)
-        if wanted != self._watched:
-            for source in self._watched:
-                if source not in wanted:
-                    self.wakeup.unregister(source)
-            for source in wanted:
-                if source not in self._watched:
-                    self.wakeup.register(source, selectors.EVENT_READ)
-            self._watched = wanted
+            wanted |= {self.coordinator.counts, self.coordinator.process.pipe}
+        for connection in self.sockets.live:
+            if connection.process is not None:
+                wanted.add(connection.process.pipe)
+        for source in self._watched - wanted:
+            self.wakeup.unregister(source)
+        for source in wanted - self._watched:
+            self.wakeup.register(source, selectors.EVENT_READ)
+        self._watched = wanted
 
     # deaths
 
@@ -376,20 +372,18 @@ class RemoteCores:
             self.pool.keep_spares()
         for connection in self.sockets.live:
             connection.check_delivery(passed_s)
-            is_local = self._is_local(connection.engine_index)
-            if why := hang_of(connection, now, self.silent_s, self.longest_turn_s, is_local):
+            if why := hang_of(connection, now, self.silent_s, self.longest_turn_s):
                 self._kill(connection, why)
 
     def _kill(self, connection: CoreConnection, why: str) -> None:
         """Kill a core; one on another machine, which cannot be killed from here, counts as dead."""
-        engine_index = connection.engine_index
-        process = self.pool.processes.get(engine_index)
-        if process is None:
+        if connection.process is not None:
+            connection.kill_reason = why
+            connection.process.kill()
+        else:
+            engine_index = connection.engine_index
             text = f"Engine core {engine_index} is gone: {why}."
-            self.sockets.mark_dead(engine_index, EngineDeadError(text, engine_index=engine_index))
-            return
-        connection.kill_reason = why
-        process.kill()
+            self.sockets.mark_dead(connection, EngineDeadError(text, engine_index=engine_index))
 
     def _on_core_death(self, connection: CoreConnection) -> None:
         """The process of a core has ended: report it, and end the cores of its lock-step group."""
@@ -398,33 +392,13 @@ class RemoteCores:
         why = connection.kill_reason or connection.reported_error
         error = self.pool.death_of(engine_index, why)
         if self._group is not None and isinstance(error, EngineDeadError):
-            error.ended_with_group = self._group.was_ended_by_peer(engine_index)
-            for peer in self._group.peers_of(engine_index):
+            error.ended_with_group = self._group.was_ended_by_peer(connection)
+            for peer in self._group.peers_of(connection):
                 text = f"core {engine_index}, with which it steps in lock-step, has ended"
-                self._kill(self._connections[peer], text)
-        self.sockets.mark_dead(engine_index, error)
+                self._kill(peer, text)
+        self.sockets.mark_dead(connection, error)
 
 
 def _log_failure(method: str, future: Future[Any]) -> None:
     if future.exception() is not None:
         logger.error("A restarted core could not %s: %s", method, future.exception())
-
-
-def _close_all(
-    wakeup: selectors.BaseSelector,
-    sockets: CoreSockets,
-    pool: CorePool,
-    folder: Path | None,
-    handshake: HandshakeServer | None,
-    coordinator: DPCoordinator | None,
-) -> None:
-    """End the processes and close the sockets of cores whose client is gone."""
-    wakeup.close()
-    pool.end(list(pool.processes), 0.0)
-    if coordinator is not None:
-        coordinator.close()
-    sockets.close()
-    if handshake is not None:
-        handshake.close()
-    if folder is not None:
-        remove_socket_folder(folder)

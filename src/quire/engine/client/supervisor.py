@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from quire.engine.client.client import CoreStatus
 from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal
+from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
@@ -34,26 +34,6 @@ REQUEST_CRASHED_CORE = "this request crashed the engine core, alone as well, so 
 CANNOT_RESUME = "the engine core died, and a request whose input is still open cannot be resumed"
 
 
-class RestartableCores(Protocol):
-    """What is needed of the cores (`RemoteCores`). Nothing here waits."""
-
-    next_check_s: float
-
-    @property
-    def engine_indices(self) -> Sequence[int]: ...
-    @property
-    def is_idle(self) -> bool: ...
-    def core_status(self, engine_index: int) -> CoreStatus: ...
-    def assign(self, request: EngineCoreRequest) -> int: ...
-    def add_request(self, request: EngineCoreRequest) -> None: ...
-    def abort_requests(self, handles: Sequence[int]) -> None: ...
-    def take(self) -> None: ...
-    def next_output(self) -> EngineCoreOutputs | None: ...
-    def begin_call(self, utility: Utility[T]) -> Future[T]: ...
-    def dying_step(self, engine_index: int) -> Collection[int] | None: ...
-    def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None: ...
-
-
 class Supervisor:
     """Stands between a client and its cores; the deaths of cores stay here.
 
@@ -63,7 +43,7 @@ class Supervisor:
 
     def __init__(
         self,
-        cores: RestartableCores,
+        cores: RemoteCores,
         *,
         max_restarts: int,
         clock: Callable[[], float] = time.monotonic,

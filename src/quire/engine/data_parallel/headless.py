@@ -104,7 +104,7 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], told: socket.socket) -> int:
         return 0
     finally:
         pool.terminate()
-        pool.end(list(pool.processes), GRACE_S)
+        pool.end(GRACE_S)
 
 
 @contextlib.contextmanager

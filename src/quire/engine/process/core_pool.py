@@ -130,18 +130,16 @@ class CorePool:
         text = f"Engine core {engine_index} {ending}" + (f" ({why})" if why else "")
         return EngineDeadError(f"{text}.", engine_index=engine_index)
 
-    def end(self, engine_indices: Sequence[int], timeout_s: float = GRACE_S) -> None:
-        """Wait until these cores, which were told to end, have ended; kill them after `timeout_s`.
+    def end(self, timeout_s: float = GRACE_S) -> None:
+        """Wait until all cores, which were told to end, have ended; kill them after `timeout_s`.
         Spares are killed at once.
         """
         deadline = time.monotonic() + timeout_s
-        spares, self._spares = self._spares, []
-        for spare in spares:
-            spare.end(0.0)
-        for engine_index in engine_indices:
-            process = self.processes.pop(engine_index, None)
-            if process is not None:
-                process.end(deadline - time.monotonic())
+        while self._spares:
+            self._spares.pop().end(0.0)
+        while self.processes:
+            _, process = self.processes.popitem()
+            process.end(deadline - time.monotonic())
 
     def terminate(self) -> None:
         """Tell all cores to end, by signal."""
