@@ -107,7 +107,8 @@ def _serve(
             raise
         return Response() if reply is None else _reply(reply(given, answer))
 
-    handler.__name__, handler.__doc__ = verb.__name__, verb.__doc__
+    handler.__name__ = verb.__name__
+    handler.__doc__ = (verb.__doc__ or "").partition("\n\n")[0]
     return handler
 
 
