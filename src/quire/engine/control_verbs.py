@@ -6,7 +6,7 @@ died, and whether it is replayed in a restarted core. From it follow the method 
 `LLMEngine`, which blocks, that of `AsyncLLM`, which is awaited, and the remote call.
 
 To add a verb, write its entry here and its method in `CoreControl` (engine/core/control.py). A verb
-that HTTP clients may use has a line in server/admin.py and one in server/routes.py, too.
+that HTTP clients may use has a row in server/admin.py, too.
 """
 
 from __future__ import annotations
