@@ -115,7 +115,7 @@ class EngineDeadError(EngineError):
     """The engine core has ended and was not brought back; no request can be served.
 
     `engine_index` says which core, where there are several; None when none is left.
-    `fell_with_group`: it ended only because another one did with which it stepped together.
+    `ended_with_group`: it ended only because another core of its lock-step group died.
     """
 
     http_status = 503
@@ -123,7 +123,7 @@ class EngineDeadError(EngineError):
     def __init__(self, message: str, *, engine_index: int | None = None) -> None:
         super().__init__(message)
         self.engine_index = engine_index
-        self.fell_with_group = False
+        self.ended_with_group = False
 
 
 class PeersLost(EngineDeadError):

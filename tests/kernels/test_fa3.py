@@ -12,10 +12,9 @@ import types
 import pytest
 import torch
 
-from quire.ops import CATALOG, AttentionArgs, Facts, bind, select
+from quire.ops import CATALOG, AttentionArgs, Facts, bind
 from quire.ops.cases import CASES
 from tests.kernels.flash_attn_double import flash_attn_with_kvcache
-from tests.support import op_oracle
 from tests.support.op_conformance import check
 
 if importlib.util.find_spec("triton") is None:
@@ -66,9 +65,7 @@ def test_the_cases_that_it_claims():
 @pytest.mark.parametrize("case", CLAIMED, ids=lambda case: case.name)
 def test_conforms(case, dtype):
     kernel, dtype = Kernel(), DTYPES[dtype]
-    plain = select(device="cpu", dtype=dtype, providers=["torch"])
-    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
-    check(case, dtype, fa3_ops(kernel, dtype), plain, oracle)
+    check(case, dtype, fa3_ops(kernel, dtype))
     assert kernel.calls
 
 

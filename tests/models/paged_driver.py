@@ -108,9 +108,9 @@ def run_full(model, prompts, **keywords):
     return [out[r] for r in range(len(prompts))]
 
 
-def run_chunked(model, prompts, seed=0, forward=None):
+def run_chunked(model, prompts, seed=0, forward=None, ops=None):
     """Logits of all rows, computed in steps of 0 to 5 tokens per row."""
-    run, rng = PagedRun(model, prompts), random.Random(seed)
+    run, rng = PagedRun(model, prompts, ops=ops), random.Random(seed)
     pieces = [[] for _ in prompts]
     while any(c < len(p) for c, p in zip(run.computed, prompts, strict=True)):
         left = [len(p) - c for c, p in zip(run.computed, prompts, strict=True)]

@@ -24,9 +24,9 @@ import psutil
 
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.client.supervisor import AsyncSupervisor
+from quire.engine.client.multiprocess import AsyncMPClient
 from quire.engine.frontend.frontend import build_front_end
-from quire.engine.launcher import launch_async
+from quire.engine.launcher import start
 from quire.engine.wire.messages import EngineCoreOutputs
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.checkpoints import make_checkpoint
@@ -40,8 +40,8 @@ Answer = tuple[list[int], str | None]
 """A stream's ids, and why it ended."""
 
 
-class WatchedSupervisor(AsyncSupervisor):
-    """Notes when the first token of a core's next life comes."""
+class WatchedClient(AsyncMPClient):
+    """Notes when the first token after a core's restart comes."""
 
     resumed_at: float | None = None
     _watched = -1
@@ -113,8 +113,8 @@ class Streams:
         )
         plan = args.create_engine_config()
         self.num_cores = num_cores
-        self.cores = launch_async(plan)
-        self.client = WatchedSupervisor(self.cores, max_restarts=plan.max_core_restarts)
+        self.client = WatchedClient(start(plan), plan.max_core_restarts)
+        self.client.wait_until_ready()
         front_end: Any = build_front_end(plan, self.client)
         self.engine = AsyncLLM(plan, front_end=front_end, log_requests=False)
         self._num_outputs = 0
@@ -220,7 +220,7 @@ async def kill_one_that_shares_experts(
         streams = Streams(2, make_checkpoint(folder, "tiny", "qwen3_moe", dtype="float32"))
 
         def victim(index: int) -> int:
-            found = streams.cores.coordinator
+            found = streams.client.remote.coordinator
             assert found is not None, "cores that share experts have one"
             return found.pid if coordinator else streams.client.core_status(index).pid
 

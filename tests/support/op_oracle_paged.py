@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -36,10 +35,15 @@ class OracleKV:
         shape = (self.num_blocks * self.block_size, self.kv_heads, self.head_dim)
         self.keys, self.values = np.full(shape, np.nan), np.full(shape, np.nan)
 
-    def put(self, slot: int, keys: Array, values: Array) -> None:
-        """Store a token's keys and values [K, D]."""
-        held = _IN_BYTES.get(self.dtype, np.asarray)
-        self.keys[slot], self.values[slot] = held(keys), held(values)
+    def put(self, slots: int | slice, keys: Array, values: Array) -> None:
+        """Store the keys and values [K, D] of a slot, or [n, K, D] of several."""
+        if self.dtype in IN_BYTES:
+            keys, values = (_in_bytes(x, *IN_BYTES[self.dtype]) for x in (keys, values))
+        self.keys[slots], self.values[slots] = keys, values
+
+    def slots_of(self, block: int) -> slice:
+        """The slots of a block."""
+        return slice(block * self.block_size, (block + 1) * self.block_size)
 
 
 def _nearest_e4m3(numbers: Array) -> Array:
@@ -50,22 +54,20 @@ def _nearest_e4m3(numbers: Array) -> Array:
 
 
 def _in_bytes(vectors: Array, largest: float, nearest: Callable[[Array], Array]) -> Array:
-    """Each vector [D] as numbers of up to `largest` times a scale that its largest gets it by."""
-    result = np.empty(vectors.shape)
-    for i, vector in enumerate(vectors.astype(np.float32)):
-        if not np.isfinite(vector).all():
-            result[i] = np.nan
-            continue
-        most, steps = np.abs(vector).max(), np.float32(largest)
-        numbers = nearest(vector * (steps / most)) if most >= 1e-30 else np.zeros(len(vector))
-        result[i] = numbers.astype(np.float64) * float(most / steps)
-    return result
+    """Vectors [*, D] as numbers of up to `largest` times a scale by which their largest gets it."""
+    x, steps = vectors.astype(np.float32), np.float32(largest)
+    most = np.abs(x).max(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        numbers = np.where(most >= 1e-30, nearest(x * (steps / most)), 0.0)
+        result = numbers.astype(np.float64) * (most / steps)
+    return np.where(np.isfinite(x).all(-1, keepdims=True), result, np.nan)
 
 
-_IN_BYTES = {
-    torch.int8: partial(_in_bytes, largest=127, nearest=np.rint),
-    torch.float8_e4m3fn: partial(_in_bytes, largest=448, nearest=_nearest_e4m3),
+IN_BYTES: dict[torch.dtype, tuple[float, Callable[[Array], Array]]] = {
+    torch.int8: (127.0, np.rint),
+    torch.float8_e4m3fn: (448.0, _nearest_e4m3),
 }
+"""Types with scales: their largest number, and how numbers are rounded."""
 
 
 def allocate_kv(
@@ -99,9 +101,8 @@ def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
     shape = (len(block_ids), 2, kv.block_size, kv.kv_heads, kv.head_dim)
     data = np.empty(shape)
     for i, block in enumerate(block_ids):
-        for offset in range(kv.block_size):
-            slot = int(block) * kv.block_size + offset
-            data[i, 0, offset], data[i, 1, offset] = kv.keys[slot], kv.values[slot]
+        slots = kv.slots_of(int(block))
+        data[i, 0], data[i, 1] = kv.keys[slots], kv.values[slots]
     return to_tensor(data)
 
 
@@ -109,9 +110,7 @@ def import_kv(kv: OracleKV, block_ids: Sequence[int], data: Tensor) -> None:
     """Blocks from [n, 2, S, K, D]."""
     values = to_array(data)
     for i, block in enumerate(block_ids):
-        for offset in range(kv.block_size):
-            slot = int(block) * kv.block_size + offset
-            kv.put(slot, values[i, 0, offset], values[i, 1, offset])
+        kv.put(kv.slots_of(int(block)), values[i, 0], values[i, 1])
 
 
 def copy_kv(kv: OracleKV, src_ids: Sequence[int], dst_ids: Sequence[int]) -> None:

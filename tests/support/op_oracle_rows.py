@@ -230,7 +230,7 @@ def _softmax(x: Sequence[float]) -> list[float]:
     return [p / sum(powers) for p in powers]
 
 
-def _choose(logits: Array, args: MoeArgs, select_bias: Array | None) -> list[tuple[int, float]]:
+def choose(logits: Array, args: MoeArgs, select_bias: Array | None) -> list[tuple[int, float]]:
     """(expert, weight) of one token, best first."""
     score = {
         "softmax": _softmax,
@@ -264,7 +264,7 @@ def moe(
 
     def one(row: Array) -> Array:
         total = np.zeros(len(row))
-        for expert, weight in _choose(router(row), args, bias):
+        for expert, weight in choose(router(row), args, bias):
             up, down = experts.pairs[expert]
             h = up(row)
             h = _hidden(h, args.act, True) if args.clamp is None else _limited(h, args.clamp)

@@ -19,12 +19,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from quire.engine.client.client import CoreStatus
-from quire.engine.client.supervisor import SyncSupervisor
+from quire.engine.client.pending_calls import PendingCalls
+from quire.engine.client.remote_cores import RemoteCores
+from quire.engine.client.supervisor import Supervisor
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
+from quire.engine.wire.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    UtilityOutput,
+)
 from quire.errors import EngineDeadError, EngineError
 from quire.params import SamplingParams
 from quire.runner.runner_output import RunnerOutput
@@ -42,6 +50,8 @@ BEAT_S = 2.0
 SILENT_S = 7.0
 PATIENCE_S = 5.0
 MAX_RESTARTS = 6
+TURNS = 40
+"""How many things happen before the trace goes on without an output."""
 
 
 class Clock:
@@ -68,13 +78,6 @@ class Clock:
         """Let the next thing happen."""
         self.now, _, what = heapq.heappop(self._events)
         what()
-
-    def sleep(self, seconds: float) -> None:
-        """Let everything happen that is due by then."""
-        until = self.now + seconds
-        while self._events and self._events[0][0] <= until:
-            self.turn()
-        self.now = until
 
 
 class Wire:
@@ -244,7 +247,7 @@ class Link:
 
 
 class SimulatedCores:
-    """The client of the simulated cores, as engine/client/multiprocess.py is that of real ones."""
+    """The simulated cores as a supervisor sees them: they stand for `RemoteCores`."""
 
     def __init__(self, world: World, num_cores: int) -> None:
         self.world = world
@@ -252,8 +255,8 @@ class SimulatedCores:
         self.lives: list[Life] = []
         self.events: deque[EngineCoreOutputs | EngineError] = deque()
         self._owners: dict[int, int] = {}
-        self._answers: dict[int, dict[int, Any]] = {}
-        self._call_ids = itertools.count()
+        self._calls = PendingCalls()
+        self.next_check_s = BEAT_S
         for index in range(num_cores):
             self._begin(index)
         world.clock.after(BEAT_S, self._tick)
@@ -312,14 +315,18 @@ class SimulatedCores:
         for call in first:
             self.links[engine_index].wire.send(lambda life, c=call: life.perform(-1, c))
 
-    def get_output(self) -> EngineCoreOutputs:
-        """Let things happen until something has come, or has not for a while."""
-        for _ in range(40):
-            if self.events:
-                break
-            self.world.clock.turn()
+    @property
+    def is_idle(self) -> bool:
+        """Nobody asks in virtual time."""
+        return False
+
+    def take(self) -> None:
+        """What has arrived is taken already."""
+
+    def next_output(self) -> EngineCoreOutputs | None:
+        """What has come next; raises the error of a core that has died."""
         if not self.events:
-            return EngineCoreOutputs()
+            return None
         event = self.events.popleft()
         if isinstance(event, EngineError):
             raise event
@@ -327,26 +334,15 @@ class SimulatedCores:
             self._owners.pop(end.handle, None)
         return event
 
-    def call(self, call: Utility[T]) -> T:
-        """Ask all live cores and wait for their answers."""
-        call_id = next(self._call_ids)
+    def begin_call(self, utility: Utility[T]) -> Future[T]:
+        """Call all live cores."""
         asked = {index for index, link in self.links.items() if not link.is_dead}
         if not asked:
             raise EngineDeadError("No engine core is left.")
+        call_id, future = self._calls.begin(utility, asked)
         for index in asked:
-            self.links[index].wire.send(lambda life: life.perform(call_id, call))
-        answers = self._answers[call_id] = {}
-        lives = [self.links[index].life for index in asked]
-        until = self.world.clock.now + 60
-        while answers.keys() != asked:
-            assert self.world.clock.now < until, "no answer"
-            self.world.clock.turn()
-            if any(self.links[i].is_dead or self.links[i].life not in lives for i in asked):
-                raise EngineDeadError("A core died meanwhile.")
-        return cast(T, answers[min(asked)])
-
-    def shutdown(self, timeout_s: float | None = None) -> None:
-        """Nothing to end."""
+            self.links[index].wire.send(lambda life: life.perform(call_id, utility))
+        return future
 
     # what comes
 
@@ -365,7 +361,8 @@ class SimulatedCores:
             message.engine_index = index
             self.events.append(message)
         else:
-            self._answers.get(message[0], {})[index] = message[1]
+            call_id, answer = message
+            self._calls.answer(index, UtilityOutput(call_id, None, answer))
 
     def hear(self, life: Life, index: int, num_sent: int, num_taken: int) -> None:
         """A sign of life."""
@@ -384,7 +381,9 @@ class SimulatedCores:
         link = self.links[index]
         assert link.life is life, "a life ends once"
         link.is_dead = True
-        self.events.append(EngineDeadError("It died.", engine_index=index))
+        error = EngineDeadError("It died.", engine_index=index)
+        self.events.append(error)
+        self._calls.fail(index, error)
 
     def _begin(self, index: int) -> None:
         number = len(self.lives)
@@ -444,8 +443,8 @@ class World:
         self.most_kills = pick.choice((0, 1, 1, 3))
         self.most_poison = pick.choice((0, 0, 1, 1, 2))
         self.cores = SimulatedCores(self, pick.choice((1, 1, 2)))
-        self.supervisor = SyncSupervisor(
-            self.cores, max_restarts=MAX_RESTARTS, clock=self.clock.read, sleep=self.clock.sleep
+        self.supervisor = Supervisor(
+            cast(RemoteCores, self.cores), max_restarts=MAX_RESTARTS, clock=self.clock.read
         )
         self.is_paused = False
 
@@ -460,7 +459,7 @@ class World:
         num_turns = 0
         while self.num_left or any(story.end is None for story in self.stories.values()):
             self._disturb()
-            self._collect(self.supervisor.get_output())
+            self._collect(self._output())
             num_turns += 1
             assert num_turns < 500, "no progress"
         for handle, story in self.stories.items():
@@ -473,7 +472,7 @@ class World:
         met["kills"], met["restarts"] = self.num_kills, self.supervisor.num_restarts
         met["two cores"], met["depth 2"] = len(self.cores.links) == 2, self.depth == 2
         met["losses"], met["repeats"] = self.loss > 0, self.repeats > 0
-        met["innocents convicted"] = sum(
+        met["innocents blamed"] = sum(
             story.end is not None and story.end.reason is FinishReason.ERROR
             for handle, story in self.stories.items()
             if handle not in self.poison
@@ -508,9 +507,28 @@ class World:
                 if self.is_paused
                 else Utility("resume_scheduler")
             )
-            self.supervisor.call(call)
+            self._call(call)
         if pick.random() < (0.2 if self.is_paused else 0.02):
-            assert self.supervisor.call(Utility("is_scheduler_paused")) is self.is_paused
+            assert self._call(Utility("is_scheduler_paused")) is self.is_paused
+
+    def _output(self) -> EngineCoreOutputs:
+        """What comes next, or nothing when it does not come for a while."""
+        for _ in range(TURNS):
+            self.supervisor.take()
+            outputs = self.supervisor.next_output()
+            if outputs is not None:
+                return outputs
+            self.clock.turn()
+        return EngineCoreOutputs()
+
+    def _call(self, utility: Utility[T]) -> T:
+        future = self.supervisor.begin_call(utility)
+        until = self.clock.now + 60
+        while not future.done():
+            assert self.clock.now < until, "no answer"
+            self.clock.turn()
+            self.supervisor.take()
+        return future.result()
 
     def _add(self) -> None:
         pick, handle = self.random, len(self.stories) + 1
@@ -551,7 +569,7 @@ class World:
         if story.is_aborted:
             return
         if reason is FinishReason.ERROR:
-            assert handle in self.poison or not self.is_calm, f"{where}: an innocent was convicted"
+            assert handle in self.poison or not self.is_calm, f"{where}: an innocent was blamed"
             return
         ending = FinishReason.STOP if right[-1] == EOS else FinishReason.LENGTH
         assert (got, reason) == (right, ending), f"{where} instead of {right}, {ending!s}"

@@ -21,11 +21,11 @@ from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wi
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
-from quire.engine.client.multiprocess_async import AsyncMPClient
+from quire.engine.client.multiprocess import AsyncMPClient
 from quire.engine.event_loop import loop_factory
 from quire.engine.frontend.admission import QueueLimits
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
-from quire.engine.launcher import start, supervised_async
+from quire.engine.launcher import start
 from quire.engine.process.core_process import CoreProcess
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.loop_client import LoopClient
@@ -137,8 +137,9 @@ async def _without_model(
 
 def engine_without_model(plan: EnginePlan) -> AsyncLLM:
     """An engine with a core process that has everything but a model."""
-    client = start(AsyncMPClient, plan, CoreProcess("quire.bench.steady_main"))
-    front_end = build_front_end(plan, supervised_async(plan, client))
+    cores = start(plan, CoreProcess("quire.bench.steady_main"))
+    client = AsyncMPClient(cores, plan.max_core_restarts)
+    front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     client.wait_until_ready()
     return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
 

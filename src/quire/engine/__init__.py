@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "AsyncEngineCoreClient": "quire.engine.client.client",
     "AsyncLLM": "quire.engine.async_llm",
-    "AsyncMPClient": "quire.engine.client.multiprocess_async",
+    "AsyncMPClient": "quire.engine.client.multiprocess",
     "CoreStatus": "quire.engine.client.client",
     "DPCoordinator": "quire.engine.data_parallel.coordinator_client",
     "DPCoordinatorProc": "quire.engine.data_parallel.coordinator",
@@ -47,7 +47,7 @@ _HOMES = {
     "RequestOutputCollector": "quire.engine.frontend.output_stream",
     "SchedulerStats": "quire.engine.wire.messages",
     "StreamingInput": "quire.engine.frontend.streaming_input",
-    "SyncMPClient": "quire.engine.client.multiprocess_sync",
+    "SyncMPClient": "quire.engine.client.multiprocess",
     "UtilityOutput": "quire.engine.wire.messages",
     "UtilityRequest": "quire.engine.wire.messages",
 }
@@ -61,9 +61,7 @@ if TYPE_CHECKING:
         EngineStatusType,
     )
     from quire.engine.client.inproc import InprocClient
-    from quire.engine.client.multiprocess import MPClient
-    from quire.engine.client.multiprocess_async import AsyncMPClient
-    from quire.engine.client.multiprocess_sync import SyncMPClient
+    from quire.engine.client.multiprocess import AsyncMPClient, MPClient, SyncMPClient
     from quire.engine.core.core import EngineCore
     from quire.engine.data_parallel.coordinator import DPCoordinatorProc
     from quire.engine.data_parallel.coordinator_client import DPCoordinator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from quire.beam_search import BeamSearch, BeamSearchOutput
@@ -48,13 +49,18 @@ class BeamRunner:
         """One output per prompt, in order."""
         searches = [self._search(prompt) for prompt in prompts]
         at_once = self._at_once or max(1, len(searches))
-        with Progress(use_tqdm, len(searches), "Searched prompts") as progress:
+        with (
+            Progress(use_tqdm, len(searches), "Searched prompts")
+            if use_tqdm and len(searches)
+            else nullcontext() as bar
+        ):
             for start in range(0, len(searches), at_once):
                 part = searches[start : start + at_once]
                 while live := [search for search in part if not search.is_over]:
                     self._step(live)
-                for _ in part:
-                    progress.tick()
+                if bar is not None:
+                    for _ in part:
+                        bar.tick()
         return [self._output(search) for search in searches]
 
     def _search(self, prompt: object) -> BeamSearch:

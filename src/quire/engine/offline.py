@@ -1,15 +1,20 @@
-"""The requests of one offline caller: many prompts in, their outputs in the same order."""
+"""The requests of one offline caller: many prompts in, their outputs in the same order. The
+caller's thread steps the engine until all are finished.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from types import FrameType
+from typing import Any, Self
 
-from quire.engine.completion import complete
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
-from quire.errors import InvalidParameter
+from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
 
@@ -46,7 +51,11 @@ class OfflineRequests:
         priorities = _one_each("priority", 0 if priority is None else priority, total)
         ids: list[str] = []
         try:
-            with Progress(use_tqdm, total, "Adding requests") as progress:
+            with (
+                Progress(use_tqdm, total, "Adding requests")
+                if use_tqdm and total
+                else nullcontext() as bar
+            ):
                 for prompt, own, rank in zip(prompts, each_params, priorities, strict=True):
                     request_id = str(self._next_id)
                     self._next_id += 1
@@ -59,7 +68,8 @@ class OfflineRequests:
                         priority=rank,
                     )
                     ids.append(request_id)
-                    progress.tick()
+                    if bar is not None:
+                        bar.tick()
         except BaseException:
             self._engine.discard_requests(ids)
             raise
@@ -75,9 +85,13 @@ class OfflineRequests:
         When this fails, Ctrl-C included, nothing stays queued.
         """
         wanted = list(self._queued) if ids is None else ids
-        with Progress(use_tqdm, len(wanted), "Processed prompts") as progress:
+        with (
+            Progress(use_tqdm, len(wanted), "Processed prompts")
+            if use_tqdm and len(wanted)
+            else nullcontext() as bar
+        ):
             try:
-                complete(self._engine, wanted, self._finished, progress)
+                _complete(self._engine, wanted, self._finished, bar)
             except BaseException:
                 if not self._engine.has_unfinished_requests():
                     self.forget()
@@ -90,6 +104,92 @@ class OfflineRequests:
         """Drop what is queued, and outputs that nobody has fetched."""
         self._queued.clear()
         self._finished.clear()
+
+
+def _complete(
+    engine: LLMEngine,
+    wanted: Collection[str],
+    finished: dict[str, RequestOutput],
+    bar: Progress | None,
+) -> None:
+    """Step until every request id in `wanted` is among `finished`, which takes the final outputs of
+    all requests.
+
+    Ctrl-C and any failure of the engine end all its requests, so that the engine is as new
+    afterwards. Raises EngineError when the engine is asleep, because then the wait would have no
+    end.
+    """
+    missing = set(wanted) - finished.keys()
+    if missing:
+        _require_awake(engine, len(missing))
+    try:
+        with DeferredInterrupt() as interrupt:
+            while missing:
+                outputs = engine.step()
+                _require_outputs(engine, outputs, len(missing))
+                for output in filter(lambda output: output.finished, outputs):
+                    finished[output.request_id] = output
+                    if output.request_id in missing:
+                        missing.remove(output.request_id)
+                        if bar is not None:
+                            bar.note(output)
+                interrupt.check()
+    except EngineDeadError:
+        raise
+    except BaseException:
+        engine.discard_all()
+        raise
+
+
+def _require_awake(engine: LLMEngine, num_missing: int) -> None:
+    if engine.front_end.is_asleep:
+        raise EngineError(
+            f"{num_missing} requests wait, but the engine is asleep. "
+            f'Call wake_up(tags=["scheduling"]) first.'
+        )
+
+
+def _require_outputs(engine: LLMEngine, outputs: list[RequestOutput], num_missing: int) -> None:
+    if not outputs and not engine.has_unfinished_requests():
+        raise EngineError(
+            f"{num_missing} requests have ended, but not in this call: "
+            f"somebody else stepped the engine."
+        )
+
+
+class DeferredInterrupt:
+    """While it is entered, Ctrl-C waits for the next `check()`; a second one comes through at once.
+
+    A step that is cut in half would leave the scheduler and the runner with different views of the
+    same requests. Outside the main thread, or where somebody has a handler of their own, it does
+    nothing.
+    """
+
+    def __init__(self) -> None:
+        self._is_due = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that has come meanwhile, if any."""
+        if self._is_due:
+            self._is_due = False
+            raise KeyboardInterrupt
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self._is_due:
+            signal.default_int_handler(signum, frame)
+        self._is_due = True
 
 
 def _one_each(name: str, given: Any, total: int) -> list[Any]:

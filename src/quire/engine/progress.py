@@ -13,14 +13,11 @@ from quire.outputs import RequestOutput
 class Progress:
     """Counts finished requests on a tqdm bar, with input and output tokens per second.
 
-    `use_tqdm` is True, False (no bar, as for no requests), or a callable that makes the bar as
-    `tqdm.tqdm` does.
+    `make_bar` is True, or a callable that makes the bar as `tqdm.tqdm` does.
     """
 
-    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int, description: str) -> None:
-        self._bar: Any = None
-        if use_tqdm and total:
-            self._bar = _bar_maker(use_tqdm)(total=total, desc=description, dynamic_ncols=True)
+    def __init__(self, make_bar: bool | Callable[..., Any], total: int, description: str) -> None:
+        self._bar = _bar_maker(make_bar)(total=total, desc=description, dynamic_ncols=True)
         self._start = time.monotonic()
         self._num_input = 0
         self._num_output = 0
@@ -34,18 +31,14 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
     def tick(self) -> None:
         """One more request is queued."""
-        if self._bar is not None:
-            self._bar.update(1)
+        self._bar.update(1)
 
     def note(self, output: RequestOutput) -> None:
         """One more request is finished."""
-        if self._bar is None:
-            return
         self._num_input += len(output.prompt_token_ids or ()) * len(output.outputs)
         self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
         seconds = max(time.monotonic() - self._start, 1e-9)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from quire.errors import InvalidParameter
-from quire.params import checks, model_rules, sampling_rules
+from quire.params import checks, sampling_rules
 from quire.params.kinds import SamplingType
 from quire.params.sampling_fields import SamplingFields
 
@@ -89,7 +89,7 @@ class SamplingParams(SamplingFields, omit_defaults=True):
 
     def verify(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise InvalidParameter when a model of this vocabulary cannot honour a field."""
-        model_rules.verify(self, vocab_size=vocab_size, max_logprobs=max_logprobs)
+        sampling_rules.verify(self, vocab_size=vocab_size, max_logprobs=max_logprobs)
 
     def limit_output(self, room: int) -> None:
         """Make `max_tokens` a number when the model has `room` tokens of room behind the prompt."""

@@ -19,12 +19,17 @@ WRONG = -1
 """A draft that is never right: no sampled id is negative."""
 
 
+_STATE = 0x57A7E
+"""Keeps hashes of states apart from those of K/V; a number, since hashes of text differ by process.
+"""
+
+
 def _slot_value(previous: int, token: int, position: int) -> int:
     return hash((previous, token, position))
 
 
 def _next_state(state: int, token: int, adapter: int) -> int:
-    return hash((state, token, "state", adapter))
+    return hash((state, token, _STATE, adapter))
 
 
 def _next_token(seen: Sequence[Sequence[int]], seed: int, vocab_size: int) -> int:

@@ -1,4 +1,4 @@
-"""The journal alone: what is sent when, who is suspected, who is convicted."""
+"""The journal alone: what is sent when, who is suspected, who is blamed."""
 
 import pytest
 
@@ -84,15 +84,15 @@ def test_a_culprit_is_found_alone(culprit):
     while True:
         if culprit in running:
             num_deaths += 1
-            convicted, _ = journal.died(running)
+            blamed, _ = journal.died(running)
             running = set()
-            if convicted:
+            if blamed:
                 break
             running.update(begin_life(journal))
         else:
             tokens(journal, *running, times=2)
             running.update(sent(journal))
-    assert convicted == [culprit]
+    assert blamed == [culprit]
     assert num_deaths <= 6
     assert journal.num_fruitless == 0
     rest = set(begin_life(journal))
@@ -107,10 +107,10 @@ def test_a_culprit_that_gets_a_token_in_every_life_is_found():
     journal = journal_of(2)
     tokens(journal, 0, 1, times=2)
     journal.add(request(2))
-    running, convicted = {0, 1, 2}, []
+    running, blamed = {0, 1, 2}, []
     for _ in range(5):
-        convicted, _ = journal.died(running)
-        if convicted:
+        blamed, _ = journal.died(running)
+        if blamed:
             break
         running = set(begin_life(journal))
         tokens(journal, *running)
@@ -119,10 +119,10 @@ def test_a_culprit_that_gets_a_token_in_every_life_is_found():
             new = set(sent(journal))
             tokens(journal, *new)
             running |= new
-    assert convicted == [0], "who came last is innocent"
+    assert blamed == [0], "who came last is innocent"
 
 
-def test_one_death_alone_convicts_nobody_and_a_proof_in_between_acquits():
+def test_one_death_alone_blames_no_request_and_tokens_in_between_clear_it():
     journal = journal_of(1)
     assert journal.died([0]) == ([], [])
     begin_life(journal)
@@ -141,7 +141,7 @@ def test_who_was_in_no_step_is_no_suspect():
     assert begin_life(journal) == [1]
     journal.died(())
     assert begin_life(journal) == [1], "a start that failed clears nobody"
-    assert journal.died([1]).convicted == [1]
+    assert journal.died([1]).blamed == [1]
     assert begin_life(journal) == [0, 2]
 
 
@@ -248,8 +248,8 @@ def test_who_falls_with_another_core_is_no_suspect_and_the_life_does_not_count()
     for handle in (1, 2):
         assert journal.add(request(handle))
     for _ in range(5):
-        death = journal.fell()
-        assert (death.convicted, death.lost) == ([], [])
+        death = journal.ended_with_group()
+        assert (death.blamed, death.lost) == ([], [])
         journal.restarted()
         assert [one.handle for one in journal.due()] == [1, 2]
     assert journal.num_fruitless == 0

@@ -1,5 +1,6 @@
 """Requests go where there is least to do, unless another core knows their beginning."""
 
+import itertools
 import random
 
 import pytest
@@ -9,10 +10,11 @@ from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
 from quire.params import SamplingParams
 
 PREFIX = list(range(4 * CHUNK_TOKENS))
+HANDLES = itertools.count()
 
 
 def request(ids=(1, 2, 3), salt=None):
-    return EngineCoreRequest(1, list(ids), SamplingParams(), 0, 0.0, cache_salt=salt)
+    return EngineCoreRequest(next(HANDLES), list(ids), SamplingParams(), 0, 0.0, cache_salt=salt)
 
 
 def test_requests_without_a_common_beginning_are_spread_evenly():
@@ -26,10 +28,11 @@ def test_requests_without_a_common_beginning_are_spread_evenly():
 def test_one_core_that_is_behind_gets_nothing_until_it_has_caught_up():
     balancer = LoadBalancer()
     for _ in range(6):
-        balancer.note(request(), 0)
+        balancer.pin(request(), 0)
     assert [balancer.choose(request(), [0, 1]) for _ in range(6)] == [1] * 6
-    for _ in range(6):
-        balancer.release(0)
+    for handle in [handle for handle, owner in balancer.owners.items() if owner == 0]:
+        assert balancer.release(handle) == 0
+    assert balancer.num_requests(0) == 0
     assert balancer.choose(request(), [0, 1]) == 0
 
 
@@ -39,7 +42,7 @@ def test_a_known_beginning_attracts_and_load_repels(tail):
     home = balancer.choose(request(PREFIX), [0, 1])
     assert [balancer.choose(request(PREFIX + tail), [0, 1]) for _ in range(2)] == [home] * 2
     for _ in range(20):
-        balancer.note(request(), home)
+        balancer.pin(request(), home)
     assert balancer.choose(request(PREFIX + tail), [0, 1]) == 1 - home
 
 
@@ -53,9 +56,9 @@ def test_a_core_that_died_is_not_remembered():
     balancer = LoadBalancer()
     home = balancer.choose(request(PREFIX), [0, 1])
     for _ in range(2):
-        balancer.note(request(), home)
+        balancer.pin(request(), home)
     balancer.forget(home)
-    balancer.note(request(), 1 - home)
+    balancer.pin(request(), 1 - home)
     assert balancer.choose(request(PREFIX), [0, 1]) == home, "it is empty now, the other is not"
     assert balancer.choose(request(PREFIX), [1 - home]) == 1 - home
 
@@ -70,5 +73,5 @@ def test_waiting_requests_repel_when_the_kv_cache_fills():
 def test_what_is_remembered_is_bounded():
     balancer = LoadBalancer()
     for number in range(MAX_CHUNKS // 100 + 50):
-        balancer.note(request([number] * (100 * CHUNK_TOKENS)), 0)
+        balancer.pin(request([number] * (100 * CHUNK_TOKENS)), 0)
     assert len(balancer._seen) <= MAX_CHUNKS

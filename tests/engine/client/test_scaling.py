@@ -29,7 +29,7 @@ class Cores:
     def __init__(self, count, *, turns=2, error=None):
         self.present = dict.fromkeys(range(count), turns)
         self.new = {}
-        self.leaving = []
+        self.leaving = set()
         self.turns, self.error = turns, error
         self.retired = []
 
@@ -52,9 +52,6 @@ class Cores:
     def admit(self, indices):
         self.present |= {index: self.new.pop(index) for index in indices}
 
-    def set_leaving(self, indices):
-        self.leaving = list(indices)
-
     def num_requests(self, index):
         assert index in self.leaving
         self.present[index] = max(0, self.present[index] - 1)
@@ -72,7 +69,7 @@ def test_the_highest_go_and_the_lowest_free_come(before, after):
     asyncio.run(scale(cores, after, 60.0))
     assert sorted(cores.engine_indices) == list(range(after))
     assert cores.retired == list(range(after, before))
-    assert (cores.new, cores.leaving) == ({}, [])
+    assert (cores.new, cores.leaving) == ({}, set())
 
 
 def test_a_core_that_cannot_start_leaves_all_as_it_was():
@@ -87,7 +84,7 @@ def test_a_core_that_does_not_finish_in_time_stays():
     cores = Cores(2, turns=10**9)
     with pytest.raises(TimeoutError, match="all cores stay"):
         asyncio.run(scale(cores, 1, 0.0))
-    assert (cores.engine_indices, cores.leaving, cores.retired) == ([0, 1], [], [])
+    assert (cores.engine_indices, cores.leaving, cores.retired) == ([0, 1], set(), [])
 
 
 def test_no_cores_are_refused():

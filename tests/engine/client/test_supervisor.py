@@ -12,7 +12,7 @@ from quire import LLM, EngineArgs, SamplingParams
 from quire.embedded import path as embedded_model
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.frontend import build_front_end
-from quire.engine.launcher import launch_async, supervised_async
+from quire.engine.launcher import launch_async
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestOutputKind
@@ -130,7 +130,7 @@ def test_a_core_that_dies_idle_is_missed_by_nobody(engine, expected):
 
 
 def test_a_loop_that_hangs_is_a_death(engine):
-    engine.front_end.client.client.longest_turn_s = 1.0
+    engine.front_end.client.remote.longest_turn_s = 1.0
     engine.add_request("0", PROMPTS[0], params(KINDS[0], extra_args={"hang_at": 2}))
     outputs = []
     while engine.has_unfinished_requests():
@@ -139,7 +139,7 @@ def test_a_loop_that_hangs_is_a_death(engine):
         "error",
         2,
     )
-    engine.front_end.client.client.longest_turn_s = 300.0
+    engine.front_end.client.remote.longest_turn_s = 300.0
 
 
 def test_the_other_core_goes_on_when_one_of_two_dies(expected, no_orphans):
@@ -222,7 +222,7 @@ def test_without_restarts_the_first_death_is_the_end(no_orphans):
 
 def test_streams_of_an_event_loop_go_on_whatever_their_kind(expected, no_orphans):
     plan = EngineArgs(**SMALL).create_engine_config()
-    client = supervised_async(plan, launch_async(plan))
+    client = launch_async(plan, plan.max_core_restarts)
     engine = AsyncLLM(plan, front_end=build_front_end(plan, client))
 
     async def stream(index):

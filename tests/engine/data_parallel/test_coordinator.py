@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
-from quire.engine.client.lockstep_group import CoreGroup
+from quire.engine.client.core_connection import CoreConnection
+from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.data_parallel.coordinator import Waves
 from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.wire.messages import core_identity
+from quire.errors import EngineDeadError
 
 
 def listening(num_cores=2, incarnation=1):
@@ -81,37 +83,36 @@ def test_a_core_that_has_gone_is_waited_for():
 
 def group(codes, incarnations=None):
     numbers = incarnations or [1] * len(codes)
-    links = {
-        index: SimpleNamespace(incarnation=number, is_dead=False)
-        for index, number in enumerate(numbers)
-    }
-    processes = {index: SimpleNamespace(exit_code=code) for index, code in enumerate(codes)}
-    return CoreGroup(SimpleNamespace(links=links), SimpleNamespace(processes=processes)), links
+    cores = [
+        CoreConnection(index, number, SimpleNamespace(exit_code=code))
+        for index, (code, number) in enumerate(zip(codes, numbers, strict=True))
+    ]
+    return LockstepGroup(dict(enumerate(cores))), cores
 
 
-def test_the_first_to_end_has_died_and_the_others_fall_with_it():
-    cores, links = group([-9, None, None])
-    assert cores.fell(0) is False
-    assert cores.rest_of(0) == [1, 2]
-    links[0].is_dead = True
-    assert cores.fell(2) is True
-    assert cores.fell(1) is True
+def test_the_first_to_end_has_died_and_the_others_end_because_of_it():
+    found, cores = group([-9, None, None])
+    assert found.was_ended_by_peer(cores[0]) is False
+    assert found.peers_of(cores[0]) == [cores[1], cores[2]]
+    cores[0].error = EngineDeadError("killed")
+    assert found.was_ended_by_peer(cores[2]) is True
+    assert found.was_ended_by_peer(cores[1]) is True
 
 
-def test_who_misses_another_one_is_not_the_first_even_if_noticed_before():
-    cores, _ = group([PEERS_LOST, -9])
-    assert cores.fell(0) is True
-    assert cores.fell(1) is False
+def test_a_core_that_lost_a_peer_is_not_the_first_even_if_noticed_before():
+    found, cores = group([PEERS_LOST, -9])
+    assert found.was_ended_by_peer(cores[0]) is True
+    assert found.was_ended_by_peer(cores[1]) is False
 
 
-def test_if_all_miss_each_other_one_of_them_counts():
-    cores, _ = group([PEERS_LOST, PEERS_LOST])
-    assert [cores.fell(0), cores.fell(1)] == [False, True]
+def test_if_all_lost_each_other_one_of_them_counts():
+    found, cores = group([PEERS_LOST, PEERS_LOST])
+    assert list(map(found.was_ended_by_peer, cores)) == [False, True]
 
 
-def test_a_new_life_does_not_fall_with_an_old_one():
-    cores, links = group([-9, None], [1, 2])
-    assert cores.rest_of(0) == []
-    links[0].incarnation = 3
-    assert cores.rest_of(0) == [1]
-    assert cores.fell(0) is False
+def test_a_restarted_core_does_not_end_with_an_earlier_incarnation():
+    found, cores = group([-9, None], [1, 2])
+    assert found.peers_of(cores[0]) == []
+    cores[0].incarnation = 3
+    assert found.peers_of(cores[0]) == [cores[1]]
+    assert found.was_ended_by_peer(cores[0]) is False

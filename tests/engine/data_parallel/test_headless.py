@@ -84,15 +84,15 @@ def test_a_core_elsewhere_gives_the_same_and_ends_with_the_front_end(port, elsew
 def test_a_core_elsewhere_that_died_takes_its_place_again(port, elsewhere):
     with LLM(**SMALL, data_parallel_rpc_port=port) as llm:
         expected = texts(llm)
-        supervisor = llm.llm_engine.front_end.client
-        supervisor.client._silent_s = 1.0
+        client = llm.llm_engine.front_end.client
+        client.remote.silent_s = 1.0
         [remote] = psutil.Process(elsewhere.pid).children()
         os.kill(remote.pid, signal.SIGKILL)
         assert elsewhere.wait(30) == 1
         again = headless(port)
         try:
             assert texts(llm) == expected
-            assert supervisor.core_status(1).incarnation == 2
+            assert client.core_status(1).incarnation == 2
         finally:
             llm.close()
             assert again.wait(30) == 0
@@ -101,7 +101,7 @@ def test_a_core_elsewhere_that_died_takes_its_place_again(port, elsewhere):
 @pytest.mark.slow
 def test_without_restarts_the_death_of_a_core_elsewhere_is_told(port, elsewhere):
     with LLM(**SMALL, data_parallel_rpc_port=port, max_core_restarts=0) as llm:
-        llm.llm_engine.front_end.client._silent_s = 1.0
+        llm.llm_engine.front_end.client.remote.silent_s = 1.0
         [remote] = psutil.Process(elsewhere.pid).children()
         os.kill(remote.pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="core 1 is gone"):

@@ -7,7 +7,6 @@ import psutil
 import pytest
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.client.supervisor import SyncSupervisor
 from quire.engine.launcher import launch_async, launch_sync
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreRequest, FinishReason
@@ -96,7 +95,7 @@ def client(folder):
     """One engine for all tests: what one does to it, it must have survived in the next."""
     before = set(psutil.Process().children(recursive=True))
     plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
-    found = SyncSupervisor(launch_sync(plan), max_restarts=3)
+    found = launch_sync(plan, max_restarts=3)
     yield found
     found.shutdown()
     assert set(psutil.Process().children(recursive=True)) == before
@@ -114,9 +113,9 @@ def test_two_cores_give_the_tokens_of_one_in_wave_after_wave(client, expected):
         alone = Crowd(client)
         alone.add(request(3, rank))
         assert alone.run() == {3: expected[3]}
-    coordinator = client.client.coordinator
+    coordinator = client.remote.coordinator
     while not coordinator.latest.wave or coordinator.latest.is_running:
-        client.client._wait(5.0)
+        client._wait(5.0)
     assert sorted(coordinator.latest.stats) == [0, 1]
 
 
@@ -134,7 +133,7 @@ def test_control_calls_and_what_is_refused(client, expected):
     client.call(Utility("resume_scheduler"))
     assert crowd.run() == {1: expected[1], 2: expected[2]}
     with pytest.raises(EngineError, match="is fixed"):
-        client.client.require_scalable()
+        client.remote.require_scalable()
 
 
 def test_a_step_that_fails_in_one_core_costs_one_request(client, expected):
@@ -180,19 +179,19 @@ def test_a_poisonous_request_in_one_core_costs_itself_alone(client, expected):
 
 
 def test_a_request_that_hangs_its_core_is_found_though_the_others_wait_for_it(client, expected):
-    limit_s, client.client.longest_turn_s = client.client.longest_turn_s, 2.5
+    limit_s, client.remote.longest_turn_s = client.remote.longest_turn_s, 2.5
     try:
         crowd = Crowd(client)
         crowd.add(request(1, 1), request(4, 0, hang_at=8))
         found = crowd.run()
     finally:
-        client.client.longest_turn_s = limit_s
+        client.remote.longest_turn_s = limit_s
     assert crowd.ends == {1: FinishReason.LENGTH, 4: FinishReason.ERROR}
     assert found == {1: expected[1], 4: expected[4][:8]}
 
 
 def test_the_coordinator_may_be_killed_at_any_time(client, expected):
-    coordinator = client.client.coordinator
+    coordinator = client.remote.coordinator
     before = coordinator.num_restarts, client.num_restarts
     crowd = Crowd(client)
     crowd.at[40] = lambda: os.kill(coordinator.pid, signal.SIGKILL)
@@ -220,11 +219,11 @@ async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
     plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
     client = launch_async(plan)
     try:
-        os.kill(client.coordinator.pid, signal.SIGKILL)
+        os.kill(client.remote.coordinator.pid, signal.SIGKILL)
         client.add_request(request(2, 1))
         client.add_request(request(3, 0))
         assert await _drained(client, 2) == {2: expected[2], 3: expected[3]}
-        assert client.coordinator.num_restarts == 1
+        assert client.remote.coordinator.num_restarts == 1
         with pytest.raises(EngineError, match="is fixed"):
             await client.scale(3, 1.0)
     finally:
@@ -234,7 +233,7 @@ async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
 def test_requests_may_finish_when_all_are_told_to_end(folder, expected):
     plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
     client = launch_sync(plan)
-    processes = dict(client._host.processes)
+    processes = dict(client.remote.pool.processes)
     client.add_request(request(7, 1))
     client.shutdown(30.0)
     assert [process.exit_code for process in processes.values()] == [0, 0]

@@ -16,10 +16,12 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.engine.client.connections import CoreLinks
-from quire.engine.client.multiprocess_sync import SyncMPClient
+from quire.engine.client.core_connection import CoreConnection
+from quire.engine.client.core_sockets import CoreSockets
+from quire.engine.client.multiprocess import SyncMPClient
+from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.launcher import launch_async, launch_sync
-from quire.engine.process.core_pool import CoreHost
+from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import make_socket_folder
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
@@ -199,22 +201,22 @@ def test_aborts_are_final_and_may_come_twice(client):
 def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
     expected = drain_one(client, 300)
     rng = random.Random(5)
-    links = client._links
-    identity = links.links[0].identity
+    sockets = client.remote.sockets
+    identity = sockets.connections[0].identity
     context = zmq.Context()
-    endpoint = links.from_cores.last_endpoint.rstrip(b"\0").decode()
+    endpoint = sockets.from_cores.last_endpoint.rstrip(b"\0").decode()
     stranger, lost = context.socket(zmq.PUSH), context.socket(zmq.DEALER)
     stranger.connect(endpoint)
-    lost.connect(links.to_cores.last_endpoint.rstrip(b"\0").decode())
-    good = links._encoder.encode(request(301))[0]
+    lost.connect(sockets.to_cores.last_endpoint.rstrip(b"\0").decode())
+    good = sockets._encoder.encode(request(301))[0]
     kinds = list(EngineCoreRequestType)
     for place in range(200):
         noise = rng.choice(
             [rng.randbytes(rng.randrange(60)), good[: place % len(good)], pickle.dumps(print)]
         )
-        header = core_header(rng.choice(kinds), rng.randrange(links.links[0].num_sent + 1))
+        header = core_header(rng.choice(kinds), rng.randrange(sockets.connections[0].num_sent + 1))
         kind = rng.choice([header, header, header[: place % 9], b"\x63" + header[1:], b"", noise])
-        links.to_cores.send_multipart([identity, kind, noise])
+        sockets.to_cores.send_multipart([identity, kind, noise])
         stranger.send_multipart([noise, kind])
         lost.send_multipart([noise])
     assert drain_one(client, 300) == expected
@@ -222,15 +224,17 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
     context.destroy(0)
 
 
-def add_frames(links, number, message):
+def add_frames(sockets, number, message):
     header = core_header(EngineCoreRequestType.ADD, number)
-    return [links.links[0].identity, header, *links._encoder.encode(message)]
+    return [sockets.connections[0].identity, header, *sockets._encoder.encode(message)]
 
 
 def test_a_repeated_request_runs_once(client):
-    links = client._links
+    sockets = client.remote.sockets
     client.add_request(request(310))
-    links.to_cores.send_multipart(add_frames(links, links.links[0].num_sent, request(310)))
+    sockets.to_cores.send_multipart(
+        add_frames(sockets, sockets.connections[0].num_sent, request(310))
+    )
     tokens = drain(client, [310])
     assert tokens == {310: drain_one(client, 330)}
     assert client.get_output().finished == []
@@ -240,7 +244,7 @@ def test_a_lost_request_is_the_death_of_the_core(plan):
     client = launch_sync(plan)
     try:
         client.add_request(request(1))
-        client._links.links[0].num_sent += 1
+        client.remote.sockets.connections[0].num_sent += 1
         client.add_request(request(2))
         with pytest.raises(EngineDeadError, match="message 3 came behind message 1"):
             while True:
@@ -255,9 +259,9 @@ def test_repeated_outputs_are_dropped_and_a_gap_is_the_death_of_the_core(plan):
     client = launch_sync(plan)
     context = zmq.Context()
     try:
-        links = client._links
+        sockets = client.remote.sockets
         stranger = context.socket(zmq.PUSH)
-        stranger.connect(links.from_cores.last_endpoint.rstrip(b"\0").decode())
+        stranger.connect(sockets.from_cores.last_endpoint.rstrip(b"\0").decode())
         expected = drain_one(client, 20)
 
         def forge(sequence, incarnation=1, protocol_version=PROTOCOL_VERSION):
@@ -268,14 +272,14 @@ def test_repeated_outputs_are_dropped_and_a_gap_is_the_death_of_the_core(plan):
                 incarnation=incarnation,
                 protocol_version=protocol_version,
             )
-            stranger.send_multipart(links._encoder.encode(outputs))
+            stranger.send_multipart(sockets._encoder.encode(outputs))
 
         forge(1)
         forge(99, incarnation=7)
         forge(99, protocol_version=PROTOCOL_VERSION + 1)
         client.add_request(request(40))
         assert drain(client, [40]) == {40: expected}
-        forge(links.links[0].order.num_taken + 2)
+        forge(sockets.connections[0].order.num_taken + 2)
         client.add_request(request(41, max_tokens=200))
         with pytest.raises(EngineDeadError, match="of its messages to us"):
             while True:
@@ -288,14 +292,14 @@ def test_repeated_outputs_are_dropped_and_a_gap_is_the_death_of_the_core(plan):
 def test_one_core_serves_two_front_ends(plan):
     folder = make_socket_folder()
     ends = [[f"ipc://{folder}/{way}-{index}" for way in ("input", "output")] for index in (0, 1)]
-    links = [CoreLinks([to], [back], index) for index, (to, back) in enumerate(ends)]
+    sockets = [CoreSockets([to], [back], index) for index, (to, back) in enumerate(ends)]
     inputs, outputs = zip(*ends, strict=True)
-    host = CoreHost(plan, EngineZmqAddresses(list(inputs), list(outputs)), [0])
-    first = SyncMPClient(links[0], host, folder=folder)
-    second = SyncMPClient(links[1], None)
+    addresses = EngineZmqAddresses(list(inputs), list(outputs))
+    first = SyncMPClient(RemoteCores(sockets[0], CorePool(plan, addresses, [0]), folder=folder))
+    second = SyncMPClient(RemoteCores(sockets[1], CorePool(plan, addresses, [])))
     try:
-        first.start_cores([0])
-        links[1].expect(0, 1)
+        first.remote.start_core(0)
+        sockets[1].connections[0] = CoreConnection(0, 1)
         for client in (first, second):
             client.wait_until_ready()
         handles = [(number, (1 << CLIENT_SHIFT) + number) for number in range(1, 5)]

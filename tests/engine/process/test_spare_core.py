@@ -8,10 +8,9 @@ import psutil
 import pytest
 
 from quire import EngineArgs, SamplingParams
-from quire.engine.client.supervisor import SyncSupervisor
 from quire.engine.launcher import launch_sync
 from quire.engine.process import core_pool
-from quire.engine.process.core_pool import CoreHost
+from quire.engine.process.core_pool import CorePool
 from quire.engine.wire.messages import EngineCoreRequest, EngineZmqAddresses
 
 
@@ -35,69 +34,68 @@ class Process:
 
 
 @pytest.fixture
-def host_of(monkeypatch):
+def pool_of(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(core_pool, "CoreProcess", Process)
     monkeypatch.setattr(core_pool.time, "monotonic", lambda: clock.now)
 
     def make(cores=1, **wishes):
-        host = CoreHost(plan_of(**wishes), EngineZmqAddresses([], []), range(cores))
+        pool = CorePool(plan_of(**wishes), EngineZmqAddresses([], []), range(cores))
         for index in range(cores):
-            host.start(index)
-        return host, clock
+            pool.start(index)
+        return pool, clock
 
     return make
 
 
-def test_a_spare_waits_from_the_first_death_on(host_of):
-    host, clock = host_of(2)
+def test_a_spare_waits_from_the_first_death_on(pool_of):
+    pool, clock = pool_of(2)
     clock.now = 10.0
-    host.keep_spares()
-    assert host.spares == []
-    host.start(1)
-    host.keep_spares()
-    assert host.spares == [], "it would compete with the core that starts"
+    pool.keep_spares()
+    assert pool.spares == []
+    pool.start(1)
+    pool.keep_spares()
+    assert pool.spares == [], "it would compete with the core that starts"
     clock.now = 13.0
-    host.keep_spares()
-    host.keep_spares()
-    [spare] = host.spares
-    assert host.start(0) is spare
+    pool.keep_spares()
+    pool.keep_spares()
+    [spare] = pool.spares
+    assert pool.start(0) is spare
     assert spare.message.incarnation == 2
-    assert host.spares == []
+    assert pool.spares == []
 
 
-def test_a_spare_that_has_died_is_replaced_and_never_used(host_of):
-    host, clock = host_of(spare_core="always")
+def test_a_spare_that_has_died_is_replaced_and_never_used(pool_of):
+    pool, clock = pool_of(spare_core="always")
     clock.now = 3.0
-    host.keep_spares()
-    [spare] = host.spares
+    pool.keep_spares()
+    [spare] = pool.spares
     spare.is_running = False
-    assert host.start(0) is not spare
+    assert pool.start(0) is not spare
     clock.now = 6.0
-    host.keep_spares()
-    assert len(host.spares) == 1
-    host.end([0])
-    assert host.spares == []
+    pool.keep_spares()
+    assert len(pool.spares) == 1
+    pool.end()
+    assert pool.spares == []
 
 
-def test_nobody_waits_where_none_is_wished(host_of):
-    host, clock = host_of(spare_core="never")
-    host.start(0)
+def test_nobody_waits_where_none_is_wished(pool_of):
+    pool, clock = pool_of(spare_core="never")
+    pool.start(0)
     clock.now = 60.0
-    host.keep_spares()
-    assert host.spares == []
+    pool.keep_spares()
+    assert pool.spares == []
 
 
 @pytest.mark.slow
 def test_the_next_life_is_the_spare():
     before = set(psutil.Process().children(recursive=True))
-    client = SyncSupervisor(launch_sync(plan_of(spare_core="always")), max_restarts=3)
-    host = client.client._host
+    client = launch_sync(plan_of(spare_core="always"), max_restarts=3)
+    pool = client.remote.pool
     try:
-        while not host.spares:
-            client.client._wait(0.2)
-            client.client._check_vitals()
-        [spare] = host.spares
+        while not pool.spares:
+            client._wait(0.2)
+        [spare] = pool.spares
         os.kill(client.core_status(0).pid, signal.SIGKILL)
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         client.add_request(EngineCoreRequest(1, [5, 6, 7], params, 1, 0.0))

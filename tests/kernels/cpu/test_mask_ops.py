@@ -7,9 +7,8 @@ import torch
 
 from quire.kernels.cpu import MASK_OPS
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
-from quire.ops import Facts, bind, select
+from quire.ops import select
 from quire.ops.cases import CASES
-from tests.support import op_oracle
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()
@@ -26,9 +25,7 @@ def native_ops(num_threads=2):
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_native_op_conforms(case, num_threads):
     dtype = torch.float32
-    plain = select(device="cpu", dtype=dtype, providers=["torch"])
-    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
-    check(case, dtype, native_ops(num_threads), plain, oracle)
+    check(case, dtype, native_ops(num_threads))
 
 
 def test_rows_apart_and_masks_apart():

@@ -10,9 +10,8 @@ import torch
 
 from quire.kernels.cpu import ROW_OPS
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
-from quire.ops import Facts, NormWeight, bind, select
+from quire.ops import NormWeight, select
 from quire.ops.cases import CASES
-from tests.support import op_oracle
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()
@@ -43,9 +42,7 @@ def case_id(case):
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 @pytest.mark.parametrize("isa", LEVELS)
 def test_native_op_conforms(isa, dtype, case):
-    plain = select(device="cpu", dtype=dtype, providers=["torch"])
-    oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
-    check(case, dtype, cpu_ops(isa, dtype), plain, oracle)
+    check(case, dtype, cpu_ops(isa, dtype))
 
 
 @pytest.mark.skipif("avx512" not in LEVELS, reason="needs AVX-512")

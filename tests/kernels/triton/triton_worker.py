@@ -13,11 +13,10 @@ import traceback
 
 import torch
 
-from quire.ops import Facts, Ops, bind, select
+from quire.ops import Ops, select
 from quire.ops.cases import CASES, FP8_CASES, Case
 from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
 from tests.kernels.triton.triton_memory import Watch
-from tests.support import op_oracle
 from tests.support.op_conformance import check, relative_error, results_of
 
 EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}
@@ -36,8 +35,7 @@ def run(dtype_name: str, mode: str, case_name: str) -> None:
     if case in ROUNDED:
         check_against(plain, case, dtype, ops)
     else:
-        oracle = bind(Facts(torch.device("cpu"), dtype), op_oracle.IMPLEMENTATIONS, ["oracle"])
-        check(case, dtype, ops, plain, oracle)
+        check(case, dtype, ops)
     if case.op in EXACT:
         found, wanted = (results_of(case, dtype, by)["0"] for by in (ops, plain))
         assert same_bits(found, wanted), "other bits than plain torch"

@@ -1,13 +1,15 @@
-"""Step 3 of 8 on a request's path: how a front end speaks to engine cores, wherever they are.
+"""Step 3 of 8 on a request's path: how a front end reaches engine cores, wherever they run.
 
-In: `EngineCoreRequest` from engine/frontend/input_processor.py. Out: `EngineCoreOutputs` for
-engine/frontend/output_processor.py. Next: engine/core/core.py, in this process (inproc.py) or
-behind sockets (multiprocess.py).
+In: `EngineCoreRequest`, made by engine/frontend/input_processor.py. Out: `EngineCoreOutputs` for
+engine/frontend/output_processor.py. Next: engine/core/core.py. A core in this process is called
+directly (inproc.py). Core processes are reached through multiprocess.py, which waits for outputs,
+remote_cores.py, which chooses the core, and core_sockets.py; engine/process/core_server.py is the
+other end of its sockets.
 
-Sending never waits, so that it is the same for everybody. Waiting for outputs and for answers is
-what the two protocols differ in: `EngineCoreClient` blocks the calling thread,
-`AsyncEngineCoreClient` is awaited. Both end with `EngineDeadError` when a core has died: its
-`engine_index` says which; the client goes on with the others and `restart_core` brings it back.
+Sending never waits, so it is the same for every client. The two protocols below differ in how they
+wait for outputs and answers: `EngineCoreClient` blocks the calling thread, `AsyncEngineCoreClient`
+is awaited. Both raise `EngineDeadError` when a core has died, with its `engine_index`. The client
+goes on with the other cores, and `restart_core` starts the dead one again.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ T = TypeVar("T")
 class CoreStatus:
     """What is known of one core now.
 
-    `is_running`: its process exists. `is_started`: it has said READY. `silent_s` is the age of its
-    last sign of life, `turn_age_s` how long its loop is inside one turn, `step_age_s` how long no
-    step was completed (by its signs of life).
+    `is_running`: its process exists. `is_started`: it has reported READY. `silent_s` is the time
+    since its last sign of life, `turn_age_s` how long its loop has been inside one turn,
+    `step_age_s` the time since it last completed a step or had no work.
     """
 
     engine_index: int
@@ -44,17 +46,17 @@ class CoreStatus:
     step_age_s: float = 0.0
 
     def is_alive(self, limit_s: float) -> bool:
-        """Whether its loop turns: it said so within `limit_s`, and was not longer in one turn."""
+        """Whether its loop turns: a sign of life within `limit_s`, and no turn longer than that."""
         return self.is_running and max(self.silent_s, self.turn_age_s) <= limit_s
 
     def status(self, limit_s: float) -> EngineStatusType:
-        """Dead without a process, else healthy if it gets on."""
+        """Dead without a process, else healthy if it makes progress."""
         if not self.is_running:
             return EngineStatusType.DEAD
         return EngineStatusType.HEALTHY if self.is_ready(limit_s) else EngineStatusType.UNHEALTHY
 
     def is_ready(self, limit_s: float) -> bool:
-        """Whether it gets on: it has started, and where work waits a step was completed within
+        """Whether it makes progress: it has started, and if it has work, completed a step within
         `limit_s`.
         """
         is_idle = not self.has_work
@@ -69,19 +71,19 @@ class EngineStatusType(enum.Enum):
     UNHEALTHY = "unhealthy"
 
 
-class CoreConnection(Protocol):
+class CoreClient(Protocol):
     """What every client has. Nothing here waits."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Send a request; its outputs carry its handle. Of a live handle: its next input.
+        """Send a request; its outputs carry its handle. For a live handle: its next input.
 
-        Where there are several cores the client chooses, and keeps to it.
+        With several cores the client chooses one and stays with it.
         """
         ...
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Drop requests. Outputs of them that are on their way already still come; unknown handles
-        are passed over.
+        """Drop requests. Outputs that are on their way already still arrive; unknown handles are
+        ignored.
         """
         ...
 
@@ -99,21 +101,21 @@ class CoreConnection(Protocol):
         ...
 
     def restart_core(self, engine_index: int) -> None:
-        """Start a dead core anew, with the next incarnation number; what is sent to it meanwhile
-        waits until it is ready. A start that fails is a death.
+        """Start a dead core again, with the next incarnation number; what is sent to it meanwhile
+        waits until it is ready. A failed start is reported as a death.
 
         Raises EngineDeadError where the client cannot start cores.
         """
         ...
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the cores: their requests may finish for `timeout_s` (None: not at all), then they
-        are aborted. Idempotent; afterwards every other call raises EngineDeadError.
+        """End the cores: requests may finish for `timeout_s` seconds (None: not at all), then they
+        are aborted. Idempotent; outputs, calls and new requests then raise EngineDeadError.
         """
         ...
 
 
-class EngineCoreClient(CoreConnection, Protocol):
+class EngineCoreClient(CoreClient, Protocol):
     """A client whose waiting blocks the calling thread."""
 
     def get_output(self) -> EngineCoreOutputs:
@@ -121,13 +123,13 @@ class EngineCoreClient(CoreConnection, Protocol):
         ...
 
     def call(self, utility: Utility[T]) -> T:
-        """Ask every core, and give their one answer. Raises what the core raised, TimeoutError
-        after the utility's `timeout_s`.
+        """Call every core and combine their answers into one. Raises what a core raised, and
+        TimeoutError after the utility's `timeout_s`.
         """
         ...
 
 
-class AsyncEngineCoreClient(CoreConnection, Protocol):
+class AsyncEngineCoreClient(CoreClient, Protocol):
     """A client whose waiting is awaited, in one event loop."""
 
     async def get_output(self) -> EngineCoreOutputs:
@@ -135,13 +137,13 @@ class AsyncEngineCoreClient(CoreConnection, Protocol):
         ...
 
     async def call(self, utility: Utility[T]) -> T:
-        """Ask every core, and give their one answer. Raises what the core raised, TimeoutError
-        after the utility's `timeout_s`.
+        """Call every core and combine their answers into one. Raises what a core raised, and
+        TimeoutError after the utility's `timeout_s`.
         """
         ...
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
-        """Have so many cores. New ones get requests once they are ready; those that go finish
-        theirs first. Raises TimeoutError when they do not within `drain_timeout_s`.
+        """Change the number of cores. New ones get requests once they are ready; those that leave
+        finish their requests first. Raises TimeoutError if they do not within `drain_timeout_s`.
         """
         ...

@@ -1,50 +1,46 @@
-"""Cores that step together live and die together: who falls when one of them has died."""
+"""Which core of a lock-step group has died, and which ones had to end because of it."""
 
 from __future__ import annotations
 
-from quire.engine.client.connections import CoreLinks
-from quire.engine.process.core_pool import CoreHost
+from collections.abc import Mapping
+
+from quire.engine.client.core_connection import CoreConnection
 from quire.engine.process.liveness import PEERS_LOST
 
 
-class CoreGroup:
-    """All cores of a client, whose lives have the same numbers.
+class LockstepGroup:
+    """All cores of a client that share experts. They restart together, so that their incarnation
+    numbers are equal.
 
-    The first to end is the one that has died; the others fall with it, killed or by themselves, and
-    their requests are beyond suspicion.
+    The first process to end is the one that has died. The others are killed, or end by themselves
+    with `PEERS_LOST`, and their requests are cleared.
     """
 
-    def __init__(self, links: CoreLinks, host: CoreHost) -> None:
-        self._links = links
-        self._host = host
+    def __init__(self, connections: Mapping[int, CoreConnection]) -> None:
+        self._connections = connections
         self._first: tuple[int, int] = (0, -1)
+        """The latest incarnation that has ended, and the core of it that was first."""
 
-    def fell(self, engine_index: int) -> bool:
-        """A core has ended: whether it was not the first of its life's number."""
-        incarnation = self._links.links[engine_index].incarnation
-        if self._first[0] < incarnation:
-            self._first = (incarnation, self._culprit(engine_index, incarnation))
-        return self._first != (incarnation, engine_index)
+    def was_ended_by_peer(self, connection: CoreConnection) -> bool:
+        """Note the end of a core's process: whether another core of its incarnation was first."""
+        if self._first[0] < connection.incarnation:
+            self._first = (connection.incarnation, self._first_to_end(connection))
+        return self._first != (connection.incarnation, connection.engine_index)
 
-    def _culprit(self, engine_index: int, incarnation: int) -> int:
-        """Who has misses another one ended behind it, though it may be noticed before it."""
-        if self._host.processes[engine_index].exit_code == PEERS_LOST:
-            for other in self.rest_of(engine_index):
-                process = self._host.processes.get(other)
-                if process is None or process.exit_code not in (None, PEERS_LOST):
-                    return other
-        return engine_index
-
-    def rest_of(self, engine_index: int) -> list[int]:
-        """The others of the same life's number that have not been missed yet."""
-        links = self._links.links
-        number = links[engine_index].incarnation
+    def peers_of(self, connection: CoreConnection) -> list[CoreConnection]:
+        """The other cores of its incarnation, or an earlier one, that are not known to be dead."""
         return [
-            index
-            for index, link in links.items()
-            if index != engine_index and not link.is_dead and link.incarnation <= number
+            peer
+            for peer in self._connections.values()
+            if peer is not connection
+            and not peer.is_dead
+            and peer.incarnation <= connection.incarnation
         ]
 
-    def why(self, engine_index: int) -> str:
-        """What is said of those that fall with a core."""
-        return f"core {engine_index}, with which it stepped together, has ended"
+    def _first_to_end(self, connection: CoreConnection) -> int:
+        """A core that lost its peers ended after another one, even if that is noticed later."""
+        if connection.process is not None and connection.process.exit_code == PEERS_LOST:
+            for peer in self.peers_of(connection):
+                if peer.process is None or peer.process.exit_code not in (None, PEERS_LOST):
+                    return peer.engine_index
+        return connection.engine_index

@@ -1,4 +1,4 @@
-"""Utility calls that wait for the answers of cores."""
+"""Control calls that wait for the answers of cores."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _Call:
     results: dict[int, Any] = field(default_factory=dict)
 
 
-class CoreCalls:
-    """Collects the answers of the cores that a call went to; the future gets their one answer, or
-    the first failure.
+class PendingCalls:
+    """Collects the answers of the cores that a call was sent to. Its future gets their combined
+    answer, or the first failure; a call whose future is cancelled is forgotten.
     """
 
     def __init__(self) -> None:
@@ -35,49 +35,49 @@ class CoreCalls:
     def begin(
         self, utility: Utility[Any], engine_indices: Iterable[int]
     ) -> tuple[int, Future[Any]]:
-        """Expect an answer from each of these cores."""
+        """Expect an answer from each of these cores; the call's id and future."""
         call_id, future = next(self._ids), Future[Any]()
         self._calls[call_id] = _Call(utility, future, set(engine_indices))
+        future.add_done_callback(lambda _: self.forget(call_id))
         return call_id, future
 
     def forget(self, call_id: int) -> None:
-        """Nobody waits any more; answers that still come are dropped."""
+        """Drop a call; answers that still arrive are ignored."""
         self._calls.pop(call_id, None)
 
     def answer(self, engine_index: int, output: UtilityOutput) -> None:
-        """Take in one core's answer."""
+        """Take one core's answer."""
         call = self._calls.get(output.call_id)
         if call is None or engine_index not in call.missing:
             return
         if output.failure_message is not None:
-            self.forget(output.call_id)
             call.future.set_exception(_error(output))
             return
         call.missing.discard(engine_index)
         call.results[engine_index] = output.result
         if not call.missing:
-            self.forget(output.call_id)
             results = [call.results[index] for index in sorted(call.results)]
             call.future.set_result(combined(call.utility, results))
 
     def fail(self, engine_index: int, error: EngineError) -> None:
-        """A core has died: the calls that wait for it fail."""
-        for call_id, call in list(self._calls.items()):
+        """A core has died: the calls that wait for its answer fail with `error`."""
+        for call in list(self._calls.values()):
             if engine_index in call.missing:
-                self.forget(call_id)
                 call.future.set_exception(error)
 
 
+_ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {
+    "TimeoutError": TimeoutError,
+    "EngineDeadError": errors.EngineDeadError,
+    "CapacityError": errors.CapacityError,
+    "InvalidParameter": errors.RequestError,
+    "InvalidType": errors.RequestError,
+    "NotBuiltYet": errors.RequestError,
+    "RequestError": errors.RequestError,
+}
+"""Errors that keep their class on the way from a core, where one text is enough to make one."""
+
+
 def _error(output: UtilityOutput) -> Exception:
-    """The error that the core raised: of its own class where one text makes one."""
-    text = output.failure_message or ""
-    kinds: dict[str, type[EngineError] | type[TimeoutError]] = {
-        "TimeoutError": TimeoutError,
-        "EngineDeadError": errors.EngineDeadError,
-        "CapacityError": errors.CapacityError,
-        "InvalidParameter": errors.RequestError,
-        "InvalidType": errors.RequestError,
-        "NotBuiltYet": errors.RequestError,
-        "RequestError": errors.RequestError,
-    }
-    return kinds.get(output.failure_type, EngineError)(text)
+    """The error that the core raised."""
+    return _ERRORS.get(output.failure_type, EngineError)(output.failure_message or "")

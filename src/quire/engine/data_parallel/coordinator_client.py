@@ -53,18 +53,16 @@ class DPCoordinator:
         """Of the present process."""
         return self.process.pid
 
-    def take(self, note: Callable[[int, SchedulerStats], None]) -> bool:
+    def take(self, note: Callable[[int, SchedulerStats], None]) -> None:
         """Take in what has come; `note` gets each core's counts. A coordinator that has died is
-        started anew: True. Raises EngineDeadError when it does not stay alive.
+        restarted, with another pipe. Raises EngineDeadError when it does not stay alive.
         """
         while has_input(self.counts):
             self.latest = self._decoder.decode(self.counts.recv(zmq.NOBLOCK))
             for engine_index, stats in self.latest.stats.items():
                 note(engine_index, stats)
-        if self.process.is_running:
-            return False
-        self._restart()
-        return True
+        if not self.process.is_running:
+            self._restart()
 
     def close(self) -> None:
         """End the process."""

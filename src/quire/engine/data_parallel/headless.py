@@ -18,7 +18,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine.data_parallel.cluster_keys import cluster_keys
 from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS, say_hello
-from quire.engine.process.core_pool import CoreHost
+from quire.engine.process.core_pool import CorePool
 from quire.engine.process.core_process import GRACE_S
 from quire.engine.process.liveness import ORPHANED
 from quire.engine.wire.messages import Welcome
@@ -46,16 +46,16 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
     try:
         front_end, welcome = say_hello(context, endpoint, keys.public, plan, timeout_s)
         gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        host = _start(plan, welcome, keys.public)
+        pool = _start(plan, welcome, keys.public)
         with _told_to_end() as told:
-            return _serve(host, gone, told)
+            return _serve(pool, gone, told)
     finally:
         context.destroy(linger=0)
 
 
-def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CoreHost:
+def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:
     assert welcome.addresses is not None, "who is not refused gets addresses"
-    host = CoreHost(
+    pool = CorePool(
         plan,
         welcome.addresses,
         plan.data_parallel_ranks,
@@ -66,16 +66,16 @@ def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CoreHost:
     for engine_index, incarnation in zip(
         plan.data_parallel_ranks, welcome.incarnations, strict=True
     ):
-        host.incarnations[engine_index] = incarnation - 1
-        host.start(engine_index)
-    return host
+        pool.incarnations[engine_index] = incarnation - 1
+        pool.start(engine_index)
+    return pool
 
 
-def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
+def _serve(pool: CorePool, gone: zmq.Socket[bytes], told: socket.socket) -> int:
     poller = zmq.Poller()
     poller.register(gone, zmq.POLLIN)
     poller.register(told, zmq.POLLIN)
-    running = dict(host.processes)
+    running = dict(pool.processes)
     given_up_at = math.inf
     for process in running.values():
         poller.register(process.pipe, zmq.POLLIN)
@@ -97,14 +97,14 @@ def _serve(host: CoreHost, gone: zmq.Socket[bytes], told: socket.socket) -> int:
                 if process.exit_code != 0:
                     if given_up_at < math.inf:
                         return ORPHANED
-                    logger.error("%s", host.death_of(engine_index))
+                    logger.error("%s", pool.death_of(engine_index))
                     return 1
                 poller.unregister(process.pipe)
                 del running[engine_index]
         return 0
     finally:
-        host.terminate()
-        host.end(list(host.processes), GRACE_S)
+        pool.terminate()
+        pool.end(GRACE_S)
 
 
 @contextlib.contextmanager

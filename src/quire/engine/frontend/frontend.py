@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from quire.config.plan import EnginePlan
-from quire.engine.client.client import CoreConnection
+from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
@@ -31,7 +31,7 @@ from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
-Client = TypeVar("Client", bound=CoreConnection)
+Client = TypeVar("Client", bound=CoreClient)
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class FrontEnd(Generic[Client]):
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
+        self.is_asleep = False
+        """Whether this front end has put its engine to sleep and not woken it yet."""
 
     def require_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""
@@ -90,8 +92,10 @@ class FrontEnd(Generic[Client]):
         sleeps.
         """
         if call.method == "sleep":
+            self.is_asleep = True
             self.stats.note_sleep(call.args[0])
         elif call.method == "wake_up" and answer:
+            self.is_asleep = False
             self.stats.note_sleep(None)
 
     def add(

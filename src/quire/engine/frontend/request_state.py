@@ -98,7 +98,7 @@ class RequestState:
         """The last output of this completion; None while FINAL_ONLY waits for its siblings."""
         self.text.close()
         completion = self._completion()
-        completion.finish_reason, completion.stop_reason = str(end.reason), end.stop_reason
+        completion.finish_reason, completion.stop_reason = end.reason.name.lower(), end.stop_reason
         completion.error = end.message
         self.is_ended = True
         self.group.num_open -= 1

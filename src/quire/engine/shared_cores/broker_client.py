@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from quire.engine.client.client import CoreStatus
-from quire.engine.client.pending_calls import CoreCalls
+from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import (
     CoreStates,
@@ -67,7 +67,7 @@ class CoreBrokerClient:
         """Whether this server takes connections, which the owner waits for."""
         self._events: deque[EngineCoreOutputs] = deque()
         self._arrival: asyncio.Future[None] | None = None
-        self._calls = CoreCalls()
+        self._calls = PendingCalls()
         self._statuses: dict[int, CoreStatus] = {}
         self._told_at = time.monotonic()
         self._opened = asyncio.Event()

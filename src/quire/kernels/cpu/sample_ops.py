@@ -94,7 +94,8 @@ class SampleOps:
     def _checked(self, logits: Tensor) -> tuple[int, int, Tensor]:
         assert logits.dtype is torch.float32 and logits.dim() == 2 and logits.shape[1] > 0
         assert self._runtime.program is None, "sampling is not recorded"
-        return *logits.shape, self._runtime.dense(logits)
+        is_dense = logits.stride(1) == 1
+        return *logits.shape, logits if is_dense else self._runtime.dense(logits)
 
 
 def _check(array: Tensor, dtype: torch.dtype, *shape: int) -> None:

@@ -1,0 +1,229 @@
+"""The two sockets between a front end and all its cores.
+
+Nothing here waits: remote_cores.py calls `take` when something has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+import msgspec
+import zmq
+
+from quire.engine.client.core_connection import CoreConnection
+from quire.engine.client.pending_calls import PendingCalls
+from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
+from quire.engine.wire.codec import BadMessage, Frame, MessageDecoder, MessageEncoder, has_input
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import (
+    ENGINE_CORE_DEAD,
+    PROTOCOL_VERSION,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequestType,
+    EngineZmqAddresses,
+    UtilityRequest,
+    core_header,
+)
+from quire.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS = 1000
+"""How long closing waits until the last messages have gone to other machines."""
+
+
+class CoreSockets:
+    """The front end's two sockets: it sends to cores, and sorts what comes from them.
+
+    `connections`: the present incarnation of each core; messages of an earlier one are dropped.
+    `events`: outputs in the order of their arrival, and the errors of cores that have died. Not
+    thread-safe.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        client_index: int,
+        keys: ClusterKeys | None = None,
+    ) -> None:
+        """`inputs` and `outputs`: the endpoints that cores connect to. With `keys`, only cores that
+        know the secret can.
+        """
+        self._keys = keys
+        self._context = zmq.Context(io_threads=1)
+        self.to_cores = self._bound(zmq.ROUTER, inputs)
+        self.from_cores = self._bound(zmq.PULL, outputs)
+        self.connections: dict[int, CoreConnection] = {}
+        self.events: deque[EngineCoreOutputs | EngineError] = deque()
+        self._calls = PendingCalls()
+        self._client_index = client_index
+        self._encoder = MessageEncoder()
+        self._outputs = MessageDecoder(EngineCoreOutputs)
+        self._ready = msgspec.msgpack.Decoder(EngineCoreReadyResponse)
+
+    @property
+    def addresses(self) -> EngineZmqAddresses:
+        """Where cores find these sockets."""
+        return EngineZmqAddresses([_endpoint(self.to_cores)], [_endpoint(self.from_cores)])
+
+    # cores
+
+    def add(self, connection: CoreConnection) -> None:
+        """A core starts; messages to it wait until it is ready."""
+        self.connections[connection.engine_index] = connection
+
+    def mark_dead(self, connection: CoreConnection, error: EngineError) -> None:
+        """A core has died: what it still sends is dropped, and calls that wait for it fail."""
+        if connection.is_dead:
+            return
+        connection.error = error
+        connection.waiting.clear()
+        if connection.is_admitted:
+            self.events.append(error)
+        self._calls.fail(connection.engine_index, error)
+
+    @property
+    def live(self) -> list[CoreConnection]:
+        """The cores that have not died, including those that are starting."""
+        return [each for each in self.connections.values() if not each.is_dead]
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether every live core has reported READY."""
+        return all(each.ready or each.is_dead for each in self.connections.values())
+
+    # sending
+
+    def send(self, engine_index: int, kind: EngineCoreRequestType, message: object) -> None:
+        """Send a message to a core, at once or when it is ready; nothing is sent to a dead one.
+
+        Raises TypeError for a message that cannot be encoded.
+        """
+        connection = self.connections[engine_index]
+        payload = self._encoder.encode(message)
+        connection.num_sent += 1
+        frames = [connection.identity, core_header(kind, connection.num_sent), *payload]
+        if connection.ready is None:
+            connection.waiting.append(frames)
+        elif not connection.is_dead:
+            self._send(frames)
+        if not self.are_ready:
+            self.take_ready()  # sending can consume the signal that a READY has come
+
+    def begin_call(self, utility: Utility[Any], engine_indices: Iterable[int]) -> Future[Any]:
+        """Call these cores; the future gets their combined answer. Raises TypeError for an argument
+        that cannot be encoded.
+        """
+        targets = list(engine_indices)
+        call_id, future = self._calls.begin(utility, targets)
+        request = UtilityRequest(self._client_index, call_id, utility.method, list(utility.args))
+        try:
+            for engine_index in targets:
+                self.send(engine_index, EngineCoreRequestType.UTILITY, request)
+        except BaseException:
+            future.cancel()
+            raise
+        return future
+
+    def _send(self, frames: list[Frame]) -> None:
+        try:
+            self.to_cores.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 3)
+        except zmq.ZMQError as error:
+            # Its process has just ended, which its pipe is about to report.
+            logger.warning("A message could not be sent to a core: %s", error)
+
+    # receiving
+
+    def take(self) -> None:
+        """Take in everything that has come."""
+        self.take_ready()
+        while has_input(self.from_cores):
+            self._take_outputs(self.from_cores.recv_multipart(zmq.NOBLOCK, copy=False))
+
+    def take_ready(self) -> None:
+        """Take in READY messages."""
+        while has_input(self.to_cores):
+            identity, *rest = self.to_cores.recv_multipart(zmq.NOBLOCK)
+            try:
+                ready = self._ready.decode(rest[0] if rest else b"")
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                logger.error("Invalid READY message from a core: %s", error)
+                continue
+            self._note_ready(identity, ready)
+
+    def _note_ready(self, identity: bytes, ready: EngineCoreReadyResponse) -> None:
+        connection = self.connections.get(ready.engine_index)
+        if connection is None or connection.is_dead or identity != connection.identity:
+            logger.warning("Ignoring READY of an old incarnation of core %d.", ready.engine_index)
+            return
+        if ready.protocol_version != PROTOCOL_VERSION:
+            text = f"Engine core {ready.engine_index} is of another release ({ready.version})."
+            self.mark_dead(connection, EngineError(text))
+            return
+        connection.ready = ready
+        connection.last_sign = connection.last_step = time.monotonic()
+        waiting, connection.waiting = connection.waiting, []
+        for frames in waiting:
+            self._send(frames)
+
+    def _take_outputs(self, frames: list[zmq.Frame]) -> None:
+        if frames[0].bytes == ENGINE_CORE_DEAD and len(frames) == 3:
+            self._note_reported_error(frames[1].bytes, frames[2].bytes)
+            return
+        try:
+            outputs = self._outputs.decode(frames)
+        except BadMessage as error:
+            logger.error("Invalid message from a core: %s", error)
+            return
+        connection = self.connections.get(outputs.engine_index)
+        if connection is None or connection.is_dead or connection.ready is None or connection.lost:
+            return
+        if outputs.incarnation != connection.incarnation:
+            return
+        if outputs.protocol_version != PROTOCOL_VERSION:
+            return
+        connection.last_sign = time.monotonic()
+        if outputs.sequence and not connection.is_next(outputs.sequence):
+            return
+        if outputs.heartbeat is not None:
+            connection.note_heartbeat(outputs.heartbeat)
+        elif outputs.utility_output is not None:
+            self._calls.answer(connection.engine_index, outputs.utility_output)
+        else:
+            connection.last_step = connection.last_sign
+            self.events.append(outputs)
+
+    def _note_reported_error(self, identity: bytes, text: bytes) -> None:
+        for connection in self.connections.values():
+            if connection.identity == identity:
+                connection.reported_error = text.decode(errors="replace")
+
+    # sockets
+
+    def close(self) -> None:
+        """Close the sockets. What was not sent is lost, except to cores on other machines."""
+        self._context.destroy(linger=0 if self._keys is None else LINGER_MS)
+
+    def _bound(self, kind: int, endpoints: Sequence[str]) -> zmq.Socket[bytes]:
+        found = self._context.socket(kind)
+        found.set_hwm(0)
+        found.linger = 0
+        if kind == zmq.ROUTER:
+            found.router_mandatory = True
+        if self._keys is not None:
+            close_to_strangers(found, self._keys)
+        for endpoint in endpoints:
+            found.bind(endpoint)
+        return found
+
+
+def _endpoint(socket: zmq.Socket[bytes]) -> str:
+    """Where a bound socket is found, with the port that the system has chosen."""
+    return cast(bytes, socket.last_endpoint).rstrip(b"\0").decode()

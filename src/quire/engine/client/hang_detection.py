@@ -1,0 +1,40 @@
+"""When a core that still has a process counts as hung, so that its client kills it."""
+
+from __future__ import annotations
+
+from quire.engine.client.core_connection import CoreConnection
+from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
+
+CHECK_S = 0.5
+"""How often a client looks for hung cores."""
+SILENT_S = 10.0
+"""A core without a sign of life for this long is killed."""
+LONGEST_TURN_S = 300.0
+"""A core whose loop is inside one turn for this long is killed, even if it gives signs of life."""
+STOPPED_S = 1.2
+"""The limit for a silent core whose process is stopped: two heartbeats are missing."""
+
+
+def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float) -> str:
+    """What is wrong with a core at the time `now` (of `time.monotonic`); empty if nothing is."""
+    quiet_s = now - connection.last_sign
+    if not connection.has_joined:
+        is_late = quiet_s > HANDSHAKE_TIMEOUT_MINS * 60
+        return "it did not come back from its machine" if is_late else ""
+    if connection.ready is None:
+        return ""
+    may_be_stopped = connection.process is not None and quiet_s > STOPPED_S
+    if quiet_s > silent_s or (may_be_stopped and _is_stopped(connection.ready.pid)):
+        return f"it gave no sign of life for {quiet_s:.1f} s"
+    if connection.heartbeat.turn_age_s > longest_turn_s:
+        return f"one turn of its loop took {connection.heartbeat.turn_age_s:.1f} s"
+    return ""
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process (Linux)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,404 @@
+"""Cores in processes of their own, here or on other machines: which core has which request, which
+cores are alive, and what happens when one has died.
+
+Nothing here waits but `wait_until_ready`: the clients of multiprocess.py call `take` when `wakeup`
+is readable, and `check_health` now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import time
+import weakref
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quire.engine.client.client import CoreStatus
+from quire.engine.client.core_connection import CoreConnection
+from quire.engine.client.core_sockets import CoreSockets
+from quire.engine.client.hang_detection import CHECK_S, LONGEST_TURN_S, SILENT_S, hang_of
+from quire.engine.client.load_balancer import LoadBalancer
+from quire.engine.client.lockstep_group import LockstepGroup
+from quire.engine.data_parallel.coordinator_client import DPCoordinator
+from quire.engine.data_parallel.handshake import HandshakeServer
+from quire.engine.process.core_pool import CorePool
+from quire.engine.process.core_process import GRACE_S, CoreProcess
+from quire.engine.process.socket_folder import remove_socket_folder
+from quire.engine.process.step_board import board_path, read_step_board
+from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
+from quire.errors import EngineDeadError, EngineError, InvalidParameter
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Kind = EngineCoreRequestType
+
+
+class RemoteCores:
+    """The cores that are reached through `sockets`; `pool` has the processes of those on this
+    machine.
+
+    `wakeup` becomes readable when anything has come: a message, or the end of a process.
+    """
+
+    next_check_s = CHECK_S
+    """How soon `check_health` should be called again."""
+
+    def __init__(
+        self,
+        sockets: CoreSockets,
+        pool: CorePool,
+        *,
+        folder: Path | None = None,
+        handshake: HandshakeServer | None = None,
+        coordinator: DPCoordinator | None = None,
+    ) -> None:
+        """`folder` has the sockets and the step boards, `handshake` admits cores of other machines,
+        `coordinator` is that of a lock-step group. All of them are closed by `shutdown`.
+        """
+        self.sockets = sockets
+        self.pool = pool
+        self.coordinator = coordinator
+        self.silent_s = SILENT_S
+        self.longest_turn_s = LONGEST_TURN_S
+        self.leaving: set[int] = set()
+        """Cores that finish their requests and get no new ones."""
+        self.wakeup = selectors.DefaultSelector()
+        self._watched: set[Any] = set()
+        self._folder = folder
+        self._handshake = handshake
+        self._balancer = LoadBalancer()
+        self._group = LockstepGroup(sockets.connections) if pool.is_lock_step else None
+        self._checked_at = time.monotonic()
+        self._is_closed = False
+        self._finalizer = weakref.finalize(self, self._resources().close)
+        for engine_index in () if handshake is None else handshake.missing:
+            sockets.add(CoreConnection(engine_index, 1, has_joined=False))
+        self._watch()
+
+    def _resources(self) -> contextlib.ExitStack:
+        """What is to be closed, the last first."""
+        found = contextlib.ExitStack()
+        if self._folder is not None:
+            found.callback(remove_socket_folder, self._folder)
+        if self._handshake is not None:
+            found.callback(self._handshake.close)
+        found.callback(self.sockets.close)
+        if self.coordinator is not None:
+            found.callback(self.coordinator.close)
+        found.callback(self.pool.end, 0.0)
+        found.callback(self.wakeup.close)
+        return found
+
+    # requests
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request to the core that has its handle, or to the one that the balancer chooses.
+
+        Raises EngineDeadError when no core is left, InvalidParameter for an unknown
+        `data_parallel_rank`.
+        """
+        self.sockets.send(self.assign(request), _Kind.ADD, request)
+
+    def assign(self, request: EngineCoreRequest) -> int:
+        """The core that has the request's handle or, from now on, the one that the balancer
+        chooses. Raises what `add_request` raises.
+        """
+        engine_index = self._balancer.owners.get(request.handle)
+        if engine_index is not None:
+            return engine_index
+        serving = [index for index in self._serving() if index not in self.leaving]
+        pinned = request.data_parallel_rank
+        if pinned is None:
+            return self._balancer.choose(request, serving)
+        if pinned not in self.engine_indices:
+            known = ", ".join(map(str, self.engine_indices))
+            raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
+        if self.sockets.connections[pinned].is_dead:
+            raise EngineDeadError(f"Engine core {pinned} is dead.", engine_index=pinned)
+        self._balancer.pin(request, pinned)
+        return pinned
+
+    def abort_requests(self, handles: Sequence[int]) -> None:
+        """Tell the cores that have these requests to drop them."""
+        by_core: dict[int, list[int]] = {}
+        for handle in handles:
+            engine_index = self._balancer.release(handle)
+            if engine_index is not None:
+                by_core.setdefault(engine_index, []).append(handle)
+        for engine_index, its in by_core.items():
+            if engine_index in self.sockets.connections:
+                self.sockets.send(engine_index, _Kind.ABORT, its)
+
+    def engine_of(self, handle: int) -> int | None:
+        """The core that has the request; a dead core has it until it is restarted."""
+        return self._balancer.owners.get(handle)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether outputs are still to come."""
+        return bool(self._balancer.owners)
+
+    def _serving(self) -> list[int]:
+        """The live cores that may get requests and calls. Raises EngineDeadError without any."""
+        live = self.sockets.live
+        serving = [each.engine_index for each in live if each.is_admitted and each.has_joined]
+        if not serving:
+            raise EngineDeadError("No engine core is left.")
+        return serving
+
+    # outputs and calls
+
+    def next_output(self) -> EngineCoreOutputs | None:
+        """The next outputs that have come. Raises the error of a core that has died."""
+        if not self.sockets.events:
+            return None
+        event = self.sockets.events.popleft()
+        if isinstance(event, EngineError):
+            raise event
+        for end in event.finished:
+            self._balancer.release(end.handle)
+        if event.stats is not None:
+            self._balancer.note_stats(event.engine_index, event.stats)
+        return event
+
+    def begin_call(self, utility: Utility[T]) -> Future[T]:
+        """Call every core; the future gets their combined answer, or EngineDeadError when one of
+        them dies.
+        """
+        try:
+            return self.sockets.begin_call(utility, self._serving())
+        except TypeError as error:
+            hint = "Functions reach only a core in the caller's own process."
+            raise InvalidParameter(utility.method, utility.args, str(error), hint) from error
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no live core has anything to do, though requests may be held by a pause."""
+        return all(connection.is_idle for connection in self.sockets.live)
+
+    # cores
+
+    @property
+    def engine_indices(self) -> Sequence[int]:
+        """The cores that serve; one that is being added is not among them."""
+        return [index for index, each in self.sockets.connections.items() if each.is_admitted]
+
+    def core_status(self, engine_index: int) -> CoreStatus:
+        """What is known of one core now."""
+        return self.sockets.connections[engine_index].status()
+
+    def start_core(self, engine_index: int, *, is_admitted: bool = True) -> None:
+        """Start the next incarnation of a core. `wait_until_ready` waits for it."""
+        process = self.pool.start(engine_index)
+        incarnation = self.pool.incarnations[engine_index]
+        self.sockets.add(
+            CoreConnection(engine_index, incarnation, process, is_admitted=is_admitted)
+        )
+        self._watch()
+
+    def restart_core(self, engine_index: int, first: Sequence[Utility[Any]] = ()) -> None:
+        """Start a dead core again, or wait until it comes back from its machine. What is sent to it
+        meanwhile waits until it is ready; it performs `first` before anything else.
+        """
+        self._balancer.forget(engine_index)
+        dead = self.sockets.connections[engine_index]
+        if dead.process is not None:
+            self.start_core(engine_index)
+        elif self._handshake is not None:
+            self.sockets.add(CoreConnection(engine_index, dead.incarnation + 1, has_joined=False))
+        else:
+            text = f"Engine core {engine_index} is not ours to restart."
+            raise EngineDeadError(text, engine_index=engine_index)
+        for utility in first:
+            future = self.sockets.begin_call(utility, [engine_index])
+            future.add_done_callback(partial(_log_failure, utility.method))
+
+    def dying_step(self, engine_index: int) -> Collection[int] | None:
+        """The requests of the steps that a dead core was running; None if that is unknown."""
+        if self._folder is None:
+            return None
+        incarnation = self.sockets.connections[engine_index].incarnation
+        path = board_path(self._folder, engine_index, incarnation)
+        handles = read_step_board(path)
+        path.unlink(missing_ok=True)
+        return handles
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the cores; requests may finish for `timeout_s` seconds. Idempotent; leaves no process
+        and no socket.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        drain_s = timeout_s or 0.0
+        for connection in self.sockets.connections.values():
+            self._tell_to_end(connection, drain_s)
+        self.pool.end(drain_s + GRACE_S)
+        self._finalizer()
+
+    def _tell_to_end(self, connection: CoreConnection, drain_s: float) -> None:
+        if connection.ready is not None:
+            self.sockets.send(connection.engine_index, _Kind.SHUTDOWN, drain_s)
+        elif connection.process is not None:
+            connection.process.terminate()
+
+    # adding and removing cores (scaling.py)
+
+    def require_scalable(self) -> None:
+        """Raises EngineError where the number of cores is fixed."""
+        if self._group is not None:
+            raise EngineError("The number of cores that share experts is fixed: make a new engine.")
+
+    def start_new(self, engine_indices: Sequence[int]) -> None:
+        """Start cores that get no requests until they are admitted."""
+        self.pool.resize(len(self.sockets.connections) + len(engine_indices))
+        for engine_index in engine_indices:
+            self.start_core(engine_index, is_admitted=False)
+
+    def is_ready(self, engine_index: int) -> bool:
+        """Whether a new core has reported READY. Raises what kept it from starting."""
+        connection = self.sockets.connections[engine_index]
+        if connection.error is not None:
+            raise connection.error
+        return connection.ready is not None
+
+    def admit(self, engine_indices: Sequence[int]) -> None:
+        """New cores get requests from now on."""
+        for engine_index in engine_indices:
+            self.sockets.connections[engine_index].is_admitted = True
+
+    def num_requests(self, engine_index: int) -> int:
+        """How many requests the core has."""
+        return self._balancer.num_requests(engine_index)
+
+    def retire(self, engine_index: int) -> CoreProcess | None:
+        """Tell a core to end, and forget it; the caller waits for its process, if there is one."""
+        connection = self.sockets.connections.get(engine_index)
+        if connection is not None:
+            self._tell_to_end(connection, 0.0)
+            del self.sockets.connections[engine_index]
+        self._balancer.forget(engine_index)
+        self._watch()
+        return self.pool.processes.pop(engine_index, None)
+
+    # what comes
+
+    def wait_until_ready(self, timeout_s: float = 600.0) -> None:
+        """Block until every core is ready. Raises the error that kept one from it, TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while not self.sockets.are_ready:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"An engine core was not ready within {timeout_s:g} s.")
+            self.wakeup.select(CHECK_S)
+            self.take()
+            for event in self.sockets.events:
+                if isinstance(event, EngineError):
+                    raise event
+
+    def take(self) -> None:
+        """Take in what has come, deaths last: what a core sent before its death counts."""
+        if self._is_closed:
+            return
+        self.sockets.take()
+        if self._handshake is not None:
+            self._handshake.take(self._join)
+        if self.coordinator is not None:
+            self._take_from(self.coordinator)
+        for connection in self.sockets.live:
+            is_remote = connection.process is None
+            if why := connection.lost or (connection.reported_error if is_remote else ""):
+                self._kill(connection, why)
+        for connection in self.sockets.live:
+            if connection.process is not None and not connection.process.is_running:
+                self._on_core_death(connection)
+        self._watch()
+
+    def _take_from(self, coordinator: DPCoordinator) -> None:
+        try:
+            coordinator.take(self._balancer.note_stats)
+        except EngineDeadError as error:  # without it the cores cannot begin a wave
+            for connection in self.sockets.live:
+                self.sockets.mark_dead(connection, error)
+
+    def _join(self, engine_indices: Sequence[int]) -> list[int] | None:
+        """Let cores of another machine join, for the first time or after their death; their
+        incarnations, or None while one of them is still alive.
+        """
+        connections = self.sockets.connections
+        if any(not connections[i].is_dead and connections[i].has_joined for i in engine_indices):
+            return None
+        for engine_index in engine_indices:
+            if connections[engine_index].is_dead:
+                self._balancer.forget(engine_index)
+                incarnation = connections[engine_index].incarnation + 1
+                self.sockets.add(CoreConnection(engine_index, incarnation))
+            connections[engine_index].has_joined = True
+        return [connections[index].incarnation for index in engine_indices]
+
+    def _watch(self) -> None:
+        """Have `wakeup` watch the sockets, and the pipes of the processes of live cores."""
+        wanted: set[Any] = {self.sockets.from_cores, self.sockets.to_cores}
+        if self._handshake is not None:
+            wanted.add(self._handshake.socket)
+        if self.coordinator is not None:
+            wanted |= {self.coordinator.counts, self.coordinator.process.pipe}
+        for connection in self.sockets.live:
+            if connection.process is not None:
+                wanted.add(connection.process.pipe)
+        for source in self._watched - wanted:
+            self.wakeup.unregister(source)
+        for source in wanted - self._watched:
+            self.wakeup.register(source, selectors.EVENT_READ)
+        self._watched = wanted
+
+    # deaths
+
+    def check_health(self) -> None:
+        """Kill cores of ours that hang, so that they are dead in the ordinary way, and keep spare
+        processes ready. To be called every `next_check_s`.
+        """
+        now = time.monotonic()
+        passed_s, self._checked_at = now - self._checked_at, now
+        if passed_s > 2 * CHECK_S:
+            return  # this process itself was stopped
+        if self.sockets.are_ready:
+            self.pool.keep_spares()
+        for connection in self.sockets.live:
+            connection.check_delivery(passed_s)
+            if why := hang_of(connection, now, self.silent_s, self.longest_turn_s):
+                self._kill(connection, why)
+
+    def _kill(self, connection: CoreConnection, why: str) -> None:
+        """Kill a core; one on another machine, which cannot be killed from here, counts as dead."""
+        if connection.process is not None:
+            connection.kill_reason = why
+            connection.process.kill()
+        else:
+            engine_index = connection.engine_index
+            text = f"Engine core {engine_index} is gone: {why}."
+            self.sockets.mark_dead(connection, EngineDeadError(text, engine_index=engine_index))
+
+    def _on_core_death(self, connection: CoreConnection) -> None:
+        """The process of a core has ended: report it, and end the cores of its lock-step group."""
+        self.sockets.take()
+        engine_index = connection.engine_index
+        why = connection.kill_reason or connection.reported_error
+        error = self.pool.death_of(engine_index, why)
+        if self._group is not None and isinstance(error, EngineDeadError):
+            error.ended_with_group = self._group.was_ended_by_peer(connection)
+            for peer in self._group.peers_of(connection):
+                text = f"core {engine_index}, with which it steps in lock-step, has ended"
+                self._kill(peer, text)
+        self.sockets.mark_dead(connection, error)
+
+
+def _log_failure(method: str, future: Future[Any]) -> None:
+    if future.exception() is not None:
+        logger.error("A restarted core could not %s: %s", method, future.exception())

@@ -1,0 +1,167 @@
+"""The two ways to wait for cores, over cores whose messages are written into a pipe."""
+
+import asyncio
+import os
+import selectors
+from collections import deque
+from concurrent.futures import Future
+
+import pytest
+
+from quire.engine.client.multiprocess import AsyncMPClient, SyncMPClient
+from quire.engine.client.pending_calls import PendingCalls
+from quire.engine.event_loop import loop_factory
+from quire.engine.wire import control_calls
+from quire.engine.wire.messages import EngineCoreOutputs, UtilityOutput
+from quire.errors import EngineDeadError, EngineError
+
+ASK = control_calls.Utility("collective_rpc", timeout_s=0.05)
+
+
+class Cores:
+    """Stands for `RemoteCores`: `arrive` makes `wakeup` readable, `take` finds what has arrived."""
+
+    next_check_s = 0.01
+
+    def __init__(self):
+        self.wakeup = selectors.DefaultSelector()
+        self._pipe = os.pipe()
+        self.wakeup.register(self._pipe[0], selectors.EVENT_READ)
+        self.calls = PendingCalls()
+        self.has_requests, self.is_idle = True, False
+        self.num_checks = 0
+        self._arrived, self._events = deque(), deque()
+
+    def arrive(self, event):
+        self._arrived.append(event)
+        os.write(self._pipe[1], b"\0")
+
+    def take(self):
+        while self._arrived:
+            os.read(self._pipe[0], 1)
+            self._events.append(self._arrived.popleft())
+
+    def next_output(self):
+        event = self._events.popleft() if self._events else None
+        if isinstance(event, EngineError):
+            raise event
+        return event
+
+    def begin_call(self, utility):
+        _, future = self.calls.begin(utility, [0])
+        return future
+
+    def check_health(self):
+        self.num_checks += 1
+
+    def shutdown(self, timeout_s):
+        self.wakeup.close()
+        for end in self._pipe:
+            os.close(end)
+
+
+@pytest.fixture
+def cores():
+    return Cores()
+
+
+def run(main):
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(main)
+
+
+def outputs():
+    return EngineCoreOutputs([1], [7])
+
+
+def test_a_thread_gets_outputs_in_their_order_and_the_death_of_a_core(cores):
+    client = SyncMPClient(cores)
+    for event in (outputs(), outputs(), EngineDeadError("gone")):
+        cores.arrive(event)
+    assert [client.get_output().token_ids for _ in range(2)] == [[7], [7]]
+    with pytest.raises(EngineDeadError, match="gone"):
+        client.get_output()
+    client.shutdown()
+
+
+def test_a_thread_does_not_wait_for_cores_without_work(cores):
+    client = SyncMPClient(cores)
+    cores.is_idle = True
+    assert client.get_output().handles == [] and cores.num_checks == 1, "they are paused"
+    cores.has_requests = False
+    assert client.get_output().handles == [] and cores.num_checks == 1
+    client.shutdown()
+
+
+def test_a_thread_waits_for_an_answer_no_longer_than_it_wants(cores):
+    client = SyncMPClient(cores)
+    with pytest.raises(TimeoutError, match=r"collective_rpc was not answered within 0.05 s"):
+        client.call(ASK)
+    assert not cores.calls._calls
+    cores.calls.answer(0, UtilityOutput(1, None, "late"))
+    client.shutdown()
+
+
+def test_an_event_loop_is_woken_by_what_comes(cores):
+    async def main():
+        client = AsyncMPClient(cores)
+        waiting = asyncio.ensure_future(client.get_output())
+        await asyncio.sleep(0.03)
+        assert not waiting.done() and cores.num_checks > 1
+        cores.next_check_s = 100.0
+        await asyncio.sleep(0.03)
+        cores.arrive(outputs())
+        assert (await waiting).token_ids == [7]
+        waiting = asyncio.ensure_future(client.get_output())
+        await asyncio.sleep(0)
+        client.shutdown()
+        with pytest.raises(EngineDeadError, match="was closed"):
+            await waiting
+
+    run(main())
+
+
+def test_an_event_loop_waits_for_an_answer_no_longer_than_it_wants(cores):
+    async def main():
+        client = AsyncMPClient(cores)
+        with pytest.raises(TimeoutError, match=r"collective_rpc was not answered within 0.05 s"):
+            await client.call(ASK)
+        call = asyncio.ensure_future(client.call(control_calls.is_sleeping()))
+        await asyncio.sleep(0)
+        failure = UtilityOutput(2, "the worker waited for too long", None, "TimeoutError")
+        cores.calls.answer(0, failure)
+        with pytest.raises(TimeoutError, match="the worker waited"):
+            await call
+        call = asyncio.ensure_future(client.call(control_calls.is_sleeping()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        assert not cores.calls._calls
+        client.shutdown()
+
+    run(main())
+
+
+def test_one_client_serves_one_event_loop_after_the_other(cores):
+    client = AsyncMPClient(cores)
+
+    async def main():
+        cores.arrive(outputs())
+        return (await client.get_output()).token_ids
+
+    assert [run(main()), asyncio.run(main())] == [[7], [7]]
+    client.shutdown()
+
+
+def test_a_call_that_no_core_can_take_is_an_error_at_once(cores):
+    cores.begin_call = lambda utility: _failed()
+    client = SyncMPClient(cores)
+    with pytest.raises(EngineDeadError, match="No engine core"):
+        client.call(ASK)
+    client.shutdown()
+
+
+def _failed():
+    future = Future()
+    future.set_exception(EngineDeadError("No engine core is left."))
+    return future

@@ -1,0 +1,389 @@
+"""How far a result of each op may be from the oracle's, entry by entry.
+
+A bound follows from the op's definition, the dtype, the lengths of its sums and the numbers of the
+case. Nothing of it is measured, so that a verdict on one machine holds on all. It is a running
+error analysis (`running_error`) of the op as written here, in which sums and functions are computed
+in float32 and the result of every other step may be rounded to the dtype. An op that only chooses,
+moves or copies must give the oracle's result exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import AttentionArgs, MoeArgs, NormWeight, QKNorm, RotaryTable
+from quire.ops.cases.case import Arguments
+from tests.support.op_oracle_paged import IN_BYTES, OracleKV, OraclePlan, export_kv
+from tests.support.op_oracle_rows import Array, OracleExperts, OracleLinear, choose, to_array
+from tests.support.running_error import (
+    FUNCTION,
+    Approx,
+    Stored,
+    contract,
+    exp,
+    join,
+    log,
+    sigmoid,
+    softmax,
+    sqrt,
+    tanh,
+)
+
+exact = Approx.exact
+
+
+def bounds(op: str, dtype: torch.dtype, arguments: Arguments) -> dict[str, Approx]:
+    """What the op makes of the oracle's `arguments`, and how far a provider may be from it, by the
+    names of results in a check. A result that is missing must be exact.
+    """
+    stored = Stored(dtype)
+    function = BOUNDS.get(op)
+    with np.errstate(all="ignore"):
+        found = {} if function is None else function(stored, **arguments)
+    # the oracle is off by as many roundoffs of float64
+    scale = stored.unit + float(np.finfo(np.float64).eps) / 2
+    return {name: Approx(x.value, x.error * scale) for name, x in found.items()}
+
+
+# norms, sums, gates
+
+
+def _normed(stored: Stored, x: Approx, n: NormWeight) -> Approx:
+    centred = x if n.kind.startswith("rms") else x - x.mean()
+    y = stored(centred / sqrt((centred * centred).mean() + n.eps))
+    if n.weight is not None:
+        y = y * (stored(exact(n.weight) + 1.0) if n.kind.endswith("1p") else exact(n.weight))
+    return stored(y if n.bias is None else stored(y) + exact(n.bias))
+
+
+def _norm(stored: Stored, x: Tensor, n: NormWeight) -> dict[str, Approx]:
+    return {"0": _normed(stored, exact(x), n)}
+
+
+def _sum(stored: Stored, x: Tensor, delta: Tensor, scale: float = 1.0) -> Approx:
+    return stored(exact(x) + (exact(delta) if scale == 1.0 else stored(exact(delta) * scale)))
+
+
+def _add(stored: Stored, **arguments: Any) -> dict[str, Approx]:
+    return {"0": _sum(stored, **arguments)}
+
+
+def _add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Approx]:
+    total = _sum(stored, **arguments)
+    return {"0": total, "1": _normed(stored, total, n)}
+
+
+def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+    return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
+
+
+# embeddings
+
+
+def _embed(
+    stored: Stored,
+    ids: Tensor,
+    table: Tensor,
+    scale: float = 1.0,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+) -> dict[str, Approx]:
+    x = exact(to_array(table)[ids.numpy()])
+    x = x if scale == 1.0 else stored(x * scale)
+    if positions is not None:
+        x = stored(x + exact(to_array(position_table)[positions.numpy()]))
+    return {"0": x}
+
+
+def _embed_packed(
+    stored: Stored, ids: Tensor, w: OracleLinear, scale: float = 1.0
+) -> dict[str, Approx]:
+    return _embed(stored, ids, w.weight, scale)  # type: ignore[arg-type]
+
+
+# products with weights
+
+
+def _product(stored: Stored, x: Approx, w: OracleLinear) -> Approx:
+    y = stored(contract("ti,oi->to", x, exact(w.weight), w.in_features))
+    return y if w.bias is None else stored(y + exact(w.bias))
+
+
+def _activation(x: Approx, act: str) -> Approx:
+    """No activation is steeper than 1.13, but the square; they are exact for what is near 0."""
+    if act.startswith("relu"):
+        y = Approx(np.maximum(x.value, 0.0), x.error)
+        return y * y if act == "relu2" else y
+    return Approx(_SMOOTH[act](x.value), 1.13 * x.error + FUNCTION * x.size)
+
+
+_SMOOTH: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: torch.nn.functional.gelu(torch.from_numpy(x)).numpy(),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
+
+
+def _gated(stored: Stored, h: Approx, act: str) -> Approx:
+    half = h.value.shape[1] // 2
+    return stored(stored(_activation(h[:, :half], act)) * h[:, half:])
+
+
+def _gated_with_limit(stored: Stored, h: Approx, limit: float) -> Approx:
+    half = h.value.shape[1] // 2
+    gate = stored(Approx(np.minimum(h.value[:, :half], limit), h.error[:, :half]))
+    up = stored(Approx(np.clip(h.value[:, half:], -limit, limit), h.error[:, half:]))
+    opened = stored(gate * stored(sigmoid(stored(gate * 1.702))))
+    return stored(stored(up + 1.0) * opened)
+
+
+def _linear(stored: Stored, x: Tensor, w: OracleLinear) -> dict[str, Approx]:
+    return {"0": _product(stored, exact(x), w)}
+
+
+def _mlp(
+    stored: Stored, x: Tensor, up: OracleLinear, down: OracleLinear, act: str, gated: bool
+) -> dict[str, Approx]:
+    h = _product(stored, exact(x), up)
+    h = _gated(stored, h, act) if gated else stored(_activation(h, act))
+    return {"0": _product(stored, h, down)}
+
+
+def _logits(
+    stored: Stored, x: Tensor, head: OracleLinear, scale: float = 1.0, softcap: float | None = None
+) -> dict[str, Approx]:
+    y = _product(stored, exact(x), head) * scale
+    return {"0": y if softcap is None else tanh(y / softcap) * softcap}
+
+
+def _moe(
+    stored: Stored,
+    x: Tensor,
+    router: OracleLinear,
+    experts: OracleExperts,
+    args: MoeArgs,
+    select_bias: Tensor | None = None,
+) -> dict[str, Approx]:
+    rows, bias = exact(x), None if select_bias is None else to_array(select_bias)
+    logits = _product(stored, rows, router)
+
+    def one(token: int) -> Approx:
+        chosen = [expert for expert, _ in choose(logits.value[token], args, bias)]
+        weights = _weights(logits[token], chosen, args)
+        parts = [_expert(stored, rows[token : token + 1], *experts.pairs[e], args) for e in chosen]
+        total = parts[0] * weights[:1]
+        for i in range(1, len(parts)):
+            total = total + parts[i] * weights[i : i + 1]
+        return total
+
+    return {"0": stored(join([one(token) for token in range(len(x))], x.shape[1]))}
+
+
+def _expert(
+    stored: Stored, x: Approx, up: OracleLinear, down: OracleLinear, args: MoeArgs
+) -> Approx:
+    h = _product(stored, x, up)
+    if args.clamp is None:
+        return _product(stored, _gated(stored, h, args.act), down)
+    return _product(stored, _gated_with_limit(stored, h, args.clamp), down)
+
+
+def _weights(logits: Approx, chosen: list[int], args: MoeArgs) -> Approx:
+    """Of a token's chosen experts, from its logits [E]."""
+    if args.score == "softmax_topk":
+        return softmax(logits[chosen]) * args.scale
+    scores = (softmax if args.score == "softmax" else sigmoid)(logits)[chosen]
+    return (scores / scores.sum() if args.renorm else scores) * args.scale
+
+
+# KV memory and attention
+
+
+def _in_memory(kv: OracleKV, error: Array) -> dict[str, Approx]:
+    """What the memory holds, as `export_kv` gives it, with the error [N, 2, S, K, D]."""
+    return {"kv": Approx(to_array(export_kv(kv, range(kv.num_blocks))), error)}
+
+
+def _no_error(kv: OracleKV) -> Array:
+    return np.zeros((kv.num_blocks, 2, kv.block_size, kv.kv_heads, kv.head_dim))
+
+
+def _held(stored: Stored, x: Approx, dtype: torch.dtype) -> Array:
+    """Errors of vectors x [*, D] in memory of type dtype. With scales, a number that lies between
+    two of the type may become either.
+    """
+    if dtype not in IN_BYTES:
+        return x.error
+    largest, nearest = IN_BYTES[dtype]
+    most = Approx(x.size, x.error).max()
+    scale, numbers = most / largest, x * (exact(largest) / most)
+    error = numbers.error * stored.unit
+    low, high = (np.clip(nearest(numbers.value + e), -largest, largest) for e in (-error, error))
+    size = np.maximum(np.abs(low), np.abs(high))
+    return (high - low) * scale.value / stored.unit + size * scale.error
+
+
+def _import_kv(stored: Stored, kv: OracleKV, block_ids: Any, data: Tensor) -> dict[str, Approx]:
+    error = _no_error(kv)
+    error[list(block_ids)] = _held(stored, exact(data), kv.dtype)
+    return _in_memory(kv, error)
+
+
+def _turned(stored: Stored, x: Approx, table: RotaryTable, positions: Tensor) -> Approx:
+    """x [T, H, D] rotated."""
+    half = table.dim // 2
+    cos_sin = stored(exact(to_array(table.cos_sin)[positions.numpy(), None]))
+    cos, sin = cos_sin[..., :half], cos_sin[..., half:]
+    first, second = slice(0, half), slice(half, table.dim)
+    if table.interleaved:
+        first, second = slice(0, table.dim, 2), slice(1, table.dim, 2)
+    a, b = x[..., first], x[..., second]
+    value, error = x.value.copy(), x.error.copy()
+    for part, turned in (
+        (first, stored(stored(a * cos) - stored(b * sin))),
+        (second, stored(stored(b * cos) + stored(a * sin))),
+    ):
+        value[..., part], error[..., part] = turned.value, turned.error
+    return Approx(value, error)
+
+
+def _rope_store(
+    stored: Stored,
+    qkv: Tensor,
+    kv: OracleKV,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    qk_norm: QKNorm | None,
+    clip: float | None,
+) -> dict[str, Approx]:
+    x = exact(qkv).reshape(len(qkv), heads + 2 * kv_heads, head_dim)
+    if clip is not None:
+        x = stored(Approx(np.clip(x.value, -clip, clip), x.error))
+
+    def finished(x: Approx, norm: Literal["q", "k"]) -> Approx:
+        if qk_norm is not None and not qk_norm.after_rope:
+            x = _normed_heads(stored, x, getattr(qk_norm, norm), qk_norm.over)
+        if rotary is not None:
+            x = _turned(stored, x, rotary, positions[0])
+        if qk_norm is not None and qk_norm.after_rope:
+            x = _normed_heads(stored, x, getattr(qk_norm, norm), qk_norm.over)
+        return x
+
+    q = finished(x[:, :heads], "q")
+    k, v = finished(x[:, heads : heads + kv_heads], "k"), x[:, heads + kv_heads :]
+    error = _no_error(kv)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            at = divmod(slot, kv.block_size)
+            for i, vectors in enumerate((k, v)):
+                error[at[0], i, at[1]] = _held(stored, vectors[token], kv.dtype)
+    return {"0": q} | _in_memory(kv, error)
+
+
+def _normed_heads(stored: Stored, x: Approx, n: NormWeight, over: str) -> Approx:
+    if over != "full":
+        return _normed(stored, x, n)
+    return _normed(stored, x.reshape(len(x.value), -1), n).reshape(*x.value.shape)
+
+
+def _attend(
+    stored: Stored, q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs
+) -> dict[str, Approx]:
+    rows = exact(q)
+    found = [_attend_one(stored, rows[t], kv, *seen, args) for t, seen in enumerate(plan.seen)]
+    return {"0": stored(join(found, q.shape[1] * q.shape[2]))}
+
+
+def _attend_one(
+    stored: Stored, q: Approx, kv: OracleKV, distance: Array, slots: Array, args: AttentionArgs
+) -> Approx:
+    """One token's q [H, D] -> [1, H*D]."""
+    heads, head_dim = q.value.shape
+    keys, values = (
+        exact(np.repeat(held[slots], heads // kv.kv_heads, 1)) for held in (kv.keys, kv.values)
+    )
+    scores = contract("hd,lhd->hl", q, keys, head_dim) * args.scale
+    if args.softcap is not None:
+        scores = tanh(scores / args.softcap) * args.softcap
+    if args.alibi is not None:
+        scores = scores + exact(args.alibi)[:, None] * exact(distance)
+    top = scores.value.max(-1, keepdims=True)
+    sinks = None if args.sinks is None else to_array(args.sinks)[:, None]
+    top = top if sinks is None else np.maximum(top, sinks)
+    powers = stored(exp(scores - exact(top)))
+    total = powers.sum()
+    if sinks is not None:
+        total = total + exp(exact(sinks) - exact(top))
+    y = contract("hl,lhd->hd", powers, values, len(slots)) / total
+    return y.reshape(1, -1)
+
+
+# logits
+
+
+def _bias_logits(
+    stored: Stored, logits: Tensor, places: Tensor, entries: Tensor, values: Tensor
+) -> dict[str, Approx]:
+    added = np.zeros(tuple(logits.shape))
+    for (place, token), value in zip(entries.tolist(), values.tolist(), strict=True):
+        if token in range(logits.shape[1]):
+            added[places[place, 0], token] = value
+    raised = exact(logits) + exact(added)
+    return {"0": Approx(np.where(np.isneginf(added), added, raised.value), raised.error)}
+
+
+def _penalize(
+    stored: Stored, logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor
+) -> dict[str, Approx]:
+    x = exact(logits.clone())
+    for place, (repetition, frequency, presence) in zip(
+        places.tolist(), penalties.tolist(), strict=True
+    ):
+        index, row, border, position = place
+        ids = history.numpy()[row, :position]
+        seen, counts = (_counts(some, logits.shape[1]) for some in (ids, ids[border:]))
+        factor = np.where(x.value[index] > 0, 1 / repetition, repetition)
+        y = x[index] * exact(np.where(seen > 0, factor, 1.0))
+        y = y - exact(counts) * frequency - exact(np.where(counts > 0, presence, 0.0))
+        x.value[index], x.error[index] = y.value, y.error
+    return {"0": x}
+
+
+def _counts(ids: Array, width: int) -> Array:
+    return np.bincount(ids[(ids >= 0) & (ids < width)], minlength=width)
+
+
+def _rank(stored: Stored, logits: Tensor, token_ids: Tensor, num_top: int) -> dict[str, Approx]:
+    x = exact(logits)
+    powers = exp(x - exact(x.value.max(-1, keepdims=True)))
+    return {"4": log(powers.sum())[:, 0]}
+
+
+BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
+    "embed": _embed,
+    "embed_packed": _embed_packed,
+    "norm": _norm,
+    "add": _add,
+    "add_norm": _add_norm,
+    "scale_gate": _scale_gate,
+    "linear": _linear,
+    "mlp": _mlp,
+    "logits": _logits,
+    "moe": _moe,
+    "import_kv": _import_kv,
+    "rope_store": _rope_store,
+    "attend": _attend,
+    "bias_logits": _bias_logits,
+    "penalize": _penalize,
+    "rank": _rank,
+}
