@@ -50,6 +50,13 @@ def test_outputs_are_found_again_too():
     assert hit(scene, 1, PROMPT + [TOKEN, TOKEN, 5]) == 12
 
 
+def test_the_block_of_the_last_token_is_not_found_since_that_has_no_keys_and_values():
+    scene = Scene()
+    scene.add(0, PROMPT[:6], max_tokens=2)
+    scene.steps(2)
+    assert hit(scene, 1, [*PROMPT[:6], TOKEN, TOKEN, 5]) == 4
+
+
 def test_running_requests_share_the_blocks_of_a_hit():
     scene = Scene()
     scene.add(0, PROMPT)
@@ -182,13 +189,15 @@ def test_what_a_preempted_request_had_in_flight_counts_for_nothing():
 # Windows and groups
 
 
-def test_blocks_behind_a_window_are_given_back():
-    scene = Scene(groups=(sliding(4),))
+@pytest.mark.parametrize(("window", "num_unread"), [(4, 3), (6, 2), (9, 2), (10, 1)])
+def test_blocks_behind_a_window_are_given_back(window, num_unread):
+    scene = Scene(groups=(sliding(window),))
     scene.add(0, 4)
-    scene.steps(14)
+    scene.steps(14)  # the last one computes token 16, and reads the window that ends there
     blocks = scene.blocks(0)
-    assert blocks[:3] == [NULL_BLOCK] * 3 and NULL_BLOCK not in blocks[3:]
-    assert scene.num_free == 100 - len(blocks[3:])
+    assert blocks[:num_unread] == [NULL_BLOCK] * num_unread
+    assert NULL_BLOCK not in blocks[num_unread:]
+    assert scene.num_free == 100 - len(blocks[num_unread:])
 
 
 def test_a_hit_needs_only_what_the_window_reads():

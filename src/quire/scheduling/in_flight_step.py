@@ -15,7 +15,7 @@ from quire.scheduling.step import Chunk, NewBlocks
 @dataclass(slots=True, eq=False)
 class ScheduledChunk:
     """`count` tokens of a request up to position `end`, and `num_drafts` drafts after them;
-    `samples` when `end` is behind its last known token.
+    `samples` when they include its last known token.
     """
 
     request: Request

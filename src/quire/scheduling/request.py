@@ -138,7 +138,7 @@ class Request:
     num_drafts: int = 0
     """Drafts that are ready in its row, by the last result that is known."""
     num_drafts_in_flight: int = 0
-    """Drafts that steps in flight verify: so many tokens fewer may be computed than counted."""
+    """Drafts that steps in flight verify: they may all be wrong, and fewer tokens computed."""
     num_preemptions: int = 0
 
     num_hit_tokens: int = 0
@@ -156,7 +156,7 @@ class Request:
     snapshot: list[int] = field(default_factory=list)
     """Blocks that a step in flight copies that state to, one per group of recurrent state."""
     num_state_updates: int = 0
-    """Chunks since it got its row: its recurrent state is so many entries further in the ring."""
+    """Chunks since it got its row, each of which moves its recurrent state on in the ring."""
 
     lane_offset: int = 0
     lane_start: int = 0
