@@ -170,6 +170,16 @@ def test_copies_and_zeros_reach_the_layers_of_every_group():
     cache.zero([21, 23])
     for number, kv in enumerate(layers):
         assert (ops.export_kv(kv, [20 + number]) == 0).all() == (number in (1, 3))
+    layers_of = lambda block: [ops.export_kv(kv, [block]) for kv in layers]  # noqa: E731
+    held = [layers_of(block) for block in range(24)]
+    copies = [(10, 11), (11, 12), (13, 10), (20, 21), (20, 22), (12, 11)]
+    cache.copy(copies)
+    for source, target in copies:
+        held[target] = held[source]
+    for block, expected in enumerate(held):
+        for now, before in zip(layers_of(block), expected, strict=True):
+            assert torch.equal(now.isnan(), before.isnan())
+            assert torch.equal(now.nan_to_num(), before.nan_to_num()), f"block {block}"
     cache.release()
     assert cache.nbytes == 0 and not layers
     cache.restore()
