@@ -1,4 +1,5 @@
-"""Step 7 of 8: the transformer, built from a spec.
+"""The transformer, built from a spec. It runs eagerly, or once while a step is recorded
+(runner/forward/), and then the recorded program is replayed.
 
 In: a `Batch` (ids or embeddings, positions, slots and attention plans per KV group, the layers' KV
 memory) from runner/runner.py. Out: hidden states [T, C], of which the runner picks rows for

@@ -1,4 +1,4 @@
-"""Step 6 of 8 on a request's path: a step plan becomes tensors, hidden states, and sampled ids.
+"""Step 7 of 8 on a request's path: a step plan becomes tensors, hidden states, and sampled ids.
 
 In: `StepPlan` from scheduling/scheduler.py. Out: `RunnerOutput` for engine/core/core.py. Next:
 models/decoder.py, which is given a `Batch`.

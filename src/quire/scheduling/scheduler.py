@@ -1,4 +1,4 @@
-"""Step 5 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
+"""Step 6 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
 
 In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner,
 `SchedulerOutput` for the engine core.

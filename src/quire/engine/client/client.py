@@ -1,4 +1,5 @@
-"""Step 3 of 8 on a request's path: how a front end reaches engine cores, wherever they run.
+"""The interface of step 4 of 8 on a request's path: how a front end reaches engine cores, wherever
+they run.
 
 In: `EngineCoreRequest`, made by engine/frontend/input_processor.py. Out: `EngineCoreOutputs` for
 engine/frontend/output_processor.py. Next: engine/core/core.py. A core in this process is called

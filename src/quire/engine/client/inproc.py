@@ -1,4 +1,9 @@
-"""The client of a core in this process: `get_output` runs a step in the calling thread."""
+"""Step 4 of 8 on a request's path where the core is an object in this process: `get_output` runs a
+step in the calling thread.
+
+In: `EngineCoreRequest` from engine/frontend/frontend.py. Out: `EngineCoreOutputs`. Next:
+engine/core/core.py.
+"""
 
 from __future__ import annotations
 

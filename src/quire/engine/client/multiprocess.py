@@ -1,5 +1,9 @@
-"""The client of cores in other processes, and its two ways to wait: a thread that blocks, and an
-event loop that is woken.
+"""Step 4 of 8 on a request's path where cores are processes: their client, with its two ways to
+wait, a thread that blocks and an event loop that is woken.
+
+In: `EngineCoreRequest` from engine/frontend/frontend.py. Out: `EngineCoreOutputs`. Next:
+remote_cores.py chooses the core, engine/process/core_server.py hands the request to
+engine/core/core.py.
 """
 
 from __future__ import annotations

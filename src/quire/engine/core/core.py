@@ -1,4 +1,4 @@
-"""Step 4 of 8 on a request's path: the loop that schedules, executes, learns and reports.
+"""Step 5 of 8 on a request's path: the loop that schedules, executes, learns and reports.
 
 In: `EngineCoreRequest` from engine/client/client.py. Out: `EngineCoreOutputs`, columns of new
 tokens. Next: scheduling/scheduler.py decides each step, the executor runs it.

@@ -1,4 +1,9 @@
-"""The parts of an engine on the caller's side of the core, put together from a plan."""
+"""Step 2 of 8 on a request's path: the caller's side of an engine.
+
+In: requests from llm_engine.py or async_llm.py. Out: the same, split into `n` completions and
+registered for their outputs; on the way back, what the output processor makes of the core's
+outputs. Next: input_processor.py, then a client (engine/client/).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step 2 of 8: a prompt and its parameters become an `EngineCoreRequest`, or an error that names
+"""Step 3 of 8: a prompt and its parameters become an `EngineCoreRequest`, or an error that names
 what is wrong.
 
 In: what the caller gave. Out: token ids, checked and completed parameters, a concrete seed:
