@@ -86,11 +86,9 @@ class RemoteCores:
         found = contextlib.ExitStack()
         if self._folder is not None:
             found.callback(remove_socket_folder, self._folder)
-        if self._handshake is not None:
-            found.callback(self._handshake.close)
-        found.callback(self.sockets.close)
-        if self.coordinator is not None:
-            found.callback(self.coordinator.close)
+        for each in (self._handshake, self.sockets, self.coordinator):
+            if each is not None:
+                found.callback(each.close)
         found.callback(self.pool.end, 0.0)
         found.callback(self.wakeup.close)
         return found
