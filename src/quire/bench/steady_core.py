@@ -18,7 +18,6 @@ from quire.engine.wire.messages import (
     SchedulerStats,
     Started,
 )
-from quire.errors import EngineDeadError
 
 T = TypeVar("T")
 
@@ -85,10 +84,6 @@ class SteadyCore:
     def core_status(self, engine_index: int) -> CoreStatus:
         """It lives as long as this process."""
         return CoreStatus(engine_index, 0, os.getpid(), True, True, self.has_work)
-
-    def restart_core(self, engine_index: int) -> None:
-        """It cannot die."""
-        raise EngineDeadError("A core in this process is not restarted.")
 
     def call(self, utility: Utility[T]) -> T:
         """It has no state to ask for."""

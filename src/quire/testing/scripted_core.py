@@ -27,7 +27,6 @@ from quire.engine.wire.messages import (
     SchedulerStats,
     Started,
 )
-from quire.errors import EngineDeadError
 from quire.params import SamplingParams
 
 T = TypeVar("T")
@@ -109,10 +108,6 @@ class ScriptedCore:
     def core_status(self, engine_index: int) -> CoreStatus:
         """It lives as long as this process."""
         return CoreStatus(engine_index, 0, os.getpid(), True, True, bool(self.requests))
-
-    def restart_core(self, engine_index: int) -> None:
-        """It cannot die."""
-        raise EngineDeadError("A scripted core is not restarted.")
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Note it."""

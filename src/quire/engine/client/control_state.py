@@ -1,6 +1,4 @@
-"""What was asked of an engine as a whole and still holds, so that a new life of a core can be
-brought to it.
-"""
+"""Whether an engine is paused or asleep, so that a restarted core can be brought to that state."""
 
 from __future__ import annotations
 
