@@ -16,6 +16,7 @@ from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
 from tests.support.op_conformance import Fenced, check, check_error, results_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 DTYPE = torch.float32
 PLAIN = select(device="cpu", dtype=DTYPE, providers=["torch"])
 
