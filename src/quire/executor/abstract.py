@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from quire.params import SamplingParams
+from quire.params import RequestParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import StepPlan
 
 
 class LaunchedStep(Protocol):
-    """A step that runs: sampled at once, or when a late mask is known; read when the ids are
+    """A step that runs: sampled at once, or when a late mask is known; read when the results are
     due.
     """
 
@@ -32,7 +32,7 @@ class Executor(Protocol):
         """
         ...
 
-    def needs_host_ids(self, params: SamplingParams) -> bool:
+    def needs_host_ids(self, params: RequestParams) -> bool:
         """Must a request with these parameters not be scheduled ahead of its last id?"""
         ...
 

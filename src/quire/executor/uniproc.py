@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.errors import EngineDeadError, InvalidParameter
 from quire.executor.worker import Worker
-from quire.params import SamplingParams
+from quire.params import RequestParams
 from quire.runner.runner import NoTokens, Step
 from quire.scheduling.step import StepPlan
 
@@ -28,8 +28,8 @@ class UniprocExecutor:
     def launch(self, plan: StepPlan) -> Step | NoTokens:
         return self.worker.launch(plan)
 
-    def needs_host_ids(self, params: SamplingParams) -> bool:
-        return self.worker.model_runner.sampler.needs_host_ids(params)
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        return self.worker.model_runner.needs_host_ids(params)
 
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

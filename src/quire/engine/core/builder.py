@@ -29,6 +29,7 @@ from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weights import LoadFormat, load_model
 from quire.models.spec import Decoder, Moe
 from quire.ops import Ops
+from quire.params import SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
@@ -39,6 +40,7 @@ from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler, find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
+from quire.runner.token_head import TokenHead
 from quire.runner.warm_up import warm_up
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
@@ -146,10 +148,11 @@ def build_worker(
         rows=rows,
         batches=batches,
         kv_cache=kv_cache,
-        sampler=sampler,
         device=device,
         forward=forward,
     )
+    head = TokenHead(model=model, forward=forward, rows=rows, sampler=sampler, device=device)
+    runner.register(SamplingParams, head)
     if not target.is_host:
         warm_up(
             runner,
