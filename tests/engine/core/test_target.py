@@ -10,10 +10,10 @@ import torch
 from quire.config.kv_pool_size import MeasuredMemory
 from quire.config.planning import gather_machine_facts, gather_model_facts
 from quire.config.resolve.resolve import resolve
-from quire.engine.core import platform
-from quire.engine.core.kv_sizing import blocks_for
-from quire.engine.core.platform import open_platform
 from quire.errors import InvalidParameter, LoadError
+from quire.executor import platform
+from quire.executor.kv_sizing import blocks_for
+from quire.executor.platform import open_platform
 from quire.hardware.facts import GpuFacts
 from quire.kernels.cpu.runtime import find_native
 from quire.models import memories_of, plan_kv_pool, read_spec

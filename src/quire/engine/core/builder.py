@@ -14,10 +14,10 @@ from quire.config.resolve.dtype import number_bytes
 from quire.distributed.expert_exchange import ExpertExchange, Group
 from quire.engine.client.inproc import InprocClient
 from quire.engine.core.core import EngineCore
-from quire.engine.core.kv_sizing import PROBE_BLOCKS, size_kv_cache
-from quire.engine.core.platform import Platform, open_platform
 from quire.engine.core.structured_outputs import vocabulary_source
 from quire.errors import InvalidParameter
+from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
+from quire.executor.platform import Platform, open_platform
 from quire.executor.profiler import Profiler
 from quire.executor.uniproc import UniprocExecutor
 from quire.executor.worker import Worker
