@@ -4,7 +4,7 @@ of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,21 +36,25 @@ class TokenHead:
         sampler: Sampler,
         device: Device,
         drafter: Drafter | None = None,
+        share: Callable[[Tensor], object] | None = None,
     ) -> None:
         """`forward` has run the step's model, and computes its logits. `drafter` None: no drafts
-        are made.
+        are made. `share` gives drawn ids [M] to the workers that do not sample, which know nothing
+        of drafts.
         """
         if drafter is not None and sampler.has_custom_processors:
             raise ValueError(
                 "Custom logits processors see one token of a row in a step: leave out either them "
                 "or the drafts."
             )
+        assert drafter is None or share is None, "drafts are verified by one worker"
         self.sampler = sampler
         self.drafter = drafter
         self.rows = rows
         self.prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab)
         self._forward = forward
         self._device = device
+        self.share = share
 
     def needs_host_ids(self, params: RequestParams) -> bool:
         return self.sampler.needs_host_ids(_sampling(params))
@@ -178,6 +182,8 @@ class TokenStep:
             sent = mask.sent(self._device.stage)
             self._device.flush()
         found = head.sampler.sample(logits, inputs.sampled, inputs.positions, sent, self._drawing)
+        if head.share is not None:
+            head.share(found.token_ids)
         head.rows.write(inputs.sampled_rows, inputs.sampled_at, found.token_ids)
         return found
 
