@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from quire import PoolingParams, SamplingParams
+from quire.engine.core.core import EngineCore
 from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.kernels.cpu.runtime import find_native
 from quire.runner.runner_output import PooledRow
 from quire.scheduling import invariants
+from quire.scheduling.scheduler import Scheduler
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
 
@@ -219,3 +222,55 @@ def test_a_vector_travels_with_its_request_s_end(folder):
     assert view.finished and view.new_token_ids == []
     assert np.array_equal(view.pooling_output, out.pooled[0].values)
     core.shutdown()
+
+
+class Guesses:
+    """Drafts that are wrong half of the time, for rows of one or two of these."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def propose(self, rows, sampled):
+        return [self.guess(rows, row) for row in sampled]
+
+    def guess(self, rows, row):
+        answer = self.answers.get(int(rows.handles[row]), [])
+        done = int(rows.num_tokens[row] - rows.num_prompt[row])
+        drafts = [t if (done + i) % 2 else 250 for i, t in enumerate(answer[done : done + 2])]
+        rows.write_drafts(row, drafts)
+        return len(drafts)
+
+
+def test_rows_that_pool_move_on_with_rows_whose_drafts_are_verified(folder):
+    wanted = dict(enumerate(prompts(6, 7), 100))
+    right = pooled_alone(folder, wanted)
+    params = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
+    asked = [EngineCoreRequest(handle, [30 + handle, 31], params, 0, 0.0) for handle in range(2)]
+    plain, _ = open_core(folder)
+    tokens = {}
+    for request in asked:
+        plain.add_request(request)
+        tokens[request.handle] = [t for out in iter_steps(plain) for t in out.token_ids]
+    plain.shutdown()
+    pooling_core, _ = open_pooling_core(folder)
+    config = msgspec.structs.replace(pooling_core.scheduler.config, num_drafts=2)
+    runner = pooling_core.executor.worker.model_runner
+    runner.heads.of(params).drafter = Guesses(tokens)
+    core = EngineCore(Scheduler(config), pooling_core.executor)
+    for request in [*asked, *(pooling(handle, prompt) for handle, prompt in wanted.items())]:
+        core.add_request(request)
+    found, vectors = {}, {}
+    for out in iter_steps(core):
+        ids = iter(out.token_ids)
+        for handle, count in zip(out.handles, out.counts or [1] * len(out.handles), strict=True):
+            found.setdefault(handle, []).extend(itertools.islice(ids, count))
+        vectors |= {one.handle: one.values for one in out.pooled}
+    core.shutdown()
+    assert found == tokens and vectors.keys() == right.keys()
+    for handle, vector in vectors.items():
+        assert np.allclose(vector, right[handle], atol=1e-5)
+
+
+def iter_steps(core):
+    while core.has_work:
+        yield core.step()

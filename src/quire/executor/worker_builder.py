@@ -24,7 +24,7 @@ from quire.quantization import RECIPES, UNQUANTIZED
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
-from quire.runner.head import Head
+from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.residence import Residence
 from quire.runner.rows import Rows
@@ -148,7 +148,7 @@ def _token_head(
     runner: ModelRunner,
     forward: Forward,
     group: WorkerGroup | None,
-) -> Head:
+) -> RowHead:
     """The head of rows that generate: of a group's workers the first one samples."""
     rows, device = runner.rows, platform.device
     if group is not None and group.rank > 0:

@@ -51,7 +51,7 @@ class HeadStep(Protocol):
         ...
 
 
-class Head(Protocol):
+class RowHead(Protocol):
     """Serves the rows of one kind of request."""
 
     def needs_host_ids(self, params: RequestParams) -> bool:
@@ -77,15 +77,15 @@ class Heads:
     """The heads of a runner, and which of them each row has: a part of the rows."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[type[RequestParams], Head] = {}
-        self._of_row: dict[int, Head] = {}
+        self._by_kind: dict[type[RequestParams], RowHead] = {}
+        self._of_row: dict[int, RowHead] = {}
 
-    def register(self, kind: type[RequestParams], head: Head) -> None:
+    def register(self, kind: type[RequestParams], head: RowHead) -> None:
         """Let `head` serve the requests whose parameters are of this type, from now on."""
         assert kind not in self._by_kind, f"{kind.__name__} has a head"
         self._by_kind[kind] = head
 
-    def of(self, params: RequestParams) -> Head:
+    def of(self, params: RequestParams) -> RowHead:
         """The head for a request. Raises NotBuiltYet when the model has none for its kind."""
         head = self._by_kind.get(type(params))
         if head is None:

@@ -4,8 +4,9 @@ In: `StepPlan` from scheduling/scheduler.py. Out: `RunnerOutput` for engine/core
 models/decoder.py, which is given a `Batch`.
 
 Five nouns: `Rows` (what is remembered of each request), `Batch` (this step's tensors), `KVCache`,
-the model, a `Head` for each kind of row (the sampler's, a pooler). One verb, `launch(plan)`, whose
-result is asked for later: that one form serves plain stepping, overlap and late grammar masks.
+the model, a `RowHead` for each kind of row (the sampler's, a pooler). One verb, `launch(plan)`,
+whose result is asked for later: that one form serves plain stepping, overlap and late grammar
+masks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
 from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
-from quire.runner.head import Head, Heads, HeadStep
+from quire.runner.head import Heads, HeadStep, RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner_output import RunnerOutput
@@ -129,7 +130,7 @@ class ModelRunner:
         self._awaited: Step | None = None
         rows.parts.append(self.heads)
 
-    def register(self, kind: type[RequestParams], head: Head) -> None:
+    def register(self, kind: type[RequestParams], head: RowHead) -> None:
         """Let `head` serve the rows whose parameters are of this type."""
         self.heads.register(kind, head)
 
