@@ -20,6 +20,7 @@ from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
+from quire.runner.token_head import TokenHead
 from quire.scheduling.step import Chunk, NewRow, StepPlan
 from tests.models.dense_reference import run_dense
 
@@ -89,10 +90,13 @@ class Engine:
             ops=self.ops, num_rows=NUM_ROWS, vocab_size=VOCAB, device=device, history=rows,
             max_logprobs=0, logprobs_mode="raw_logprobs",
         )  # fmt: skip
-        return ModelRunner(
-            model=model, rows=rows, batches=batches, kv_cache=self.kv_cache, sampler=sampler,
-            device=device, forward=forward,
+        runner = ModelRunner(
+            model=model, rows=rows, batches=batches, kv_cache=self.kv_cache, device=device,
+            forward=forward,
         )  # fmt: skip
+        head = TokenHead(model=model, forward=forward, rows=rows, sampler=sampler, device=device)
+        runner.register(SamplingParams, head)
+        return runner
 
     def outputs(self):
         """The tokens of each model for each prompt; the models take turns, step by step."""

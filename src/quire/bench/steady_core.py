@@ -18,6 +18,7 @@ from quire.engine.wire.messages import (
     SchedulerStats,
     Started,
 )
+from quire.params import SamplingParams
 
 T = TypeVar("T")
 
@@ -40,7 +41,9 @@ class SteadyCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request."""
-        max_tokens = request.sampling_params.max_tokens
+        params = request.params
+        assert isinstance(params, SamplingParams), "the core generates only"
+        max_tokens = params.max_tokens
         assert max_tokens is not None, "the input processor resolves max_tokens"
         self._handles.append(request.handle)
         self._new.append(request.handle)

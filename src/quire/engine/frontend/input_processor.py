@@ -108,7 +108,7 @@ class InputProcessor:
         request = EngineCoreRequest(
             handle=handle,
             prompt_token_ids=token_ids,
-            sampling_params=own,
+            params=own,
             seed=0,
             arrival_time=arrival_time,
             priority=checks.integer("priority", priority, -(2**31), 2**31 - 1, allowed),
