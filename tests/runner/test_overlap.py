@@ -11,6 +11,7 @@ from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest, FinishReason
 from quire.runner.faults import RowFailures
 from quire.runner.grammar_mask import GrammarMask
+from quire.runner.sampling.custom import CustomProcessors
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, late_target, open_core, plan_of
 
@@ -164,7 +165,7 @@ class NextOfLast:
 def test_rows_that_need_ids_on_the_host_wait_for_them(folder):
     core, _ = open_core(folder, late_seed=5)
     sampler = core.executor.worker.model_runner.heads.of(SamplingParams()).sampler
-    sampler._custom = type(sampler._custom)([NextOfLast()])
+    sampler._custom = CustomProcessors([NextOfLast()])
     for handle in range(3):
         core.add_request(greedy(handle, [30 + handle, 5]))
     assert drain(core) == {handle: list(range(40, 49)) for handle in range(3)}

@@ -80,7 +80,7 @@ class Bench:
         positions = np.array([len(request.prompt + request.output) for request in known])
         logits = torch.as_tensor(np.array(logits))
         output = self.sampler.sample(logits, np.array(rows), positions, grammar_mask(mask))
-        return output.learn(output.tensors)
+        return output.to_host(output.tensors)
 
     def step(self, rows, logits, mask=None):
         """Sample and commit -> ids."""

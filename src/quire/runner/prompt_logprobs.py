@@ -42,16 +42,16 @@ class PromptLogprobsPart:
         self._model = model
         self._sampler = sampler
         self._step = max(1, _MAX_LOGITS // vocab_size)
-        self._pending: dict[int, _Pending] = {}
+        self.pending: dict[int, _Pending] = {}
 
     def add_row(self, row: NewRow) -> None:
         assert isinstance(row.params, SamplingParams), "the head of rows that generate"
         num_top = row.params.prompt_logprobs
         if num_top is not None and not row.prompt_logprobs_done:
-            self._pending[row.row] = _Pending(num_top)
+            self.pending[row.row] = _Pending(num_top)
 
     def remove_row(self, row: int) -> None:
-        self._pending.pop(row, None)
+        self.pending.pop(row, None)
 
     def collect(
         self, inputs: StepInputs, hidden: Tensor, rows: Rows
@@ -64,10 +64,8 @@ class PromptLogprobsPart:
         """
         done: dict[int, PromptTensors] = {}
         errors: dict[int, str] = {}
-        if not self._pending:
-            return done, errors
         for index, row in enumerate(inputs.rows.tolist()):
-            pending = self._pending.get(row)
+            pending = self.pending.get(row)
             if pending is None:
                 continue
             try:

@@ -68,10 +68,12 @@ class TokenHead:
             prompt_token_ids=new.token_ids[:border],
             output_token_ids=new.token_ids[border:],
         )
-        self.prompt_logprobs.add_row(new)
+        if _sampling(new.params).prompt_logprobs is not None:
+            self.prompt_logprobs.add_row(new)
 
     def remove_row(self, row: int) -> None:
-        self.prompt_logprobs.remove_row(row)
+        if self.prompt_logprobs.pending:
+            self.prompt_logprobs.remove_row(row)
         self.sampler.remove(row)
 
     def begin(self, inputs: StepInputs) -> TokenStep:
@@ -126,7 +128,9 @@ class TokenStep:
         rows.
         """
         head, inputs = self._head, self._inputs
-        self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)
+        self._prompts, self._errors = {}, {}
+        if head.prompt_logprobs.pending:
+            self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)
         self._guesses = head.guesses(inputs)
         self._sampled = self._sample(hidden, mask)
         self._members = head.sampler.members(inputs.sampled)

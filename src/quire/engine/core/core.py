@@ -35,6 +35,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.constraint import Constraint
 from quire.params import RequestParams, SamplingParams
 from quire.params.thinking import Thinking
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.in_flight_step import handles_of
 from quire.scheduling.request import Reason, Request
@@ -81,9 +82,8 @@ class EngineCore(CoreControl):
         self.lock_step = lock_step
         """The rounds that this core makes together with others; None: it steps for itself."""
         self._grammars = grammars or GrammarCompiler(None)
-        self._boundary = FaultBoundary(
-            executor, self._grammars.masks_of(scheduler.rows.constrained)
-        )
+        self._constrained_masks = self._grammars.masks_of(scheduler.rows.constrained)
+        self._boundary = FaultBoundary(executor, self._masks)
         self._steps: deque[GuardedStep] = deque()
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
@@ -139,9 +139,15 @@ class EngineCore(CoreControl):
         if ending is not None:
             self._refused.append(_finished(ending))
 
+    def _masks(self, plan: StepPlan) -> GrammarMask | None:
+        """The masks of a step; None where no running request has a grammar."""
+        return self._constrained_masks(plan) if self.scheduler.rows.constrained else None
+
     def _grammar(self, params: RequestParams, thinking: Thinking | None) -> Constraint | None:
         """What the output must follow; None where nothing is demanded, or nothing is generated."""
         if not isinstance(params, SamplingParams):
+            return None
+        if params.structured_outputs is None and thinking is None:
             return None
         return self._grammars.constraint(params, thinking)
 
@@ -183,7 +189,8 @@ class EngineCore(CoreControl):
             return self._outputs(SchedulerOutput(), None)
         brought = self._steps.popleft().result()
         outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
-        self._settle()
+        if self._waiting:
+            self._settle()
         return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +19,8 @@ class AllowedIds:
     """Sets all logits but those of the allowed ids to -inf; EOS is no exception. They are kept as
     the mask of a grammar that never changes.
     """
+
+    parameters: ClassVar[tuple[str, ...]] = ("allowed_token_ids",)
 
     def __init__(self, ops: Ops, vocab_size: int, send: Send) -> None:
         self._ops = ops

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -28,6 +29,8 @@ class BadWords:
     """Forbids words of one token always, longer ones where the output ends with their beginning
     (`quire.ops.sampling.edits.forbid_words`).
     """
+
+    parameters: ClassVar[tuple[str, ...]] = ("bad_words",)
 
     def __init__(self, ops: Ops, history: TokenHistory, send: Send) -> None:
         self._ops = ops

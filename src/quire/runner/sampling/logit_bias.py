@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -55,6 +56,8 @@ class Biases:
 
 class LogitBias:
     """Adds each id's bias to its logit; a forbidden id stays forbidden."""
+
+    parameters: ClassVar[tuple[str, ...]] = ("logit_bias",)
 
     def __init__(self, ops: Ops, send: Send) -> None:
         self._biases = Biases(ops, send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -28,6 +29,8 @@ class MinTokens:
     If a grammar leaves nothing else, they are allowed after all: a finished text cannot go on. A
     row with a grammar is edited alone.
     """
+
+    parameters: ClassVar[tuple[str, ...]] = ("min_tokens",)
 
     def __init__(self, ops: Ops, send: Send) -> None:
         self._send = send

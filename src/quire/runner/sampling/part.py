@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -52,6 +52,11 @@ class LogitsPart(Protocol):
     A part keeps what it made of a request's parameters, and nothing that sampling changes: what
     depends on earlier tokens is read from the history. So a step can be sampled again, and a
     resumed request goes on as if it had never left.
+    """
+
+    parameters: ClassVar[tuple[str, ...]]
+    """The fields of `SamplingParams` that ask for this; requests that leave them all at their
+    neutral values are not shown to the part.
     """
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:

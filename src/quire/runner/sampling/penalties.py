@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -32,6 +33,12 @@ class TokenPenalties:
 
     Repetition looks at prompt and output, the others at the output alone.
     """
+
+    parameters: ClassVar[tuple[str, ...]] = (
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+    )
 
     def __init__(self, ops: Ops, history: TokenHistory, send: Send) -> None:
         self._ops = ops

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from quire.ops import Ops
 from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.params import SamplingParams
+from quire.params.sampling_fields import SamplingFields
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
@@ -34,6 +36,9 @@ from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, Send, Stage,
 from quire.runner.sampling.penalties import TokenPenalties
 
 logger = logging.getLogger(__name__)
+
+
+_NEUTRAL = {field.name: field.default for field in msgspec.structs.fields(SamplingFields)}
 
 
 def logits_parts(ops: Ops, history: TokenHistory, vocab_size: int, send: Send) -> list[LogitsPart]:
@@ -104,7 +109,7 @@ class Sampler:
         self._reports_raw = logprobs_mode.startswith("raw")
         self._hashes = token_hashes(vocab_size, device.torch)
         self._parts = logits_parts(ops, history, vocab_size, device.send)
-        self._custom = CustomProcessors(logits_processors)
+        self._custom = CustomProcessors(logits_processors) if logits_processors else None
         self._states: dict[int, _RowState] = {}
         self._seeds = np.zeros(num_rows, dtype=np.uint64)
         self._settings = np.zeros((num_rows, 4))
@@ -112,12 +117,12 @@ class Sampler:
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
         """Whether a request must not be scheduled ahead: a processor looks at its output ids."""
-        return self._custom.needs_host_ids(params)
+        return self._custom is not None and self._custom.needs_host_ids(params)
 
     @property
     def has_custom_processors(self) -> bool:
         """Whether requests may have logits processors that are not ours."""
-        return bool(self._custom)
+        return self._custom is not None
 
     def add(
         self,
@@ -133,11 +138,14 @@ class Sampler:
         If this raises, the row is still free.
         """
         assert row not in self._states, f"row {row} is taken"
-        logprobs = LogprobRequest.of(params, self._vocab_size, self._send)
+        logprobs = None
+        if params.logprobs is not None or params.logprob_token_ids is not None:
+            logprobs = LogprobRequest.of(params, self._vocab_size, self._send)
         assert logprobs is None or logprobs.num_top <= self._max_logprobs
         parts = self._add_parts(row, params, len(prompt_token_ids))
         state = _RowState(params.temperature == 0.0, logprobs, parts)
-        self._custom.add(row, params, prompt_token_ids, output_token_ids)
+        if self._custom is not None:
+            self._custom.add(row, params, prompt_token_ids, output_token_ids)
         self._seeds[row] = seed & 0xFFFF_FFFF_FFFF_FFFF
         self._settings[row] = (params.temperature, params.top_k, params.top_p, params.min_p)
         self._states[row] = state
@@ -149,7 +157,8 @@ class Sampler:
         self._num_special -= not state.is_plain
         for part in state.parts:
             part.remove(row)
-        self._custom.remove(row)
+        if self._custom is not None:
+            self._custom.remove(row)
 
     def inputs(self, rows: np.ndarray, positions: np.ndarray, stage: Stage) -> DrawInputs | None:
         """The inputs of `sample` for these rows, brought to the device by `stage`; None where every
@@ -189,7 +198,7 @@ class Sampler:
 
     def members(self, rows: np.ndarray) -> list[Member]:
         """Who gets the tokens of a step, for `commit`: by then others may have their rows."""
-        return self._custom.members(rows.tolist())
+        return [] if self._custom is None else self._custom.members(rows.tolist())
 
     def commit(self, sampled: SampledTokens, members: Sequence[Member]) -> None:
         """The step succeeded: these are the next tokens of `members`. One that cannot take its
@@ -221,7 +230,7 @@ class Sampler:
         added: list[LogitsPart] = []
         try:
             for part in self._parts:
-                if part.add(row, params, num_prompt_tokens):
+                if _asks(params, part) and part.add(row, params, num_prompt_tokens):
                     added.append(part)
         except BaseException:
             for part in added:
@@ -242,10 +251,13 @@ class Sampler:
                     wanted.setdefault(id(part), []).append(EditedRow(index, row, position))
         return [(part, wanted[id(part)]) for part in self._parts if id(part) in wanted]
 
+    def _custom_must_run(self, *, is_all_greedy: bool) -> bool:
+        return self._custom is not None and self._custom.must_run(is_all_greedy=is_all_greedy)
+
     @property
     def _takes_largest_alone(self) -> bool:
         """Whether a step is over with the largest logit of each row."""
-        return self._num_special == 0 and not self._custom.must_run(is_all_greedy=True)
+        return self._num_special == 0 and not self._custom_must_run(is_all_greedy=True)
 
     def _sample_rows(self, logits: Tensor, rows: np.ndarray, inputs: DrawInputs) -> SamplerOutput:
         states = [self._states[row] for row in rows.tolist()]
@@ -265,7 +277,7 @@ class Sampler:
         """Run parts and custom processors -> logits [R, V], the raw rows that were asked for and
         are edited, and errors by index.
         """
-        must_run = self._custom.must_run(is_all_greedy=all(map(self._takes_largest, states)))
+        must_run = self._custom_must_run(is_all_greedy=all(map(self._takes_largest, states)))
         edited = range(len(states)) if must_run else inputs.edited
         kept = (i for i in edited if states[i].logprobs is not None)
         raw = {i: logits[i].clone() for i in kept} if self._reports_raw else {}
@@ -273,6 +285,7 @@ class Sampler:
             edit(logits)
         if not must_run:
             return logits, raw, {}
+        assert self._custom is not None, "only they must run"
         logits, errors = self._custom.apply(logits, rows.tolist())
         return logits, raw, errors
 
@@ -314,3 +327,11 @@ class Sampler:
 
 def _rows_of(piece: Described, column: Tensor) -> Tensor:
     return column[piece.first : piece.first + len(piece.logits)]
+
+
+def _asks(params: SamplingParams, part: LogitsPart) -> bool:
+    """Whether a request sets one of the part's parameters to something else than its neutral
+    value.
+    """
+    values = ((name, getattr(params, name)) for name in part.parameters)
+    return any(value and value != _NEUTRAL[name] for name, value in values)
