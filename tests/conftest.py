@@ -33,6 +33,30 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_generate_tests(metafunc):
+    """A test that takes `isa` runs at every level of instructions that the native module has code
+    for; those that this machine lacks are skipped with the reason.
+    """
+    if "isa" in metafunc.fixturenames:
+        from quire.kernels.cpu.runtime import find_native
+
+        native, _ = find_native()
+        levels = native.levels() if native else []
+        skips = {name: [pytest.mark.skip(reason=why)] if why else [] for name, why in levels}
+        metafunc.parametrize("isa", [pytest.param(name, marks=m) for name, m in skips.items()])
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread():
+    """Torch computes in one thread: the threads of small calls mostly wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def run_triton_script():
     """Runs a script in a process of its own, since Triton is told at its first import whether it

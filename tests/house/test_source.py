@@ -15,12 +15,14 @@ OTHERS_WORDS = "seq_len|iteration_(stats|timestamp)"
 
 PATH_FILES = {
     "llm.py",
+    "server/openai/chat.py",
+    "engine/frontend/frontend.py",
     "engine/frontend/input_processor.py",
-    "engine/client/client.py",
+    "engine/client/inproc.py",
+    "engine/client/multiprocess.py",
     "engine/core/core.py",
     "scheduling/scheduler.py",
     "runner/runner.py",
-    "models/decoder.py",
     "engine/frontend/output_processor.py",
 }
 

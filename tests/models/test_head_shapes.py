@@ -1,5 +1,4 @@
-"""Models whose layers have different heads: paged, chunked and batched, against a dense reference.
-"""
+"""Models whose layers have different heads: paged, chunked, batched, against a dense reference."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from quire.ops.cases import CASES
 from tests.support import op_oracle
 from tests.support.op_conformance import check_error, results_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ATTEND = [c for c in CASES if c.op == "attend" and not c.is_bench and "long" not in c.name]
 attention = importlib.import_module("quire.ops.attention")
 plan_module = importlib.import_module("quire.ops.attention_plan")

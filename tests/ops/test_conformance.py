@@ -11,6 +11,7 @@ from quire.ops import select
 from quire.ops.cases import CASES, FP8_CASES, edits, logits, masks
 from tests.support.op_conformance import check
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 HOSTILE = [case for case in CASES + FP8_CASES if not case.is_bench]
 ON_LOGITS = {case.op for case in masks.CASES + edits.CASES + logits.CASES}
 """Ops whose numbers are in float32 in a model of any type."""

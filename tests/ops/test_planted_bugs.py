@@ -16,6 +16,7 @@ from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
 from tests.support.op_conformance import Fenced, check, check_error, results_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 DTYPE = torch.float32
 PLAIN = select(device="cpu", dtype=DTYPE, providers=["torch"])
 
@@ -216,6 +217,10 @@ def at_places(op, **wrong):
     return {op: edit}
 
 
+def bias_of_every_worker(parts, bias, dtype):
+    return PLAIN.add_partials(parts, bias if bias is None else bias * len(parts), dtype)
+
+
 PENALTIES = ("repetition", "frequency", "presence")
 
 
@@ -233,6 +238,7 @@ def bias_that_adds_what_forbids(logits, places, entries, values):
 
 
 BUGS = {
+    "bias added by each worker": {"add_partials": bias_of_every_worker},
     "prompt counted as output": at_places("penalize", border=lambda i, r, b, p: b * 0),
     "one token too many counted": at_places("penalize", position=lambda i, r, b, p: p + 1),
     "newest token not counted": at_places("penalize", position=lambda i, r, b, p: (p - 1).relu()),

@@ -11,7 +11,6 @@ from quire.ops import select
 from quire.ops.kv import numbers_and_scales, vector_bytes
 
 NATIVE, REASON = find_native()
-LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
 NUM_BLOCKS, SIZE, KV_HEADS, DIM = 5, 16, 2, 40
 
 
@@ -63,7 +62,6 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_native_code_writes_the_bytes_of_the_definition(isa):
     x = hostile(20)
     plain, native = plain_ops(), native_ops(isa)

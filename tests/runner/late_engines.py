@@ -10,9 +10,9 @@ import torch
 from quire import EngineArgs, SamplingParams
 from quire.engine.control_verbs import perform
 from quire.engine.core.builder import build_core
-from quire.engine.core.platform import Platform
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import EngineError
+from quire.executor.platform import Platform
 from quire.ops import select
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.forward import EagerForward

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from quire import SamplingParams
 from quire.engine.core.core import EngineCore
 from quire.runner.drafts import kept_places, num_accepted
 from quire.scheduling.scheduler import Scheduler
@@ -48,7 +49,7 @@ def core_with_drafts(folder, drafter, **wishes):
     """A core whose scheduler plans drafts, which `drafter` makes."""
     plain, _ = open_core(folder, **wishes)
     config = msgspec.structs.replace(plain.scheduler.config, num_drafts=NUM_DRAFTS)
-    plain.executor.worker.model_runner.drafter = drafter
+    plain.executor.worker.model_runner.heads.of(SamplingParams()).drafter = drafter
     return EngineCore(Scheduler(config), plain.executor, depth=2 if "late_seed" in wishes else 1)
 
 

@@ -163,7 +163,7 @@ class NextOfLast:
 
 def test_rows_that_need_ids_on_the_host_wait_for_them(folder):
     core, _ = open_core(folder, late_seed=5)
-    sampler = core.executor.worker.model_runner.sampler
+    sampler = core.executor.worker.model_runner.heads.of(SamplingParams()).sampler
     sampler._custom = type(sampler._custom)([NextOfLast()])
     for handle in range(3):
         core.add_request(greedy(handle, [30 + handle, 5]))

@@ -14,7 +14,7 @@ from transformers.masking_utils import eager_mask
 from transformers.models.mistral.modeling_mistral import eager_attention_forward
 
 from quire.engine.core.builder import build_core
-from quire.engine.core.platform import Platform
+from quire.executor.platform import Platform
 from quire.ops import select
 from quire.runner.devices.device import CpuDevice
 from quire.runner.forward.forward import EagerForward

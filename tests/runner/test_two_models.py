@@ -20,6 +20,7 @@ from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
+from quire.runner.token_head import TokenHead
 from quire.scheduling.step import Chunk, NewRow, StepPlan
 from tests.models.dense_reference import run_dense
 
@@ -89,10 +90,13 @@ class Engine:
             ops=self.ops, num_rows=NUM_ROWS, vocab_size=VOCAB, device=device, history=rows,
             max_logprobs=0, logprobs_mode="raw_logprobs",
         )  # fmt: skip
-        return ModelRunner(
-            model=model, rows=rows, batches=batches, kv_cache=self.kv_cache, sampler=sampler,
-            device=device, forward=forward,
+        runner = ModelRunner(
+            model=model, rows=rows, batches=batches, kv_cache=self.kv_cache, device=device,
+            forward=forward,
         )  # fmt: skip
+        head = TokenHead(model=model, forward=forward, rows=rows, sampler=sampler, device=device)
+        runner.register(SamplingParams, head)
+        return runner
 
     def outputs(self):
         """The tokens of each model for each prompt; the models take turns, step by step."""
@@ -170,6 +174,16 @@ def test_copies_and_zeros_reach_the_layers_of_every_group():
     cache.zero([21, 23])
     for number, kv in enumerate(layers):
         assert (ops.export_kv(kv, [20 + number]) == 0).all() == (number in (1, 3))
+    layers_of = lambda block: [ops.export_kv(kv, [block]) for kv in layers]  # noqa: E731
+    held = [layers_of(block) for block in range(24)]
+    copies = [(10, 11), (11, 12), (13, 10), (20, 21), (20, 22), (12, 11)]
+    cache.copy(copies)
+    for source, target in copies:
+        held[target] = held[source]
+    for block, expected in enumerate(held):
+        for now, before in zip(layers_of(block), expected, strict=True):
+            assert torch.equal(now.isnan(), before.isnan())
+            assert torch.equal(now.nan_to_num(), before.nan_to_num()), f"block {block}"
     cache.release()
     assert cache.nbytes == 0 and not layers
     cache.restore()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire import LogitsProcessor
+from quire import LogitsProcessor, SamplingParams
 from quire.runner.warm_up import warm_up
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
@@ -73,7 +73,8 @@ def test_a_logits_processor_that_knows_no_such_requests_does_not_stop_the_start(
     core.shutdown()
     core, _ = open_core(folder, late_seed=1)
     runner, refuses = core.executor.worker.model_runner, Refuses()
-    runner.sampler._custom = type(runner.sampler._custom)([refuses])
+    sampler = runner.heads.of(SamplingParams()).sampler
+    sampler._custom = type(sampler._custom)([refuses])
     warm_up(runner, num_tokens=12, num_rows=5, max_len=48, max_logprobs=20)
     refuses.is_warm = True
     assert Life(5).run(core, disturbed=False).tokens == right.tokens

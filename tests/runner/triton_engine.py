@@ -13,9 +13,9 @@ import sys
 from quire import EngineArgs, SamplingParams
 from quire.config.planning import gather_model_facts
 from quire.config.resolve.resolve import resolve
-from quire.engine.core import platform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
+from quire.executor import platform
 from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.ops import select
 from tests.runner.late_engines import WISHES

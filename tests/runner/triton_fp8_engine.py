@@ -14,9 +14,9 @@ from quire import EngineArgs, SamplingParams
 from quire.config.planning import gather_model_facts
 from quire.config.resolve.resolve import resolve
 from quire.engine.control_verbs import perform
-from quire.engine.core import platform
 from quire.engine.core.builder import build_core
 from quire.engine.wire.messages import EngineCoreRequest
+from quire.executor import platform
 from tests.runner.triton_engine import PROMPTS, SMALL, Gpu, Graphs, interpreted, machine
 
 NUM_TOKENS = 4

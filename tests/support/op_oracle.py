@@ -30,6 +30,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.linear,
         op_oracle_rows.mlp,
         op_oracle_rows.logits,
+        op_oracle_rows.add_partials,
         op_oracle_rows.pack_experts,
         op_oracle_rows.moe,
         op_oracle_paged.allocate_kv,

@@ -71,6 +71,12 @@ def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tup
     return total, norm(total, n)
 
 
+def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """All parts, one after the other, and the bias."""
+    total = sum(to_array(part) for part in parts)
+    return to_tensor(total if bias is None else total + to_array(bias))
+
+
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 

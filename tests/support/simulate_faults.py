@@ -34,7 +34,7 @@ from quire.engine.wire.messages import (
     UtilityOutput,
 )
 from quire.errors import EngineDeadError, EngineError
-from quire.params import SamplingParams
+from quire.params import RequestParams, SamplingParams
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
@@ -128,7 +128,7 @@ class HashExecutor:
         self._before(plan)
         return HashStep(self._runner, plan)
 
-    def needs_host_ids(self, params: SamplingParams) -> bool:
+    def needs_host_ids(self, params: RequestParams) -> bool:
         """No."""
         return False
 
@@ -557,8 +557,10 @@ class World:
             story.end = one.end
 
     def _compare(self, handle: int, story: Story) -> None:
-        request, most = story.request, story.request.sampling_params.max_tokens
-        assert story.end is not None and most is not None
+        request, params = story.request, story.request.params
+        assert isinstance(params, SamplingParams) and story.end is not None
+        most = params.max_tokens
+        assert most is not None
         right = oracle(
             request.prompt_token_ids, seed=request.seed, num_tokens=most,
             vocab_size=VOCAB_SIZE,

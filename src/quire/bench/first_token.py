@@ -17,20 +17,22 @@ from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 STAGES = {"load_model": "weights", "KVCache": "kv_memory", "record_steps": "recording"}
-"""What the builder calls by this name -> the part that it is. Nobody else has to know of parts: in
-this process, which ends soon, the names are replaced by ones that look at the clock."""
+"""What executor/worker_builder.py calls by this name -> the part that it is. Nobody else has to
+know of parts: in this process, which ends soon, the names are replaced by ones that look at the
+clock.
+"""
 
 _PROMPT_LEN = 16
 
 
 def main(wishes: dict[str, Any]) -> dict[str, Any]:
-    """Build the engine, generate one token; the moments and the seconds of the builder's parts."""
+    """Build the engine, generate one token; the moments and the seconds of a worker's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
-    from quire.engine.core import builder
+    from quire.executor import worker_builder
 
     parts = dict.fromkeys(STAGES.values(), 0.0)
     for name, part in STAGES.items():
-        setattr(builder, name, _timed(getattr(builder, name), parts, part))
+        setattr(worker_builder, name, _timed(getattr(worker_builder, name), parts, part))
     imported = time.monotonic()
     plan = EngineArgs(**wishes).create_engine_config()
     planned = time.monotonic()

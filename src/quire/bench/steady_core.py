@@ -18,7 +18,7 @@ from quire.engine.wire.messages import (
     SchedulerStats,
     Started,
 )
-from quire.errors import EngineDeadError
+from quire.params import SamplingParams
 
 T = TypeVar("T")
 
@@ -41,7 +41,9 @@ class SteadyCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request."""
-        max_tokens = request.sampling_params.max_tokens
+        params = request.params
+        assert isinstance(params, SamplingParams), "the core generates only"
+        max_tokens = params.max_tokens
         assert max_tokens is not None, "the input processor resolves max_tokens"
         self._handles.append(request.handle)
         self._new.append(request.handle)
@@ -85,10 +87,6 @@ class SteadyCore:
     def core_status(self, engine_index: int) -> CoreStatus:
         """It lives as long as this process."""
         return CoreStatus(engine_index, 0, os.getpid(), True, True, self.has_work)
-
-    def restart_core(self, engine_index: int) -> None:
-        """It cannot die."""
-        raise EngineDeadError("A core in this process is not restarted.")
 
     def call(self, utility: Utility[T]) -> T:
         """It has no state to ask for."""

@@ -13,7 +13,7 @@ from typing import Any
 from quire.config.plan import EnginePlan
 from quire.engine.core.core import EngineCore
 from quire.engine.process.core_main import run
-from quire.params import SamplingParams
+from quire.params import RequestParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.scheduler import Scheduler
@@ -49,7 +49,7 @@ class SteadyExecutor:
         start = plan.step_id * 31 % _NUM_IDS
         return SteadyStep(plan.step_id, self._ids[start : start + len(plan.sampled_rows)])
 
-    def needs_host_ids(self, params: SamplingParams) -> bool:
+    def needs_host_ids(self, params: RequestParams) -> bool:
         """Nothing is scheduled ahead."""
         return False
 

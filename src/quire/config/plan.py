@@ -51,6 +51,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_address: str | None
     data_parallel_rpc_port: int
     enable_expert_parallel: bool
+    distributed_executor_backend: str
     use_graphs: bool
     is_deterministic: bool
     # KV memory

@@ -1,12 +1,12 @@
 """The table of control verbs: what may be asked of an engine as a whole, besides requests.
 
 An entry is one verb: its arguments and docstring, as users see them, the call that it sends to
-every core, how their answers become one, whether the call may be sent again when a core died
-meanwhile, and what of it a restarted core is brought back to. The method of `LLM` and `LLMEngine`,
-which blocks, that of `AsyncLLM`, which is awaited, the remote call and its replay follow from it.
+every core, how the cores' answers are combined, whether the call may be repeated after a core has
+died, and whether it is replayed in a restarted core. From it follow the method of `LLM` and
+`LLMEngine`, which blocks, that of `AsyncLLM`, which is awaited, and the remote call.
 
-To add a verb, write its entry here and its method in `CoreControl` (engine/core/control.py). Where
-it shall have a route of the server, server/admin.py and server/routes.py get a line each.
+To add a verb, write its entry here and its method in `CoreControl` (engine/core/control.py). A verb
+that HTTP clients may use has a row in server/admin.py, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from quire.engine.unbuilt import UnbuiltAsyncMethods, UnbuiltEngineMethods
 from quire.engine.wire.control_calls import (
     AwaitedFace,
     BlockingFace,
+    CoreMethod,
     PauseMode,
-    Serving,
     Utility,
     Verb,
     first,
@@ -169,8 +169,8 @@ class AwaitedControl(ControlVerbs, UnbuiltAsyncMethods, AwaitedFace):
         return Utility("is_scheduler_paused")
 
 
-UTILITIES: dict[str, Serving] = {
-    entry.serving.core: entry.serving
+UTILITIES: dict[str, CoreMethod] = {
+    entry.core.name: entry.core
     for face in (ControlVerbs, AwaitedControl)
     for entry in vars(face).values()
     if isinstance(entry, Verb)
@@ -189,5 +189,5 @@ def perform(core: object, method: str, args: Sequence[Any]) -> Any:
 
 def combined(utility: Utility[Any], answers: Sequence[Any]) -> Any:
     """The one answer of several cores, in the order of their indices."""
-    serving = UTILITIES.get(utility.method)
-    return first(answers) if serving is None else serving.combine(answers)
+    method = UTILITIES.get(utility.method)
+    return first(answers) if method is None else method.combine(answers)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from quire.params import SamplingParams
+from quire.executor.worker_config import WorkerFacts
+from quire.params import RequestParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import StepPlan
 
 
 class LaunchedStep(Protocol):
-    """A step that runs: sampled at once, or when a late mask is known; read when the ids are
+    """A step that runs: sampled at once, or when a late mask is known; read when the results are
     due.
     """
 
@@ -21,18 +22,23 @@ class LaunchedStep(Protocol):
 
 
 class Executor(Protocol):
-    """Workers that run one step at a time, each on its device."""
+    """Workers that run the same steps, each on its device.
+
+    A failure of one of them is a failure of the step on all: it raises what that worker raised, and
+    the step can be launched again.
+    """
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; steps run in the order of the calls.
 
         As long as `sample` has not returned, the step may be launched again with some of the plan's
         tokens and the same id: its changes of rows are made once, its tokens' K/V is written anew.
-        A plan without tokens only changes rows. Raises RowFailures for rows that cannot run.
+        A plan without tokens only changes rows. Raises RowFailures for rows that cannot run,
+        EngineDeadError when a worker or its device is gone.
         """
         ...
 
-    def needs_host_ids(self, params: SamplingParams) -> bool:
+    def needs_host_ids(self, params: RequestParams) -> bool:
         """Must a request with these parameters not be scheduled ahead of its last id?"""
         ...
 
@@ -46,4 +52,13 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Let go of all workers and their memory."""
+        ...
+
+
+class BuiltExecutor(Executor, Protocol):
+    """An executor with the workers that were built for it."""
+
+    @property
+    def facts(self) -> WorkerFacts:
+        """What every worker has, for the scheduler and the core."""
         ...

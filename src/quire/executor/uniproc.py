@@ -1,51 +1,168 @@
-"""One worker in this process, called directly."""
+"""Workers in this process, called directly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.inproc_group import InprocExchange
 from quire.errors import EngineDeadError, InvalidParameter
+from quire.executor.abstract import LaunchedStep
+from quire.executor.platform import Platform, open_platform
 from quire.executor.worker import Worker
-from quire.params import SamplingParams
+from quire.executor.worker_builder import build_worker
+from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.executor.worker_threads import WorkerThreads
+from quire.kernels.cpu.runtime import find_native
+from quire.params import RequestParams
+from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import NoTokens, Step
+from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import StepPlan
 
 
 class UniprocExecutor:
-    """The executor for one device."""
+    """One worker, or several that share a model and run each step together.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker: Worker | None = worker
+    The first worker samples and reports. Invariant: outside of a call, the rows of all workers
+    stand at the same place.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        threads: WorkerThreads | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`threads` are those that several workers run in. `on_close` puts back what the workers
+        changed in this process.
+        """
+        assert len(workers) == 1 or threads is not None, "several workers wait for each other"
+        self._workers = list(workers)
+        self._threads = threads
+        self._on_close = on_close
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers by rank. Raises EngineDeadError after `shutdown`."""
+        if not self._workers:
+            raise EngineDeadError("The engine was closed; make a new one.")
+        return self._workers
 
     @property
     def worker(self) -> Worker:
-        """The worker. Raises EngineDeadError after `shutdown`."""
-        if self._worker is None:
-            raise EngineDeadError("The engine was closed; make a new one.")
-        return self._worker
+        """The first worker."""
+        return self.workers[0]
 
-    def launch(self, plan: StepPlan) -> Step | NoTokens:
-        return self.worker.launch(plan)
+    @property
+    def facts(self) -> WorkerFacts:
+        every = [worker.facts for worker in self.workers]
+        return replace(every[0], num_blocks=min(facts.num_blocks for facts in every))
 
-    def needs_host_ids(self, params: SamplingParams) -> bool:
-        return self.worker.model_runner.sampler.needs_host_ids(params)
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        if self._threads is None:
+            return self.worker.launch(plan)
+        launches = [partial(worker.launch, plan) for worker in self.workers]
+        return SharedStep(self._threads, self._threads.run(launches))
+
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        return self.worker.needs_host_ids(params)
 
     def collective_rpc(
         self, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         if callable(method):
-            return [method(self.worker, *args, **kwargs)]
-        found = None if method.startswith("_") else vars(type(self.worker)).get(method)
+            return [method(worker, *args, **kwargs) for worker in self.workers]
+        found = None if method.startswith("_") else vars(Worker).get(method)
         if not callable(found):
-            known = sorted(n for n in vars(type(self.worker)) if not n.startswith("_"))
+            known = sorted(n for n in vars(Worker) if not n.startswith("_"))
             raise InvalidParameter(
                 "method", method, f"a worker has the methods {', '.join(known)}",
                 "A function that takes the worker can be passed instead.",
             )  # fmt: skip
-        return [found(self.worker, *args, **kwargs)]
+        return [found(worker, *args, **kwargs) for worker in self.workers]
 
     def shutdown(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.close()
+        if workers:
+            if self._threads is not None:
+                self._threads.close()
+            self._on_close()
+
+
+class SharedStep:
+    """A step that several workers run."""
+
+    def __init__(self, threads: WorkerThreads, steps: Sequence[Step | NoTokens]) -> None:
+        self._threads = threads
+        self._steps = steps
+
+    def sample(self, mask: GrammarMask | None = None) -> None:
+        """Compute on all workers; then, and only if none failed, all move on."""
+        self._threads.run([partial(step.compute, mask) for step in self._steps])
+        for step in self._steps:
+            step.advance()
+
+    def result(self) -> RunnerOutput:
+        """The first worker's results, when every worker's device has done its part."""
+        return [step.result() for step in self._steps][0]
+
+
+def open_uniproc(
+    config: WorkerConfig,
+    *,
+    platform: Platform | None = None,
+    exchange: ExpertExchange | None = None,
+    num_workers: int = 1,
+) -> UniprocExecutor:
+    """Build the workers in this process.
+
+    One runs on `platform` (None: on the device that `config` names), its experts spread by
+    `exchange`. Several cut the model's heads and feed-forward width between them and share the
+    threads; their steps are not recorded.
+    """
+    assert num_workers == 1 or (platform is None and exchange is None), "each has its own platform"
+    native, _ = find_native()
+    restore_threads = _take_torch_threads(config.num_threads if native is None else 1)
+    try:
+        if num_workers > 1:
+            return _open_several(config, num_workers, restore_threads)
+        worker = build_worker(config, platform or open_platform(config), exchange=exchange)
+        return UniprocExecutor([worker], on_close=restore_threads)
+    except BaseException:
+        restore_threads()
+        raise
+
+
+def _open_several(
+    config: WorkerConfig, num_workers: int, on_close: Callable[[], None]
+) -> UniprocExecutor:
+    each = max(1, config.num_threads // num_workers)
+    own = replace(config, num_threads=each, use_graphs=False)
+    exchange = InprocExchange(num_workers)
+    threads = WorkerThreads(exchange)
+    builds = [
+        partial(build_worker, own, open_platform(own), group=group) for group in exchange.groups()
+    ]
+    try:
+        return UniprocExecutor(threads.run(builds), threads, on_close)
+    except BaseException:
+        threads.close()
+        raise
+
+
+def _take_torch_threads(num_threads: int) -> Callable[[], None]:
+    """Give torch so many threads; the result restores what it had.
+
+    Beside our own pool torch gets one: a second pool that waits for the same cores ruins both.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    return lambda: torch.set_num_threads(before)

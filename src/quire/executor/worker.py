@@ -7,7 +7,9 @@ from typing import Any
 
 from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
+from quire.executor.worker_config import WorkerFacts
 from quire.models.decoder import DecoderModel
+from quire.params import RequestParams
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.scheduling.step import StepPlan
@@ -20,19 +22,17 @@ class Worker:
         self,
         runner: ModelRunner,
         residence: Residence,
+        facts: WorkerFacts,
         rank: int = 0,
         *,
         profiler: Profiler | None = None,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
-        """`profiler` None: nothing can be profiled. `on_close` puts back what building the worker
-        changed in this process.
-        """
+        """`profiler` None: nothing can be profiled."""
         self.model_runner = runner
+        self.facts = facts
         self.rank = rank
         self._residence = residence
         self._profiler = profiler
-        self._on_close = on_close
 
     def launch(self, plan: StepPlan) -> Step | NoTokens:
         """Start a step on this device."""
@@ -41,13 +41,14 @@ class Worker:
         with self._profiler.step(plan.step_id, plan.num_tokens):
             return self.model_runner.launch(plan)
 
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        """Must a request with these parameters not be scheduled ahead of its last id?"""
+        return self.model_runner.needs_host_ids(params)
+
     def close(self) -> None:
         """The worker is not used any more."""
         if self._profiler is not None:
             self._profiler.stop()
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
 
     def get_model(self) -> DecoderModel:
         """The model that this worker runs."""

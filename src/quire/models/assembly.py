@@ -4,13 +4,14 @@ are here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
     AttentionLayer,
@@ -22,6 +23,7 @@ from quire.models.layers import (
     LocalExperts,
     Mixer,
     MixtureOfExperts,
+    SharedSublayer,
     make_entrance,
     make_join,
     make_look_up,
@@ -70,11 +72,13 @@ class Assembly:
         max_model_len: int,
         recipe: Recipe,
         spread: ExpertExchange | None,
+        group: WorkerGroup | None,
     ) -> None:
         self.parts: list[tuple[str, Part]] = []
         self._spec, self._weights, self._ops, self._recipe = spec, weights, ops, recipe
         self._max_model_len = max_model_len
         self._spread = spread
+        self._group = group
         if spread is not None:
             spread.forget_layers()
         self._tables: dict[Rope, RotaryTable] = {}
@@ -125,12 +129,15 @@ class Assembly:
             join_feed=make_join(ops, p.mlp_post, after, p.scale),
         )
 
-    def _attention(self, at: str, a: Attention) -> AttentionLayer:
-        return AttentionLayer(
+    def _attention(self, at: str, a: Attention) -> Mixer:
+        qkv = self._linear(at + "qkv", at + "q", at + "k", at + "v")
+        qk_norm = self._qk_norm(at, a)
+        out, bias = self._row_linear(at + "o")
+        layer = AttentionLayer(
             ops=self._ops,
-            qkv=self._linear(at + "qkv", at + "q", at + "k", at + "v"),
-            qk_norm=self._qk_norm(at, a),
-            out=self._linear(at + "o", at + "o"),
+            qkv=qkv,
+            qk_norm=qk_norm,
+            out=out,
             heads=a.heads,
             kv_heads=a.kv_heads,
             head_dim=a.head_dim,
@@ -143,6 +150,7 @@ class Assembly:
                 alibi=None,
             ),
         )
+        return layer if self._group is None else self._shared(self._group, layer, bias)
 
     def _qk_norm(self, at: str, a: Attention) -> QKNorm | None:
         if a.qk_norm is None:
@@ -159,8 +167,15 @@ class Assembly:
         if isinstance(m, Moe):
             return self._mixture(at, m) if self._spread is None else self._spread_mixture(at, m)
         ups = (at + "gate", at + "up") if m.gated else (at + "up",)
-        up, down = self._linear(at + "up", *ups), self._linear(at + "down", at + "down")
-        return DenseFeedForward(self._ops, up, down, m.act, m.gated)
+        up = self._linear(at + "up", *ups)
+        down, bias = self._row_linear(at + "down")
+        part = DenseFeedForward(self._ops, up, down, m.act, m.gated)
+        return part if self._group is None else self._shared(self._group, part, bias)
+
+    def _shared(
+        self, group: WorkerGroup, partial: Callable[..., Tensor], bias: Tensor | None
+    ) -> SharedSublayer:
+        return SharedSublayer(self._ops, group, partial, bias)
 
     def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
         router = self._linear(at + "router", at + "router", role="router")
@@ -211,6 +226,19 @@ class Assembly:
         packed = self._ops.pack_linear(*self._weights.linear(*leaves), stored_as)
         self.parts.append((name, packed))
         return packed
+
+    def _row_linear(self, name: str) -> tuple[LinearWeight, Tensor | None]:
+        """A projection whose inputs workers share, and its bias, which follows the sum of their
+        products; one worker adds it in the product, so that there is none to follow.
+        """
+        if self._group is None:
+            return self._linear(name, name), None
+        weight, bias = self._weights.linear(name)
+        packed = self._ops.pack_linear(weight, None, None)
+        self.parts.append((name, packed))
+        if bias is not None:
+            self.parts.append((name + ".bias", bias))
+        return packed, bias
 
     def _table(self) -> Tensor | LinearWeight:
         """What ids are looked up in: the head's weight where the spec ties them, unless that is

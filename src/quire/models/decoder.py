@@ -1,4 +1,5 @@
-"""Step 7 of 8: the transformer, built from a spec.
+"""The transformer, built from a spec. It runs eagerly, or once while a step is recorded
+(runner/forward/), and then the recorded program is replayed.
 
 In: a `Batch` (ids or embeddings, positions, slots and attention plans per KV group, the layers' KV
 memory) from runner/runner.py. Out: hidden states [T, C], of which the runner picks rows for
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
 from quire.models.assembly import Assembly, tensors_of, tensors_within
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.spec import Decoder
@@ -41,15 +43,17 @@ class DecoderModel:
         recipe: Recipe = UNQUANTIZED,
         spread: ExpertExchange | None = None,
         first_layer: int = 0,
+        group: WorkerGroup | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are those of several cores, and only
-        its own are taken; it must be in a round when the model runs.
+        its own are taken; it must be in a round when the model runs. With `group` the spec is what
+        one worker has of a decoder (sharding.py), and all of them run at the same time.
         """
         self.spec = spec
         self.max_model_len = max_model_len
         self.first_layer = first_layer
-        assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread)
+        assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread, group)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
         self.head = assembly.head()

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from quire.distributed.worker_group import WorkerGroup
 from quire.ops import (
     AttentionArgs,
     Batch,
@@ -149,6 +150,24 @@ class LocalExperts:
     def __call__(self, expert: int, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
         return self.ops.moe(h, self.router, self.experts[expert], self.args)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSublayer:
+    """Attention or a feed-forward part of which each worker of a group has some heads or some of
+    the width: `partial` gives the sum over these, unrounded, to which the others' are added.
+    """
+
+    ops: Ops
+    group: WorkerGroup
+    partial: Callable[..., Tensor]
+    bias: Tensor | None
+
+    def __call__(self, h: Tensor, *context: Any) -> Tensor:
+        """h [T, C] -> [T, C], the same on every worker."""
+        parts = self.group.all_gather(self.partial(h, *context))
+        total: Tensor = self.ops.add_partials(parts, self.bias, h.dtype)
+        return total
 
 
 @dataclass(frozen=True, slots=True)

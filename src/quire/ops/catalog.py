@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from quire.ops.activation import scale_gate
 from quire.ops.attention import attend, plan_attention
+from quire.ops.collective import add_partials
 from quire.ops.embed import embed, embed_packed
 from quire.ops.kv import allocate_kv, allocate_shared_kv, copy_kv, export_kv, import_kv, zero_kv
 from quire.ops.linear import linear, logits, mlp, pack_linear
@@ -33,6 +34,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             linear,
             mlp,
             logits,
+            add_partials,
             allocate_kv,
             allocate_shared_kv,
             export_kv,

@@ -52,6 +52,7 @@ class Ops:
     linear: Callable[..., Any]
     mlp: Callable[..., Any]
     logits: Callable[..., Any]
+    add_partials: Callable[..., Any]
     allocate_kv: Callable[..., Any]
     allocate_shared_kv: Callable[..., Any]
     export_kv: Callable[..., Any]

@@ -22,7 +22,9 @@ _FIELDS_OF_TASK = {
 }
 
 
-class PoolingParams(msgspec.Struct, omit_defaults=True, metaclass=checks.CheckedMeta):
+class PoolingParams(
+    msgspec.Struct, omit_defaults=True, tag="pooling", metaclass=checks.CheckedMeta
+):
     """What a pooling request wants of the hidden states: task, size, whether activated."""
 
     use_activation: bool | None = None

@@ -36,7 +36,7 @@ class TextEncoder(Protocol):
         ...
 
 
-class SamplingParams(SamplingFields, omit_defaults=True):
+class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
     """The parameters of one generation; checked when made, and again when a request is added.
 
     Assigning to a field is allowed and unchecked until then; `validate()` checks at once. Raises

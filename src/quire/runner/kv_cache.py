@@ -7,7 +7,7 @@ view of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -62,10 +62,10 @@ class KVCache:
         return sum({storage.data_ptr(): storage.nbytes() for storage in parts}.values())
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks (from, to) in every layer."""
-        sources, targets = zip(*copies, strict=True)
-        for view in self._views:
-            self._ops.copy_kv(view, sources, targets)
+        """Copy blocks (from, to) in every layer, one after the other."""
+        for sources, targets in _independent(copies):
+            for view in self._views:
+                self._ops.copy_kv(view, sources, targets)
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Fill blocks with zeros in every layer."""
@@ -85,6 +85,22 @@ class KVCache:
                 self.num_blocks, first.block_size, first.kv_heads, first.head_dim, self._dtype
             )
         ]
+
+
+def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Sources and targets of copies that can be made at once, in order: none of them reads or
+    writes what another one writes.
+    """
+    sources: list[int] = []
+    targets: list[int] = []
+    for source, target in copies:
+        if source in targets or target in targets or target in sources:
+            yield sources, targets
+            sources, targets = [], []
+        sources.append(source)
+        targets.append(target)
+    if sources:
+        yield sources, targets
 
 
 def _layers_by_shape(pool: KVPool, slot: Sequence[tuple[int, int]]) -> dict[BlockShape, list[int]]:

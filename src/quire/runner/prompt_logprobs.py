@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.params import SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PromptTensors
@@ -44,6 +45,7 @@ class PromptLogprobsPart:
         self._pending: dict[int, _Pending] = {}
 
     def add_row(self, row: NewRow) -> None:
+        assert isinstance(row.params, SamplingParams), "the head of rows that generate"
         num_top = row.params.prompt_logprobs
         if num_top is not None and not row.prompt_logprobs_done:
             self._pending[row.row] = _Pending(num_top)

@@ -1,4 +1,6 @@
-"""What a step brings to the host: the scheduler's part, and columns for the people who asked."""
+"""What a step brings to the host: results of each kind of row, and columns for the people who
+asked.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,22 @@ class PromptTensors:
         return PromptColumns(self.handle, *(value.numpy() for value in values))
 
 
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """What a pooler made of one prompt: values [D], or [n, D] for its n tokens, float32."""
+
+    handle: int
+    values: np.ndarray[Any, Any]
+
+
 @dataclass(slots=True)
 class RunnerOutput:
-    """`logprobs.index` counts the ids of the result."""
+    """What a step brought: `result` to the rows that generate, `pooled` to those whose prompt is
+    complete and was pooled. Errors of both are in `result`. `logprobs.index` counts the ids of the
+    result.
+    """
 
     result: StepResult
+    pooled: list[PooledRow] = field(default_factory=list)
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: list[PromptColumns] = field(default_factory=list)

@@ -95,7 +95,7 @@ class DecodeLane:
                 requests=requests,
                 outputs=[request.output_token_ids for request in requests],
                 inspected=[
-                    r for r in requests if r.params.repetition_detection or r.grammar is not None
+                    r for r in requests if r.sampling.repetition_detection or r.grammar is not None
                 ],
             )
         return self._cohort

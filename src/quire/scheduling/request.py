@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from quire.params import SamplingParams
+from quire.params import RequestParams, SamplingParams
 from quire.scheduling.step import NewRow
 
 
@@ -78,7 +78,7 @@ class NextInput(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation.
+    """One generation, or one prompt that is pooled.
 
     A length is a count: `num_prompt_tokens` may exceed `len(prompt_token_ids)` once inputs without
     ids exist, so nothing here asks for the length of the prompt's ids.
@@ -93,7 +93,7 @@ class Request:
 
     handle: int
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: RequestParams
     seed: int = 0
     priority: int = 0
     arrival_time: float = 0.0
@@ -177,6 +177,17 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens that are known."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens are drawn; a request that does not ends with its prompt."""
+        return isinstance(self.params, SamplingParams)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters of a generation."""
+        assert isinstance(self.params, SamplingParams), f"request {self.handle} draws no tokens"
+        return self.params
 
     @property
     def num_reusable_tokens(self) -> int:

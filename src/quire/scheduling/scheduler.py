@@ -1,4 +1,4 @@
-"""Step 5 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
+"""Step 6 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
 
 In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner,
 `SchedulerOutput` for the engine core.
@@ -22,7 +22,7 @@ from quire.scheduling.drafts import record_drafts
 from quire.scheduling.in_flight_step import InFlightStep, ScheduledChunk
 from quire.scheduling.lifecycle import Lifecycle
 from quire.scheduling.policy import choose_victim
-from quire.scheduling.request import NextInput, Reason, Request, State
+from quire.scheduling.request import NextInput, Reason, Request, State, Stop
 from quire.scheduling.resources import Resource
 from quire.scheduling.scheduler_output import (
     FinishedRequest,
@@ -33,7 +33,7 @@ from quire.scheduling.scheduler_output import (
 )
 from quire.scheduling.settings import Pause, SchedulerConfig
 from quire.scheduling.step import StepPlan, StepResult
-from quire.scheduling.stop import find_stop, stop_ids
+from quire.scheduling.stop import ends_with_prompt, find_stop, stop_ids
 
 
 class Scheduler:
@@ -272,7 +272,7 @@ class Scheduler:
         request.num_computed_tokens = end + num_drafts
         request.num_drafts_in_flight += num_drafts
         request.num_state_updates += 1
-        samples = end == request.num_tokens
+        samples = request.generates and end == request.num_tokens
         step.chunks[request.handle] = ScheduledChunk(
             request, request.row, count, end, samples, num_drafts
         )
@@ -324,10 +324,18 @@ class Scheduler:
         if chunk.samples:
             request.is_decoding = True
             request.prompt_logprobs_done = True
-            if not request.has_started:
-                request.has_started = True
-                cached = request.num_cached_tokens or 0
-                out.started.append(StartedRequest(request.handle, cached, request.scheduled_time))
+            self._note_start(request, out)
+        elif ends_with_prompt(request):
+            self._note_start(request, out)
+            self._life.end(request)
+            out.finished.append(finished_request(request, Stop(Reason.STOP)))
+
+    @staticmethod
+    def _note_start(request: Request, out: SchedulerOutput) -> None:
+        if not request.has_started:
+            request.has_started = True
+            cached = request.num_cached_tokens or 0
+            out.started.append(StartedRequest(request.handle, cached, request.scheduled_time))
 
     def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
         """End the requests that their new tokens stop, looking only where that is possible."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.params import SamplingParams
+from quire.params import RequestParams
 
 NULL_BLOCK = 0
 """The block that fills table entries which no query may read (behind a sliding window); it is
@@ -29,6 +29,7 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
 
     `token_ids` are prompt and output so far, the first `num_computed_tokens` of which have their
     K/V in the cache; there are no drafts. `adapter` is the number of its LoRA adapter (0: none).
+    The type of `params` says which head gives the row its results.
 
     `block_ids[g]` is the row's table of KV group g. Its entry i is the block of tokens
     [i*S, (i+1)*S), where S is the group's block size. A group of recurrent state has a ring of
@@ -44,7 +45,7 @@ class NewRow(msgspec.Struct, frozen=True, gc=False):
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: tuple[list[int], ...]
-    params: SamplingParams
+    params: RequestParams
     seed: int
     prompt_logprobs_done: bool = False
     adapter: int = 0
@@ -61,7 +62,8 @@ class NewBlocks(msgspec.Struct, frozen=True, gc=False):
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """`num_tokens` next tokens of a row, the last `num_drafts` of which are drafts; `samples` when
-    they reach its last known token, so that this one and each draft give a new token.
+    they reach its last known token, so that this one and each draft give a new token. A row that
+    pools its prompt never samples.
     """
 
     row: int

@@ -12,7 +12,7 @@ def check_stop(request: Request) -> Stop | None:
     """Does the last output token end the request? In the documented order: EOS, stop ids, the end
     of its grammar, length, repetition.
     """
-    params, output = request.params, request.output_token_ids
+    params, output = request.sampling, request.output_token_ids
     token = output[-1]
     if token == params.eos_token_id and not params.ignore_eos:
         return Stop(Reason.STOP)
@@ -46,9 +46,16 @@ def find_stop(request: Request, num_new: int) -> tuple[Stop | None, int]:
     return check_stop(request), 0
 
 
+def ends_with_prompt(request: Request) -> bool:
+    """Is this a request that draws no tokens, and its prompt computed?"""
+    return not request.generates and request.num_confirmed_tokens == request.num_tokens
+
+
 def stop_ids(request: Request) -> list[int]:
     """The ids that can end this request."""
-    params = request.params
+    if not request.generates:
+        return []
+    params = request.sampling
     ids = list(params.stop_token_ids or ())
     if params.eos_token_id is not None and not params.ignore_eos:
         ids.append(params.eos_token_id)

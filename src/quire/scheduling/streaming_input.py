@@ -44,6 +44,9 @@ def resume(request: Request, given: NextInput, max_model_len: int) -> None:
 
 def limit_length(request: Request, max_model_len: int) -> None:
     """Set how long the request may become: by its max_tokens and by the model."""
-    max_tokens = request.params.max_tokens
+    if not request.generates:
+        request.max_total_tokens = request.num_prompt_tokens
+        return
+    max_tokens = request.sampling.max_tokens
     assert max_tokens is not None, "the input processor resolves max_tokens"
     request.max_total_tokens = min(max_model_len, request.num_prompt_tokens + max_tokens)

@@ -1,12 +1,12 @@
 """Routes that control the engine; they exist only with `--enable-admin`, and always ask for a key.
 
-Most of them serve one verb of engine/control_verbs.py: `_serve` names the verb, the parameters,
-which are in the query, as the field has it, and the reply.
+Most of them serve one verb of engine/control_verbs.py: `_route` makes such a route of the verb, its
+parameters, which are in the query, as the field has it, and the reply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
 from quire.server.context import Server
 from quire.server.http.body import T
 from quire.server.http.failures import JSON, Refusal
+from quire.server.http.route_entry import RouteEntry
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,19 +78,21 @@ class ProfileRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     profile_prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 
 
-def _serve(
+def _route(
+    methods: str,
+    path: str,
     verb: Callable[..., Any],
     takes: type[msgspec.Struct] | None = None,
     reply: Callable[[Any, Any], dict[str, Any]] | None = None,
     *,
     has_body: bool = False,
     needs_pause: bool = False,
-) -> Callable[[Server, Request], Awaitable[Response]]:
-    """The handler that calls `verb` with the fields of `takes`, in their order.
+) -> RouteEntry:
+    """The route that calls `verb` with the fields of `takes`, in their order.
 
     They are in the query, or, with `has_body`, in a body that may be left out. `reply` makes the
-    answer's body of them and of what the verb gave; None: it is empty. `needs_pause`: an
-    EngineError of the verb says that the engine is not paused (409).
+    reply's body of them and of the verb's answer; None: it is empty. `needs_pause`: an EngineError
+    of the verb says that the engine is not paused (409).
     """
 
     async def handler(server: Server, request: Request) -> Response:
@@ -107,30 +110,8 @@ def _serve(
             raise
         return Response() if reply is None else _reply(reply(given, answer))
 
-    handler.__name__, handler.__doc__ = verb.__name__, verb.__doc__
-    return handler
-
-
-sleep = _serve(
-    AsyncLLM.sleep, SleepQuery, lambda query, _: {"status": "sleeping", "level": query.level}
-)
-wake_up = _serve(
-    AsyncLLM.wake_up,
-    WakeQuery,
-    lambda query, is_awake: {"status": "awake" if is_awake else "sleeping", "tags": query.tags},
-)
-is_sleeping = _serve(AsyncLLM.is_sleeping, None, lambda _, answer: {"is_sleeping": answer})
-pause = _serve(AsyncLLM.pause_generation, PauseQuery, lambda *_: {"status": "paused"})
-resume = _serve(AsyncLLM.resume_generation, None, lambda *_: {"status": "resumed"})
-is_paused = _serve(AsyncLLM.is_paused, None, lambda _, answer: {"is_paused": answer})
-reset_prefix_cache = _serve(
-    AsyncLLM.reset_prefix_cache, ResetQuery, lambda _, answer: {"success": answer}
-)
-reset_mm_cache = _serve(AsyncLLM.reset_mm_cache)
-reset_encoder_cache = _serve(AsyncLLM.reset_encoder_cache)
-release_kv_cache_memory = _serve(AsyncLLM.release_kv_cache_memory, needs_pause=True)
-start_profile = _serve(AsyncLLM.start_profile, ProfileRequest, has_body=True)
-stop_profile = _serve(AsyncLLM.stop_profile, None, lambda _, files: {"files": files})
+    handler.__doc__ = (verb.__doc__ or "").partition("\n\n")[0]
+    return RouteEntry(methods, path, handler, takes if has_body else None)
 
 
 async def collective_rpc(server: Server, request: Request) -> Response:
@@ -185,3 +166,37 @@ def _query(request: Request, type: type[T]) -> T:
 
 def _reply(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
+
+
+ADMIN_ROUTES: tuple[RouteEntry, ...] = (
+    _route(
+        "POST", "/sleep", AsyncLLM.sleep, SleepQuery,
+        lambda query, _: {"status": "sleeping", "level": query.level},
+    ),
+    _route(
+        "POST", "/wake_up", AsyncLLM.wake_up, WakeQuery,
+        lambda query, awake: {"status": "awake" if awake else "sleeping", "tags": query.tags},
+    ),
+    _route("GET", "/is_sleeping", AsyncLLM.is_sleeping, None, lambda _, it: {"is_sleeping": it}),
+    _route(
+        "POST", "/pause", AsyncLLM.pause_generation, PauseQuery,
+        lambda *_: {"status": "paused"},
+    ),
+    _route("POST", "/resume", AsyncLLM.resume_generation, None, lambda *_: {"status": "resumed"}),
+    _route("GET", "/is_paused", AsyncLLM.is_paused, None, lambda _, it: {"is_paused": it}),
+    _route(
+        "POST", "/reset_prefix_cache", AsyncLLM.reset_prefix_cache, ResetQuery,
+        lambda _, done: {"success": done},
+    ),
+    _route("POST", "/reset_mm_cache", AsyncLLM.reset_mm_cache),
+    _route("POST", "/reset_encoder_cache", AsyncLLM.reset_encoder_cache),
+    _route(
+        "POST", "/release_kv_cache_memory", AsyncLLM.release_kv_cache_memory,
+        needs_pause=True,
+    ),
+    _route("POST", "/start_profile", AsyncLLM.start_profile, ProfileRequest, has_body=True),
+    _route("POST", "/stop_profile", AsyncLLM.stop_profile, None, lambda _, files: {"files": files}),
+    RouteEntry("POST", "/collective_rpc", collective_rpc, RpcRequest),
+    RouteEntry("POST", "/abort_requests", abort_requests, AbortRequest),
+    RouteEntry("POST", "/scale_elastic_ep", scale_elastic_ep, ScaleRequest),
+)  # fmt: skip

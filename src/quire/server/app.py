@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 from quire.server.context import Server
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.request_log import RequestLog
+from quire.server.http.route_entry import RouteEntry
 from quire.server.http.security import KeyGuard
-from quire.server.routes import RouteEntry
 
 _CLIENT_GONE = 499
 """For the log alone: nobody is there to read it."""

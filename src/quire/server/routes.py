@@ -1,40 +1,21 @@
-"""The table of routes: what a server answers, with what bodies. The documents are made from it."""
+"""The table of routes: what a server answers, with what bodies. The documents are made from it, and
+from that of the routes that control the engine (admin.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TypeAlias
-
-from starlette.requests import Request
-from starlette.responses import Response
-
-from quire.server import admin, health, tokens
+from quire.server import health, tokens
 from quire.server.anthropic import routes as messages
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
-from quire.server.context import Server
 from quire.server.http import documents
+from quire.server.http.route_entry import RouteEntry
 from quire.server.openai import chat, completions, models, rendering, replies, requests
 from quire.server.page import page
 from quire.server.responses import routes as responses
 from quire.server.responses.input_items import InputItems
 from quire.server.responses.replies import ResponseObject
 from quire.server.responses.requests import ResponsesRequest
-
-Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class RouteEntry:
-    """One path: its methods, who answers, and the types of its bodies (None: none)."""
-
-    methods: str
-    path: str
-    handler: Handler
-    takes: type | None = None
-    gives: type | None = None
-
 
 HEALTH_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/health", health.health),
@@ -106,22 +87,4 @@ ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply
     ),
-)
-
-ADMIN_ROUTES: tuple[RouteEntry, ...] = (
-    RouteEntry("POST", "/sleep", admin.sleep),
-    RouteEntry("POST", "/wake_up", admin.wake_up),
-    RouteEntry("GET", "/is_sleeping", admin.is_sleeping),
-    RouteEntry("POST", "/pause", admin.pause),
-    RouteEntry("POST", "/resume", admin.resume),
-    RouteEntry("GET", "/is_paused", admin.is_paused),
-    RouteEntry("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
-    RouteEntry("POST", "/reset_mm_cache", admin.reset_mm_cache),
-    RouteEntry("POST", "/reset_encoder_cache", admin.reset_encoder_cache),
-    RouteEntry("POST", "/release_kv_cache_memory", admin.release_kv_cache_memory),
-    RouteEntry("POST", "/collective_rpc", admin.collective_rpc, admin.RpcRequest),
-    RouteEntry("POST", "/abort_requests", admin.abort_requests, admin.AbortRequest),
-    RouteEntry("POST", "/scale_elastic_ep", admin.scale_elastic_ep, admin.ScaleRequest),
-    RouteEntry("POST", "/start_profile", admin.start_profile, admin.ProfileRequest),
-    RouteEntry("POST", "/stop_profile", admin.stop_profile),
 )

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
+from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import build_app
 from quire.server.assemble import Beside, access_of, build_server, listening_of
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
-from quire.server.routes import ADMIN_ROUTES, HEALTH_ROUTES, ROUTES
+from quire.server.routes import HEALTH_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)
 

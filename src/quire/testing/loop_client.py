@@ -73,10 +73,6 @@ class LoopClient:
         """What is known of one core now."""
         return self.inner.core_status(engine_index)
 
-    def restart_core(self, engine_index: int) -> None:
-        """What `inner` does about it."""
-        self.inner.restart_core(engine_index)
-
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the core."""
         self.inner.shutdown(timeout_s)

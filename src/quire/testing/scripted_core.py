@@ -27,7 +27,6 @@ from quire.engine.wire.messages import (
     SchedulerStats,
     Started,
 )
-from quire.errors import EngineDeadError
 from quire.params import SamplingParams
 
 T = TypeVar("T")
@@ -89,7 +88,7 @@ class ScriptedCore:
         rows: list[tuple[int, LogprobRow]] = []
         for request in list(self.requests.values()):
             for token_id in self._advance(request, outputs):
-                params = request.sampling_params
+                params = _sampling(request)
                 if params.num_logprobs is not None:
                     row = logprob_row(token_id, params, self._vocab_size)
                     rows.append((len(outputs.token_ids), row))
@@ -109,10 +108,6 @@ class ScriptedCore:
     def core_status(self, engine_index: int) -> CoreStatus:
         """It lives as long as this process."""
         return CoreStatus(engine_index, 0, os.getpid(), True, True, bool(self.requests))
-
-    def restart_core(self, engine_index: int) -> None:
-        """It cannot die."""
-        raise EngineDeadError("A scripted core is not restarted.")
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Note it."""
@@ -211,7 +206,7 @@ class ScriptedCore:
             return tokens
         if start == 0:
             outputs.started.append(Started(request.handle, 0, 0.0))
-            if request.sampling_params.prompt_logprobs is not None:
+            if _sampling(request).prompt_logprobs is not None:
                 outputs.prompt_logprobs.append(prompt_logprobs(request, self._vocab_size))
         self._given[request.handle] += len(tokens)
         outputs.handles.append(request.handle)
@@ -222,7 +217,7 @@ class ScriptedCore:
     def _end(
         self, request: EngineCoreRequest, token_id: int, num_output_tokens: int
     ) -> Finished | None:
-        params, handle = request.sampling_params, request.handle
+        params, handle = _sampling(request), request.handle
         if token_id == params.eos_token_id:
             return Finished(handle, FinishReason.STOP)
         if token_id in (params.stop_token_ids or ()):
@@ -244,9 +239,14 @@ def logprob_row(token_id: int, params: SamplingParams, vocab_size: int) -> Logpr
     return ids, [value(one, token_id) for one in ids], rank(token_id)
 
 
+def _sampling(request: EngineCoreRequest) -> SamplingParams:
+    assert isinstance(request.params, SamplingParams), "the core generates only"
+    return request.params
+
+
 def prompt_logprobs(request: EngineCoreRequest, vocab_size: int) -> PromptLogprobs:
     """What a core tells about a prompt."""
-    most = request.sampling_params.prompt_logprobs or 0
+    most = _sampling(request).prompt_logprobs or 0
     prompt = request.prompt_token_ids[1:]
     ids = [[one, *_likeliest(one, most, vocab_size)] for one in prompt]
     values = [[value(one, row[0]) for one in row] for row in ids]

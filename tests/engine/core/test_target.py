@@ -10,10 +10,11 @@ import torch
 from quire.config.kv_pool_size import MeasuredMemory
 from quire.config.planning import gather_machine_facts, gather_model_facts
 from quire.config.resolve.resolve import resolve
-from quire.engine.core import platform
-from quire.engine.core.kv_sizing import blocks_for
-from quire.engine.core.platform import open_platform
+from quire.engine.core.builder import worker_config
 from quire.errors import InvalidParameter, LoadError
+from quire.executor import platform
+from quire.executor.kv_sizing import blocks_for
+from quire.executor.platform import open_platform
 from quire.hardware.facts import GpuFacts
 from quire.kernels.cpu.runtime import find_native
 from quire.models import memories_of, plan_kv_pool, read_spec
@@ -34,7 +35,10 @@ def plan_of(folder, machine=None, **wishes):
     return resolve(args, gather_model_facts(args), machine or gather_machine_facts())
 
 
-@pytest.mark.parametrize("name", ["cuda", "stream_device", "decode_graphs", "arena", "warm_up"])
+@pytest.mark.parametrize(
+    "name",
+    ["devices.cuda", "devices.stream_device", "forward.decode_graphs", "devices.arena", "warm_up"],
+)
 def test_the_gpu_s_modules_import_without_one(name):
     importlib.import_module(f"quire.runner.{name}")
 
@@ -42,13 +46,13 @@ def test_the_gpu_s_modules_import_without_one(name):
 def test_determinism_is_promised_or_refused(folder, monkeypatch):
     plan = plan_of(folder, deterministic=True, device="cpu")
     if find_native()[0] is not None:
-        assert open_platform(plan).ops.batch_invariant
+        assert open_platform(worker_config(plan)).ops.batch_invariant
     monkeypatch.setattr(platform, "open_runtime", lambda **_: None)
     plain = platform.select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
     monkeypatch.setattr(platform, "select", lambda **_: plain)
     with pytest.raises(InvalidParameter, match="deterministic.*plain torch"):
-        open_platform(plan)
-    assert not open_platform(plan_of(folder, device="cpu")).ops.batch_invariant
+        open_platform(worker_config(plan))
+    assert not open_platform(worker_config(plan_of(folder, device="cpu"))).ops.batch_invariant
 
 
 def test_the_log_says_who_serves_attention_and_why_nobody_better(folder, monkeypatch, caplog):
@@ -61,9 +65,9 @@ def test_the_log_says_who_serves_attention_and_why_nobody_better(folder, monkeyp
     monkeypatch.setattr(platform, "select", lambda **_: bind(facts, choosy, ["choosy"]))
     monkeypatch.setattr(platform, "open_runtime", lambda **_: None)
     with caplog.at_level("INFO", logger=platform.__name__):
-        open_platform(plan_of(folder, device="cpu"))
-    told = "The provider torch serves attention (choosy: allocate_kv: is not in the mood)."
-    assert told in caplog.messages
+        open_platform(worker_config(plan_of(folder, device="cpu")))
+    line = "Attention provider: torch (choosy: allocate_kv: is not in the mood)."
+    assert line in caplog.messages
 
 
 def test_blocks_are_what_was_measured_up_to_enough(folder):
@@ -74,15 +78,16 @@ def test_blocks_are_what_was_measured_up_to_enough(folder):
         | {"gpu": gpu, "torch_cuda": "13.0"}
     )
     plan = plan_of(folder, on_gpu, max_num_seqs=4, max_model_len=1000)
+    config = worker_config(plan)
     memories = memories_of([read_spec(plan.hf_config)])
     pool = plan_kv_pool(memories, plan.block_size, NumberBytes(2, 2))
     block_bytes = plan.kv_cache_bytes // plan.num_blocks
     gib = 1 << 30
     roomy = MeasuredMemory(80 * gib, 60 * gib, plan.memory_share)
-    assert blocks_for(plan, pool, roomy, block_bytes) == 1 + 4 * 32
+    assert blocks_for(config, pool, roomy, block_bytes) == 1 + 4 * 32
     tight = MeasuredMemory(10 * gib, 10 * gib - 9 * gib + 50 * block_bytes, 0.9)
-    assert blocks_for(plan, pool, tight, block_bytes) == 50
+    assert blocks_for(config, pool, tight, block_bytes) == 50
     for left in (0, 20):
         little = MeasuredMemory(10 * gib, gib + left * block_bytes, 0.9)
         with pytest.raises(LoadError, match=f"Pass max_model_len={max(0, left - 1) * 32} "):
-            blocks_for(plan, pool, little, block_bytes)
+            blocks_for(config, pool, little, block_bytes)

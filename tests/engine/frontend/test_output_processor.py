@@ -3,11 +3,17 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason
+from quire.engine.wire.messages import (
+    EngineCoreOutputs,
+    Finished,
+    FinishReason,
+    PooledOutput,
+)
 from quire.outputs import FlatLogprobs
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.scripted_core import logprob_row, rank, value
@@ -391,3 +397,16 @@ def test_statistics_of_a_request():
     engine = make_engine(lambda request: [10])
     start(engine, max_tokens=1)
     assert run(engine)[-1].metrics is None
+
+
+def test_a_generation_that_gets_a_pooled_result_fails_alone():
+    """Only a core that mixes kinds up would send it; the text is not made of it."""
+    engine = make_engine(lambda request: [7, 8, 9])
+    for name in ("0", "1"):
+        engine.add_request(name, {"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=3))
+    vector = np.zeros(4, np.float32)
+    pooled = EngineCoreOutputs(pooled=[PooledOutput(0, vector), PooledOutput(99, vector)])
+    processed = engine.front_end.outputs.process(pooled)
+    [failed] = processed.outputs
+    assert failed.request_id == "0" and failed.outputs[0].finish_reason == "error"
+    assert processed.stopped == [0] and engine.front_end.outputs.num_unfinished == 1

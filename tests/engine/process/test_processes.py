@@ -159,7 +159,7 @@ def test_a_death_is_told_and_a_restart_serves_again(plan, how):
         with pytest.raises(EngineDeadError):
             client.add_request(request(3))
         assert not client.core_status(0).is_running
-        client.restart_core(0)
+        client.remote.restart_core(0)
         assert drain_one(client, 1) == expected
         again = client.core_status(0)
         assert (again.incarnation, again.is_running) == (2, True)
@@ -249,7 +249,7 @@ def test_a_lost_request_is_the_death_of_the_core(plan):
         with pytest.raises(EngineDeadError, match="message 3 came behind message 1"):
             while True:
                 client.get_output()
-        client.restart_core(0)
+        client.remote.restart_core(0)
         assert len(drain_one(client, 3)) == 8
     finally:
         client.shutdown()
@@ -316,7 +316,7 @@ def test_one_core_serves_two_front_ends(plan):
         with pytest.raises(EngineDeadError):
             first.call(Utility("is_sleeping"))
         with pytest.raises(EngineDeadError, match="not ours to restart"):
-            second.restart_core(0)
+            second.remote.restart_core(0)
     finally:
         second.shutdown()
         first.shutdown()
@@ -347,7 +347,7 @@ def test_an_event_loop_gets_the_same_and_hears_of_a_death(plan, client):
             with pytest.raises(EngineDeadError):
                 while True:
                     await found.get_output()
-            found.restart_core(0)
+            found.remote.restart_core(0)
             found.add_request(request(400))
             again = []
             while len(again) < 8:

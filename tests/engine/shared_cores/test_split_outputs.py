@@ -11,6 +11,7 @@ from quire.engine.wire.messages import (
     Finished,
     FinishReason,
     LogprobColumns,
+    PooledOutput,
     PromptLogprobs,
     SchedulerStats,
     Started,
@@ -48,6 +49,7 @@ def steps(draw):
         started=[Started(handle, 1, 0.5) for handle in ended],
         prompt_logprobs=[PromptLogprobs(handle, *arrays) for handle in ended],
         logprobs=columns(index) if draw(st.booleans()) else None,
+        pooled=[PooledOutput(handle, arrays[1][0]) for handle in ended if draw(st.booleans())],
         stats=SchedulerStats(num_running_reqs=4),
         timestamp=3.5,
         engine_index=2,
@@ -62,6 +64,7 @@ def rows(step):
             one.new_token_ids,
             one.end,
             one.new_prompt_logprobs is not None,
+            one.pooling_output is not None,
             one.num_cached_tokens,
             None
             if one.new_logprobs is None

@@ -18,6 +18,7 @@ from quire.engine.wire.messages import (
     FinishReason,
     Hello,
     LogprobColumns,
+    PooledOutput,
     PromptLogprobs,
     SchedulerStats,
     Started,
@@ -25,7 +26,7 @@ from quire.engine.wire.messages import (
     UtilityRequest,
     Welcome,
 )
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 
 MESSAGES = [
     *(EngineCoreRequest, EngineCoreOutputs, UtilityRequest, UtilityOutput),
@@ -77,6 +78,7 @@ def test_outputs_arrive_as_they_were_sent(rows):
         stats=SchedulerStats(1, 2, 0.5),
         incarnation=4,
         utility_output=UtilityOutput(3, None, {"a": [1, None]}),
+        pooled=[PooledOutput(8, two.values[:1, 0]), PooledOutput(9, two.values)] if rows else [],
     )  # fmt: skip
     assert same(outputs, over_the_wire(outputs))
 
@@ -103,6 +105,16 @@ def test_requests_arrive_as_they_were_sent(params, ids):
     params.update_from_generation_config({"eos_token_id": [5, 6]}, 7)
     request = EngineCoreRequest(3, ids, params, 2**64 - 1, 1.0, -4, "salt", ids[:2])
     assert over_the_wire(request) == request
+
+
+def test_the_kind_of_a_request_arrives():
+    """The two kinds have fields of the same names, so the type itself travels."""
+    for params in (SamplingParams(), PoolingParams(), PoolingParams(task="embed", dimensions=8)):
+        request = EngineCoreRequest(3, [1, 2], params, 0, 1.0)
+        arrived = over_the_wire(request)
+        assert arrived == request and type(arrived.params) is type(params)
+        kinds = (arrived.sampling_params, arrived.pooling_params)
+        assert kinds == ((params, None) if isinstance(params, SamplingParams) else (None, params))
 
 
 def test_large_arrays_travel_beside_the_message_without_a_copy():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -12,10 +14,18 @@ from quire.ops.cases import CASES
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
-LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason=REASON),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in KV_OPS + ATTENTION_OPS and not case.is_bench]
+
+
+@cache
+def cpu_ops(isa, dtype):
+    runtime = CpuRuntime(num_threads=2, isa=isa)
+    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
 
 
 def dtype_id(dtype):
@@ -28,8 +38,5 @@ def case_id(case):
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_native_op_conforms(isa, dtype, case):
-    runtime = CpuRuntime(num_threads=2, isa=isa)
-    native = select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
-    check(case, dtype, native)
+    check(case, dtype, cpu_ops(isa, dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
@@ -17,14 +18,17 @@ from quire.ops.cases import CASES
 from tests.support.op_conformance import check, relative_error
 
 NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
-LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason=REASON),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in LINEAR_OPS and not case.is_bench]
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
 SHAPES = [(1, 1), (2, 33), (3, 31), (31, 65), (127, 32), (128, 64), (129, 1), (257, 96), (640, 70)]
 
 
+@cache
 def cpu_ops(isa, dtype, num_threads=2):
     runtime = CpuRuntime(num_threads=num_threads, isa=isa)
     return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
@@ -54,7 +58,6 @@ def error_limit(x, weight, bias, truth):
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_native_op_conforms(isa, dtype, case):
     ops = dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True)
     check(case, dtype, ops)
@@ -62,7 +65,6 @@ def test_native_op_conforms(isa, dtype, case):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_products_of_any_shape_are_right(isa, dtype, shape):
     ops = cpu_ops(isa, dtype)
     width, out = shape
@@ -78,7 +80,6 @@ def test_products_of_any_shape_are_right(isa, dtype, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_a_row_has_the_same_bits_in_any_company(isa, dtype, shape):
     one, two = cpu_ops(isa, dtype, num_threads=1), cpu_ops(isa, dtype, num_threads=2)
     width, out = shape
@@ -95,7 +96,6 @@ def test_a_row_has_the_same_bits_in_any_company(isa, dtype, shape):
 
 @pytest.mark.parametrize("ffn", [1, 31, 32, 45, 64, 100])
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))
-@pytest.mark.parametrize("isa", LEVELS)
 def test_feed_forward_layers(isa, act, ffn):
     ops, dtype = cpu_ops(isa, torch.float32), torch.float32
     for gated in (True, False):
@@ -112,7 +112,6 @@ def test_feed_forward_layers(isa, act, ffn):
 
 
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))
-@pytest.mark.parametrize("isa", LEVELS)
 def test_activations_are_exact_over_their_range(isa, act):
     ops = cpu_ops(isa, torch.float32)
     one = ops.pack_linear(torch.ones(1, 1), None)
@@ -123,7 +122,6 @@ def test_activations_are_exact_over_their_range(isa, act):
     assert ((y - truth).abs() <= 4e-7 * x.abs().clamp(max=12) + 1e-6 * truth.abs()).all()
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_not_a_number_and_infinity_come_through(isa):
     ops = cpu_ops(isa, torch.float32)
     one = ops.pack_linear(torch.ones(1, 1), None)
@@ -136,7 +134,6 @@ def test_not_a_number_and_infinity_come_through(isa):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_capped_logits(isa, dtype):
     ops = cpu_ops(isa, dtype)
     head = ops.pack_linear(draw(70, 48, dtype=dtype), None)

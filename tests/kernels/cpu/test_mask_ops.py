@@ -1,6 +1,8 @@
-"""The native masks against the rules of every provider."""
+"""The native masks against the rules of every provider, at each level."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
@@ -12,20 +14,23 @@ from quire.ops.cases import CASES
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason=REASON),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 HOSTILE = [case for case in CASES if case.op in MASK_OPS and not case.is_bench]
 
 
-def native_ops(num_threads=2):
-    runtime = CpuRuntime(num_threads=num_threads)
+@cache
+def native_ops(isa=None, num_threads=2):
+    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
     return select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case.name)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_native_op_conforms(case, num_threads):
-    dtype = torch.float32
-    check(case, dtype, native_ops(num_threads))
+def test_native_op_conforms(isa, num_threads, case):
+    check(case, torch.float32, native_ops(isa, num_threads))
 
 
 def test_rows_apart_and_masks_apart():

@@ -13,7 +13,6 @@ from quire.ops.quantized import quantize_rows, quantize_weight
 
 NATIVE, REASON = find_native()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
-LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
 KEPT_ROWS = [WeightFormat("int8", 0, False), WeightFormat("int4", 64, False)]
@@ -47,7 +46,6 @@ def draw(*shape, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_native_products_are_the_definition(isa, format, shape):
     width, out = shape
     for dtype in DTYPES:
@@ -68,7 +66,6 @@ def test_native_products_are_the_definition(isa, format, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_a_row_has_the_same_bits_in_any_company(isa, format, shape):
     one, two = cpu_ops(isa, num_threads=1), cpu_ops(isa, num_threads=2)
     width, out = shape
@@ -80,7 +77,6 @@ def test_a_row_has_the_same_bits_in_any_company(isa, format, shape):
         assert torch.equal(two.linear(x[len(x) - rows :], packed), alone[len(x) - rows :])
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_int8_sums_are_the_same_integers_at_every_level(isa):
     # scales of 1: the sums themselves come out, and fp32 holds them
     ops = cpu_ops(isa)
@@ -93,7 +89,6 @@ def test_int8_sums_are_the_same_integers_at_every_level(isa):
     assert torch.equal(y.double(), x.double() @ weight.double().T)
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_a_weight_of_sixteen_steps_is_exact_in_int4(isa):
     ops = cpu_ops(isa)
     generator = torch.Generator().manual_seed(6)
@@ -107,7 +102,6 @@ def test_a_weight_of_sixteen_steps_is_exact_in_int4(isa):
 
 
 @pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_a_row_that_is_not_finite_stays_alone(isa, format):
     ops = cpu_ops(isa)
     packed = ops.pack_linear(draw(40, 70), None, format)
@@ -119,7 +113,6 @@ def test_a_row_that_is_not_finite_stays_alone(isa, format):
     assert torch.equal(y[1:3], before[1:3])
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_feed_forward_layers_logits_and_experts(isa):
     ops, plain = cpu_ops(isa), select(device="cpu", dtype=torch.float32, providers=["torch"])
     format = FORMATS[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,12 +16,17 @@ from quire.ops.cases import CASES
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
-LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason=REASON),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
+REFUSALS = dict(NATIVE.levels()) if NATIVE else {}
+NO_AVX512 = REFUSALS.get("avx512", "the native module has no code for AVX-512")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in ROW_OPS and not case.is_bench]
 
 
+@cache
 def cpu_ops(isa, dtype, num_threads=2):
     """The provider "cpu" on a runtime of its own, its claim of batch invariance taken at its word
     although plain torch serves the other ops.
@@ -40,12 +46,11 @@ def case_id(case):
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
-@pytest.mark.parametrize("isa", LEVELS)
 def test_native_op_conforms(isa, dtype, case):
     check(case, dtype, cpu_ops(isa, dtype))
 
 
-@pytest.mark.skipif("avx512" not in LEVELS, reason="needs AVX-512")
+@pytest.mark.skipif(bool(NO_AVX512), reason=NO_AVX512)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 def test_avx2_and_avx512_give_the_same_bits(dtype):
     torch.manual_seed(0)
@@ -60,7 +65,6 @@ def test_avx2_and_avx512_give_the_same_bits(dtype):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_every_number_of_16_bits_survives_and_rounding_is_torch_s(isa):
     patterns = torch.from_numpy(np.arange(1 << 16, dtype=np.uint16).view(np.int16))
     torch.manual_seed(0)
@@ -73,7 +77,6 @@ def test_every_number_of_16_bits_survives_and_rounding_is_torch_s(isa):
         assert torch.equal(add(x, y).nan_to_num(7), (x + y).nan_to_num(7))
 
 
-@pytest.mark.parametrize("isa", LEVELS)
 def test_gates_of_any_size(isa):
     gate = torch.tensor([[0.0, -0.0, 1, -1, 20, -20, 87, -87, 88.5, -88.5, 1e30, -1e30]])
     gate = torch.cat([gate, torch.tensor([[float("inf"), -float("inf"), float("nan")]])], 1)

@@ -5,6 +5,7 @@ and the same answer for few rows, many rows and any number of threads.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from quire.ops.sampling.noise import noise_keys, token_hashes
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
-LEVELS = [name for name, why in NATIVE.levels() if not why] if NATIVE else []
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason=REASON),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 OPS = ("greedy", "draw", "truncate", "rank")
 SAMPLE_CASES = [case for case in CASES if case.op in OPS and not case.is_bench]
 PLAIN = select(device="cpu", dtype=torch.float32, providers=["torch"])
@@ -47,8 +50,9 @@ FILTERS = [
 ]
 
 
-def native(level=None, num_threads=1):
-    runtime = CpuRuntime(num_threads=num_threads, isa=level)
+@cache
+def native(isa=None, num_threads=1):
+    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
     return select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
 
 
@@ -63,17 +67,15 @@ def draw_arguments(settings, width, first_seed=0):
     return torch.tensor(settings, dtype=torch.float64), torch.from_numpy(keys), token_hashes(width)
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", SAMPLE_CASES, ids=lambda case: f"{case.op}/{case.name}")
-def test_conforms(case, level):
-    check(case, torch.float32, native(level))
+def test_conforms(case, isa):
+    check(case, torch.float32, native(isa))
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_are_those_of_the_definition(shape, level):
+def test_tokens_are_those_of_the_definition(shape, isa):
     """Every filter and many seeds on rows large enough for the short cuts."""
-    ops = native(level)
+    ops = native(isa)
     settings = FILTERS * 6
     logits = rows_of(shape, 3).repeat(len(settings) // 3, 1)
     arguments = draw_arguments(settings, VOCAB)

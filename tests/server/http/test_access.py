@@ -10,7 +10,8 @@ import pytest
 
 from quire.cli import serve
 from quire.config.args.server_args import ServerArgs
-from quire.server.routes import ADMIN_ROUTES, ROUTES
+from quire.server.admin import ADMIN_ROUTES
+from quire.server.routes import ROUTES
 from tests.server.serve_process import serving
 
 FREE = ("/", "/health", "/ping", "/ready")

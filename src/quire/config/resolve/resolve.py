@@ -18,7 +18,11 @@ from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
 from quire.config.resolve.memory import decide_memory
-from quire.config.resolve.parallel import decide_data_parallel, decide_expert_parallel
+from quire.config.resolve.parallel import (
+    decide_data_parallel,
+    decide_executor,
+    decide_expert_parallel,
+)
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter
@@ -89,6 +93,7 @@ def _decide_names(d: Decisions) -> None:
 def _decide_machine(d: Decisions, is_headless: bool) -> None:
     decide_data_parallel(d, is_headless)
     decide_expert_parallel(d)
+    decide_executor(d)
     d.wished("max_core_restarts")
     d.wished("spare_core")
     _decide_threads(d)

@@ -1,4 +1,5 @@
-"""Step 3 of 8 on a request's path: how a front end reaches engine cores, wherever they run.
+"""The interface of step 4 of 8 on a request's path: how a front end reaches engine cores, wherever
+they run.
 
 In: `EngineCoreRequest`, made by engine/frontend/input_processor.py. Out: `EngineCoreOutputs` for
 engine/frontend/output_processor.py. Next: engine/core/core.py. A core in this process is called
@@ -8,8 +9,8 @@ other end of its sockets.
 
 Sending never waits, so it is the same for every client. The two protocols below differ in how they
 wait for outputs and answers: `EngineCoreClient` blocks the calling thread, `AsyncEngineCoreClient`
-is awaited. Both raise `EngineDeadError` when a core has died, with its `engine_index`. The client
-goes on with the other cores, and `restart_core` starts the dead one again.
+is awaited. Both raise `EngineDeadError`, with the core's `engine_index`, when one has died that is
+not restarted (supervisor.py); the client goes on with the other cores.
 """
 
 from __future__ import annotations
@@ -100,14 +101,6 @@ class CoreClient(Protocol):
         """What is known of one core now."""
         ...
 
-    def restart_core(self, engine_index: int) -> None:
-        """Start a dead core again, with the next incarnation number; what is sent to it meanwhile
-        waits until it is ready. A failed start is reported as a death.
-
-        Raises EngineDeadError where the client cannot start cores.
-        """
-        ...
-
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the cores: requests may finish for `timeout_s` seconds (None: not at all), then they
         are aborted. Idempotent; outputs, calls and new requests then raise EngineDeadError.
@@ -137,9 +130,7 @@ class AsyncEngineCoreClient(CoreClient, Protocol):
         ...
 
     async def call(self, utility: Utility[T]) -> T:
-        """Call every core and combine their answers into one. Raises what a core raised, and
-        TimeoutError after the utility's `timeout_s`.
-        """
+        """As `EngineCoreClient.call`."""
         ...
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:

@@ -1,6 +1,4 @@
-"""What was asked of an engine as a whole and still holds, so that a new life of a core can be
-brought to it.
-"""
+"""Whether an engine is paused or asleep, so that a restarted core can be brought to that state."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any
 from quire.engine.control_verbs import UTILITIES
 from quire.engine.wire.control_calls import Utility
 
-REPEATABLE = frozenset(method for method, serving in UTILITIES.items() if serving.is_repeatable)
+REPEATABLE = frozenset(name for name, method in UTILITIES.items() if method.is_repeatable)
 """Utilities that may be asked again when it is not known whether they were performed."""
 
 
@@ -23,11 +21,11 @@ class ControlState:
 
     def note(self, call: Utility[Any], answer: object) -> None:
         """A call has succeeded with this answer; False: it has not ended the state altogether."""
-        serving = UTILITIES[call.method]
-        if serving.ends is not None and answer is not False:
-            self._calls[serving.ends].clear()
-        elif state := serving.begins or serving.ends:
-            again = replace(call, args=serving.replay(*call.args))
+        method = UTILITIES[call.method]
+        if method.ends is not None and answer is not False:
+            self._calls[method.ends].clear()
+        elif state := method.begins or method.ends:
+            again = replace(call, args=method.replay(*call.args))
             if self._calls[state][-1:] != [again]:
                 self._calls[state].append(again)
 

@@ -1,4 +1,9 @@
-"""The client of a core in this process: `get_output` runs a step in the calling thread."""
+"""Step 4 of 8 on a request's path where the core is an object in this process: `get_output` runs a
+step in the calling thread.
+
+In: `EngineCoreRequest` from engine/frontend/frontend.py. Out: `EngineCoreOutputs`. Next:
+engine/core/core.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,6 @@ from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
-from quire.errors import EngineDeadError
 
 T = TypeVar("T")
 
@@ -42,8 +46,8 @@ class InprocClient:
         return self._held.popleft() if self._held else self.engine_core.step()
 
     def call(self, utility: Utility[T]) -> T:
-        """`timeout_s` cannot end a call in this process; the call returns when it is done. Where it
-        waits for steps they are made here, and what they bring is held for `get_output`.
+        """`timeout_s` cannot end a call in this process; it returns when it is done. If it waits
+        for steps, they run here, and their outputs are kept for `get_output`.
         """
         answer = perform(self.engine_core, utility.method, utility.args)
         if isinstance(answer, Future):
@@ -53,15 +57,12 @@ class InprocClient:
         return cast(T, answer)
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """A core that can be asked here is alive: its loop is the caller's."""
+        """Always alive: its loop is the caller's."""
         has_work = self.engine_core.has_work
         return CoreStatus(engine_index, 0, os.getpid(), True, True, has_work)
 
-    def restart_core(self, engine_index: int) -> None:
-        raise EngineDeadError("A core in this process ends with it; make a new engine.")
-
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """`timeout_s`: a core in this process runs only while somebody asks for outputs, so its
+        """`timeout_s`: a core in this process runs only while its outputs are asked for, so its
         requests end now.
         """
         self.engine_core.shutdown()

@@ -1,5 +1,9 @@
-"""The client of cores in other processes, and its two ways to wait: a thread that blocks, and an
-event loop that is woken.
+"""Step 4 of 8 on a request's path where cores are processes: their client, with its two ways to
+wait, a thread that blocks and an event loop that is woken.
+
+In: `EngineCoreRequest` from engine/frontend/frontend.py. Out: `EngineCoreOutputs`. Next:
+remote_cores.py chooses the core, engine/process/core_server.py hands the request to
+engine/core/core.py.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from quire.engine.client.scaling import scale
 from quire.engine.client.supervisor import Supervisor
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
-from quire.errors import EngineDeadError, EngineError
+from quire.errors import EngineDeadError
 
 T = TypeVar("T")
 
@@ -24,8 +28,8 @@ T = TypeVar("T")
 class MPClient:
     """What both clients share: everything that does not wait.
 
-    With `max_restarts` a supervisor brings dead cores back; 0: a death is raised, and the caller
-    may restart the core.
+    With `max_restarts` a supervisor restarts dead cores. Without one (0) a death is raised, and
+    `remote.restart_core` starts the core again.
     """
 
     def __init__(self, remote: RemoteCores, max_restarts: int = 0) -> None:
@@ -56,15 +60,6 @@ class MPClient:
 
     def core_status(self, engine_index: int) -> CoreStatus:
         return self.remote.core_status(engine_index)
-
-    def restart_core(self, engine_index: int) -> None:
-        """Raises EngineError where a supervisor restarts cores, EngineDeadError where the core is
-        not ours.
-        """
-        self._require_open()
-        if self.supervisor is not None:
-            raise EngineError("The supervisor restarts cores by itself.")
-        self.remote.restart_core(engine_index)
 
     def wait_until_ready(self, timeout_s: float = 600.0) -> None:
         """Block until every core is ready. Raises the error that kept one from it, TimeoutError."""

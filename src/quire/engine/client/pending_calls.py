@@ -74,6 +74,7 @@ _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {
     "InvalidType": errors.RequestError,
     "NotBuiltYet": errors.RequestError,
     "RequestError": errors.RequestError,
+    "ProfilerAlreadyActive": errors.ProfilerAlreadyActive,
 }
 """Errors that keep their class on the way from a core, where one text is enough to make one."""
 

@@ -1,5 +1,5 @@
-"""Cores in processes of their own, here or on other machines: which core has which request, which
-cores are alive, and what happens when one has died.
+"""Cores in other processes, on this machine or others: sends them requests and calls, takes in
+their outputs, notices when one dies or hangs, and starts, restarts and ends them.
 
 Nothing here waits but `wait_until_ready`: the clients of multiprocess.py call `take` when `wakeup`
 is readable, and `check_health` now and then.
@@ -41,10 +41,9 @@ _Kind = EngineCoreRequestType
 
 
 class RemoteCores:
-    """The cores that are reached through `sockets`; `pool` has the processes of those on this
-    machine.
+    """The cores that `sockets` reach; `pool` starts those that run on this machine.
 
-    `wakeup` becomes readable when anything has come: a message, or the end of a process.
+    `wakeup` becomes readable when something has come: a message, or the end of a process.
     """
 
     next_check_s = CHECK_S
@@ -87,11 +86,9 @@ class RemoteCores:
         found = contextlib.ExitStack()
         if self._folder is not None:
             found.callback(remove_socket_folder, self._folder)
-        if self._handshake is not None:
-            found.callback(self._handshake.close)
-        found.callback(self.sockets.close)
-        if self.coordinator is not None:
-            found.callback(self.coordinator.close)
+        for each in (self._handshake, self.sockets, self.coordinator):
+            if each is not None:
+                found.callback(each.close)
         found.callback(self.pool.end, 0.0)
         found.callback(self.wakeup.close)
         return found
@@ -113,9 +110,9 @@ class RemoteCores:
         engine_index = self._balancer.owners.get(request.handle)
         if engine_index is not None:
             return engine_index
-        serving = [index for index in self._serving() if index not in self.leaving]
         pinned = request.data_parallel_rank
         if pinned is None:
+            serving = [index for index in self._serving() if index not in self.leaving]
             return self._balancer.choose(request, serving)
         if pinned not in self.engine_indices:
             known = ", ".join(map(str, self.engine_indices))

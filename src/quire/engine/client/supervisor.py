@@ -1,8 +1,8 @@
 """Restarts dead cores: streams go on with the tokens that they would have had.
 
 The journal of each core says which requests run again, and in which order (journal.py). A core is
-restarted at once the first time, and after a pause when restarts bring nothing; then it is brought
-to the state that the engine was in (control_state.py).
+restarted at once the first time, and after a pause when restarts make no progress. It is paused or
+put to sleep again if the engine was (control_state.py).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 LONG_LIFE_S = 30.0
-"""A core that ran for this long was worth its restart, whatever it brought."""
+"""A core that ran for this long has made progress, even without a token."""
 
 REQUEST_CRASHED_CORE = "this request crashed the engine core, alone as well, so it is not run again"
 CANNOT_RESUME = "the engine core died, and a request whose input is still open cannot be resumed"
 
 
 class Supervisor:
-    """Stands between a client and its cores; the deaths of cores stay here.
+    """Stands between a client and its cores. The client sees outputs and answers, but no death.
 
-    When `max_restarts` restarts of a core in a row have brought nothing, its next death is that of
-    the engine. Invariant: a core in `_restart_at` is dead, and will be restarted at that time.
+    After `max_restarts` restarts in a row without progress the next death of a core is that of the
+    engine. Invariant: a core in `_restart_at` is dead, and will be restarted at that time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Step 4 of 8 on a request's path: the loop that schedules, executes, learns and reports.
+"""Step 5 of 8 on a request's path: the loop that schedules, executes, learns and reports.
 
 In: `EngineCoreRequest` from engine/client/client.py. Out: `EngineCoreOutputs`, columns of new
 tokens. Next: scheduling/scheduler.py decides each step, the executor runs it.
@@ -24,6 +24,7 @@ from quire.engine.wire.messages import (
     Finished,
     FinishReason,
     LogprobColumns,
+    PooledOutput,
     PromptLogprobs,
     SchedulerStats,
     Started,
@@ -31,11 +32,12 @@ from quire.engine.wire.messages import (
 from quire.errors import EngineDeadError, RequestError
 from quire.executor.abstract import Executor
 from quire.grammar.compiler import GrammarCompiler
-from quire.params import SamplingParams
+from quire.grammar.constraint import Constraint
+from quire.params import RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.in_flight_step import handles_of
-from quire.scheduling.request import Request
+from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput
 from quire.scheduling.step import StepPlan
@@ -93,9 +95,9 @@ class EngineCore(CoreControl):
         if request.continues:
             self._continue(request)
             return
-        params = request.sampling_params
+        params = request.params
         try:
-            grammar = self._grammars.constraint(params, request.thinking)
+            grammar = self._grammar(params, request.thinking)
             self.scheduler.add(
                 Request(
                     handle=request.handle,
@@ -125,7 +127,8 @@ class EngineCore(CoreControl):
         """More input for a request that may have ended meanwhile."""
         if request.handle not in self.scheduler.requests:
             return
-        params = request.sampling_params
+        params = request.params
+        assert isinstance(params, SamplingParams), "the prompt of a pooling request is whole"
         ending = self.scheduler.extend(
             request.handle,
             request.prompt_token_ids,
@@ -136,9 +139,18 @@ class EngineCore(CoreControl):
         if ending is not None:
             self._refused.append(_finished(ending))
 
-    def _needs_host_ids(self, params: SamplingParams, thinking: Thinking | None = None) -> bool:
-        """A mask is made from the ids so far, so nothing that has masks is scheduled ahead."""
-        has_masks = params.structured_outputs is not None or thinking is not None
+    def _grammar(self, params: RequestParams, thinking: Thinking | None) -> Constraint | None:
+        """What the output must follow; None where nothing is demanded, or nothing is generated."""
+        if not isinstance(params, SamplingParams):
+            return None
+        return self._grammars.constraint(params, thinking)
+
+    def _needs_host_ids(self, params: RequestParams, thinking: Thinking | None = None) -> bool:
+        """A mask is made from the ids so far, so nothing that has masks is scheduled ahead. Raises
+        RequestError for a kind of request that the model has no head for.
+        """
+        has_form = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        has_masks = has_form or thinking is not None
         is_ahead = self._depth > 1 and has_masks
         return is_ahead or self.executor.needs_host_ids(params)
 
@@ -233,6 +245,7 @@ class EngineCore(CoreControl):
                 PromptLogprobs(p.handle, p.token_ids, p.values, p.ranks)
                 for p in (brought.prompt_logprobs if brought else ())
             ],
+            pooled=_pooled(brought, learned.finished) if brought else [],
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
         )
@@ -262,6 +275,15 @@ def _finished(ending: FinishedRequest) -> Finished:
         ending.num_preemptions,
         ending.is_in_text,
     )
+
+
+def _pooled(brought: RunnerOutput, endings: Collection[FinishedRequest]) -> list[PooledOutput]:
+    """The pooled results of the requests that end with them; of one that was preempted meanwhile
+    the next result counts.
+    """
+    ended = {ending.handle for ending in endings if ending.reason is not Reason.ERROR}
+    found = (one for one in brought.pooled if one.handle in ended)
+    return [PooledOutput(one.handle, one.values) for one in found]
 
 
 def _columns(brought: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:

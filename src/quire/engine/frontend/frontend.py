@@ -1,4 +1,9 @@
-"""The parts of an engine on the caller's side of the core, put together from a plan."""
+"""Step 2 of 8 on a request's path: the caller's side of an engine.
+
+In: requests from llm_engine.py or async_llm.py. Out: the same, split into `n` completions and
+registered for their outputs; on the way back, what the output processor makes of the core's
+outputs. Next: input_processor.py, then a client (engine/client/).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from quire.models import read_spec
 from quire.models.spec import Decoder
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.outputs import RequestOutput
-from quire.params import PoolingParams, SamplingParams
+from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
 Client = TypeVar("Client", bound=CoreClient)
@@ -130,7 +135,7 @@ class FrontEnd(Generic[Client]):
             priority=priority,
             **inputs,
         )
-        timeout_s = _timeout_s(timeout_s, request.sampling_params)
+        timeout_s = _timeout_s(timeout_s, request.params)
         request.data_parallel_rank = data_parallel_rank
         request.resumable = resumable
         requests = fan_out(request)
@@ -139,7 +144,7 @@ class FrontEnd(Generic[Client]):
             internal_id=f"{request_id}-{request.handle:08x}",
             prompt=text if prompt_text is None else prompt_text,
             prompt_token_ids=request.prompt_token_ids,
-            output_kind=request.sampling_params.output_kind,
+            output_kind=request.params.output_kind,
             handles=range(request.handle, request.handle + len(requests)),
             num_open=len(requests),
         )
@@ -159,7 +164,7 @@ class FrontEnd(Generic[Client]):
         request: EngineCoreRequest,
     ) -> None:
         if self.tracer is not None:
-            attributes = begun_attributes(group, request.sampling_params)
+            attributes = begun_attributes(group, request.params)
             group.span = self.tracer.begin(headers, request.arrival_time, attributes)
             if group.mailbox is not None:
                 group.mailbox.traceparent = group.span.traceparent
@@ -262,10 +267,10 @@ class FrontEnd(Generic[Client]):
             self.stats.record(None if step is None else step.stats, stats, engine_index)
 
 
-def _timeout_s(given: object, params: SamplingParams) -> float | None:
+def _timeout_s(given: object, params: RequestParams) -> float | None:
     """The seconds that a request may take, by argument or from its `extra_args`; None: no limit."""
     name = "timeout_s"
-    if given is None:
+    if given is None and isinstance(params, SamplingParams):
         name, given = "extra_args['timeout_s']", (params.extra_args or {}).get("timeout_s")
     if given is None:
         return None

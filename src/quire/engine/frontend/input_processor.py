@@ -1,4 +1,4 @@
-"""Step 2 of 8: a prompt and its parameters become an `EngineCoreRequest`, or an error that names
+"""Step 3 of 8: a prompt and its parameters become an `EngineCoreRequest`, or an error that names
 what is wrong.
 
 In: what the caller gave. Out: token ids, checked and completed parameters, a concrete seed:
@@ -108,7 +108,7 @@ class InputProcessor:
         request = EngineCoreRequest(
             handle=handle,
             prompt_token_ids=token_ids,
-            sampling_params=own,
+            params=own,
             seed=0,
             arrival_time=arrival_time,
             priority=checks.integer("priority", priority, -(2**31), 2**31 - 1, allowed),

@@ -24,6 +24,7 @@ from quire.engine.frontend.request_state import RequestState
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.outputs import RequestOutput, RequestStateStats
+from quire.params import SamplingParams
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 
@@ -84,6 +85,7 @@ class OutputProcessor:
         stats = self._new_stats(outputs, processed)
         self._note_starts(outputs, stats)
         self._note_prompts(outputs, processed)
+        self._refuse_pooled(outputs, processed)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
@@ -153,14 +155,15 @@ class OutputProcessor:
     def _new_state(
         self, group: RequestGroup, request: EngineCoreRequest, now: float
     ) -> RequestState:
-        params = request.sampling_params
+        params = request.params
+        assert isinstance(params, SamplingParams), "the input processor refuses other requests"
         tokenizer = self._tokenizer if params.detokenize else None
         wants_logprobs = params.num_logprobs is not None
         prompt = request.prompt_token_ids
         return RequestState(
             request.handle,
             group,
-            OutputText(self._detokenizer(tokenizer, request), params),
+            OutputText(_detokenizer(tokenizer, request.prompt_token_ids, params), params),
             interval=max(self._stream_interval, params.stream_interval or 1),
             logprobs=OutputLogprobs(params, tokenizer) if wants_logprobs else None,
             prompt_logprobs=None
@@ -170,19 +173,6 @@ class OutputProcessor:
             if self._log_stats
             else None,
             max_tokens=params.max_tokens,
-        )
-
-    def _detokenizer(
-        self, tokenizer: Tokenizer | None, request: EngineCoreRequest
-    ) -> IncrementalDetokenizer | None:
-        if tokenizer is None:
-            return None
-        params = request.sampling_params
-        return IncrementalDetokenizer(
-            tokenizer,
-            request.prompt_token_ids,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
 
     def _new_stats(self, outputs: EngineCoreOutputs, processed: Processed) -> IterationStats | None:
@@ -214,6 +204,13 @@ class OutputProcessor:
                 except Exception as error:
                     state.prompt_logprobs = None
                     self._fail(state, error, processed)
+
+    def _refuse_pooled(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
+        """Fail generations that got the result of another kind of request."""
+        for pooled in outputs.pooled:
+            state = self._states.get(pooled.handle)
+            if state is not None:
+                self._fail(state, TypeError("a generation got a pooled result"), processed)
 
     def _advance(
         self,
@@ -288,6 +285,19 @@ class OutputProcessor:
             namesakes.remove(group)
             if not namesakes:
                 del self._by_name[group.request_id]
+
+
+def _detokenizer(
+    tokenizer: Tokenizer | None, prompt_token_ids: list[int], params: SamplingParams
+) -> IncrementalDetokenizer | None:
+    if tokenizer is None:
+        return None
+    return IncrementalDetokenizer(
+        tokenizer,
+        prompt_token_ids,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )
 
 
 def _deliver(group: RequestGroup, output: RequestOutput | None, processed: Processed) -> None:

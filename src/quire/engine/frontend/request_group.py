@@ -11,7 +11,7 @@ from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.observability.tracing import RequestSpan
 from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 
 SEED_MASK = 2**64 - 1
 
@@ -19,10 +19,11 @@ SEED_MASK = 2**64 - 1
 def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
     """The n requests that `request` stands for, with handles and seeds counting up from its own.
 
-    Only the first computes prompt logprobs, which are the same for all.
+    Only the first computes prompt logprobs, which are the same for all. A pooling request stands
+    for itself.
     """
-    params = request.sampling_params
-    if params.n == 1:
+    params = request.params
+    if isinstance(params, PoolingParams) or params.n == 1:
         return [request]
     first, others = _child_params(params), _child_params(params)
     if params.prompt_logprobs is not None:
@@ -32,7 +33,7 @@ def fan_out(request: EngineCoreRequest) -> list[EngineCoreRequest]:
         EngineCoreRequest(
             handle=request.handle + index,
             prompt_token_ids=request.prompt_token_ids,
-            sampling_params=others if index else first,
+            params=others if index else first,
             seed=(request.seed + index) & SEED_MASK,
             arrival_time=request.arrival_time,
             priority=request.priority,

@@ -7,19 +7,23 @@ from quire.engine.stats.step_stats import FinishedRequestStats
 from quire.engine.wire.messages import Finished, FinishReason
 from quire.observability.tracing import RequestSpan
 from quire.outputs import RequestStateStats
-from quire.params import SamplingParams
+from quire.params import RequestParams, SamplingParams
 
 
-def begun_attributes(group: RequestGroup, params: SamplingParams) -> dict[str, object]:
+def begun_attributes(group: RequestGroup, params: RequestParams) -> dict[str, object]:
     """What is known when a request comes; None: not asked for."""
-    return {
+    attributes: dict[str, object] = {
         "gen_ai.request.id": group.request_id,
-        "gen_ai.request.n": params.n,
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
         "gen_ai.usage.prompt_tokens": len(group.prompt_token_ids),
     }
+    if isinstance(params, SamplingParams):
+        attributes |= {
+            "gen_ai.request.n": params.n,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+        }
+    return attributes
 
 
 def end_span(

@@ -128,10 +128,6 @@ class CoreBrokerClient:
         status = self._statuses[engine_index]
         return replace(status, silent_s=status.silent_s + time.monotonic() - self._told_at)
 
-    def restart_core(self, engine_index: int) -> None:
-        """Refused: their owner restarts cores."""
-        raise EngineDeadError("The owner of the cores restarts them.", engine_index=engine_index)
-
     async def call(self, utility: Utility[T]) -> T:
         """Ask every core, and give their one answer."""
         self._require_open()

@@ -31,6 +31,7 @@ def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs
     handles = [*outputs.handles, *(end.handle for end in outputs.finished)]
     handles += [one.handle for one in outputs.started]
     handles += [one.handle for one in outputs.prompt_logprobs]
+    handles += [one.handle for one in outputs.pooled]
     clients = {handle >> CLIENT_SHIFT for handle in handles}
     if len(clients) == 1:
         return {clients.pop(): outputs}
@@ -61,10 +62,11 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs | None:
         finished=[end for end in outputs.finished if end.handle >> CLIENT_SHIFT == client],
         started=[one for one in outputs.started if one.handle >> CLIENT_SHIFT == client],
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p.handle >> CLIENT_SHIFT == client],
+        pooled=[one for one in outputs.pooled if one.handle >> CLIENT_SHIFT == client],
         logprobs=_logprobs(outputs.logprobs, places),
     )
-    is_empty = not (part.handles or part.finished or part.started or part.prompt_logprobs)
-    return None if is_empty else part
+    has_rows = part.handles or part.finished or part.started or part.prompt_logprobs or part.pooled
+    return part if has_rows else None
 
 
 def _logprobs(columns: LogprobColumns | None, places: list[int]) -> LogprobColumns | None:

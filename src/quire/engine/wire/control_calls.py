@@ -42,16 +42,16 @@ def joined(answers: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """How the cores serve a verb.
+class CoreMethod:
+    """The method of a core that serves a verb.
 
-    `core` is their method. `combine` makes one answer of several, in the order of the cores'
-    indices. `is_repeatable`: the call may be sent again when a core died before it answered.
-    `begins` and `ends` name the state of a core that the call begins or ends; a call that begins
-    one is replayed in a restarted core, with the arguments that `replay` makes of its own.
+    `combine` makes one answer of several, in the order of the cores' indices. `is_repeatable`: the
+    call may be sent again when a core died before it answered. `begins` and `ends` name the state
+    that the call puts a core in or takes it out of ("paused", "asleep"). A call that begins a state
+    is replayed in a restarted core, with the arguments that `replay` makes of the first ones.
     """
 
-    core: str
+    name: str
     combine: Callable[[Sequence[Any]], Any] = first
     is_repeatable: bool = True
     begins: str | None = None
@@ -86,7 +86,7 @@ class Verb(Generic[P, T]):
     def __init__(
         self,
         make: Callable[Concatenate[Any, P], Utility[T]],
-        serving: Serving,
+        core: CoreMethod,
         convert: Callable[[Any], Any],
     ) -> None:
         def blocking(face: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ class Verb(Generic[P, T]):
         async def awaited(face: Any, *args: Any, **kwargs: Any) -> Any:
             return convert(await face._call(make(face, *args, **kwargs)))
 
-        self.serving = serving
+        self.core = core
         self._blocking = _shown_as(make, blocking)
         self._awaited = _shown_as(make, awaited)
 
@@ -126,13 +126,13 @@ def verb(
     core: str | None = None,
     *,
     convert: Callable[[Any], Any] = lambda answer: answer,
-    **serving: Any,
+    **fields: Any,
 ) -> Callable[[Callable[Concatenate[Any, P], Utility[T]]], Verb[P, T]]:
-    """Make a verb of a function that makes the call. `core` is the core's method (None: of the same
-    name); the fields of `Serving` may follow.
+    """Turn a function that makes a call into a verb. `core` names the core's method (None: as the
+    function); `fields` are the others of `CoreMethod`.
     """
 
     def made(make: Callable[Concatenate[Any, P], Utility[T]]) -> Verb[P, T]:
-        return Verb(make, Serving(core=core or make.__name__, **serving), convert)
+        return Verb(make, CoreMethod(name=core or make.__name__, **fields), convert)
 
     return made

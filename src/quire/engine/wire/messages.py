@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.params import SamplingParams
+from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Front end and core must have the same; HELLO and READY say it."""
 
 CLIENT_SHIFT = 40
@@ -80,7 +80,8 @@ class EngineCoreRequestType(enum.Enum):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One generation, checked and completed by the input processor.
+    """One request, checked and completed by the input processor: a generation, or a pooling of its
+    prompt, as the type of `params` says.
 
     `seed` is concrete, so that the sampled tokens are a function of this message alone.
     `output_token_ids` are tokens that an earlier life of the request has emitted already: the core
@@ -90,7 +91,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     handle: int
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    params: RequestParams
     seed: int
     arrival_time: float
     priority: int = 0
@@ -105,6 +106,16 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     continues: bool = False
     """More input for a request that was sent as resumable; passed over when that has ended."""
     thinking: Thinking | None = None
+
+    @property
+    def sampling_params(self) -> SamplingParams | None:
+        """`params` of a generation."""
+        return self.params if isinstance(self.params, SamplingParams) else None
+
+    @property
+    def pooling_params(self) -> PoolingParams | None:
+        """`params` of a pooling request."""
+        return self.params if isinstance(self.params, PoolingParams) else None
 
 
 class LogprobColumns(msgspec.Struct, array_like=True, gc=False):
@@ -128,6 +139,13 @@ class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     values: np.ndarray[Any, np.dtype[np.float32]]
     ranks: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class PooledOutput(msgspec.Struct, array_like=True, gc=False):
+    """The result of one pooling request: a vector [D], or a vector for each token [n, D]."""
+
+    handle: int
+    values: np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Finished(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -213,7 +231,8 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     """What one step brought, as columns: request `handles[i]` got `counts[i]` of the flat
     `token_ids` (None: one each).
 
-    A request in `finished` may have no new token (an error, an abort by the core). Outputs of a
+    A request in `finished` may have no new token (an error, an abort by the core); one that pooled
+    its prompt has its result in `pooled` instead. Outputs of a
     core process carry its `incarnation`: a front end drops those of an earlier one. Their
     `sequence` counts the messages to one front end from 1, so that a lost one is noticed; 0 is a
     heartbeat, which overtakes them. Iterating gives a view for each request.
@@ -236,6 +255,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     start_wave: int | None = None
     protocol_version: int = 0
     sequence: int = 0
+    pooled: list[PooledOutput] = []
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:
@@ -294,6 +314,12 @@ class EngineCoreOutput:
         """What the prefix cache gave; 0 behind the first output."""
         found = [s.num_cached_tokens for s in self.columns.started if s.handle == self.handle]
         return found[0] if found else 0
+
+    @property
+    def pooling_output(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """The result of a pooling request, which comes with its end; None for a generation."""
+        found = [p.values for p in self.columns.pooled if p.handle == self.handle]
+        return found[0] if found else None
 
     @property
     def new_prompt_logprobs(self) -> PromptLogprobs | None:

@@ -17,17 +17,19 @@ import torch
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, WeightMismatch
 from quire.models.config_reader import read_config
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
 from quire.models.loading.checkpoint_files import CheckpointFiles
 from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
-from quire.models.loading.read_ahead import ReadAhead
+from quire.models.loading.read_ahead import Read, ReadAhead
 from quire.models.loading.transforms import to_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
+from quire.models.sharding import own_part, shard
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.quantization import UNQUANTIZED, Recipe
@@ -53,6 +55,7 @@ def load_model(
     progress: Progress | None = None,
     spread: ExpertExchange | None = None,
     first_layer: int = 0,
+    group: WorkerGroup | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
@@ -61,35 +64,39 @@ def load_model(
     `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
     the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
     `progress` is called with leaf values done and in all. `spread` and `first_layer`: see
-    DecoderModel. Raises LoadError subclasses that name file and tensor.
+    DecoderModel. With `group` it is the model of one worker, which takes its own part of each leaf.
+    Raises LoadError subclasses that name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
+    own = decoder if group is None else _shard(decoder, group, dtype, recipe)
 
-    def build(read: Callable[[Parameter], Tensor]) -> DecoderModel:
-        weights = WeightBuilder(decoder, read, dtype=dtype, device=place, progress=progress)
+    def build(read: Read) -> DecoderModel:
+        weights = WeightBuilder(own, read, dtype=dtype, device=place, progress=progress)
         model = DecoderModel(
-            decoder,
+            own,
             weights,
             ops,
             max_model_len=length,
             recipe=recipe,
             spread=spread,
             first_layer=first_layer,
+            group=group,
         )
         weights.finish()
         return model
 
     if load_format == "dummy":
-        return build(RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place))
+        draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
+        return build(_parts_of(draw, decoder, group))
     if family is None:
         family = find_family(read_config(folder))
     files = CheckpointFiles(folder)
     try:
-        leaves = StoredLeaves(files, match(family, decoder, files))
+        leaves = _parts_of(StoredLeaves(files, match(family, decoder, files)), decoder, group)
         if place.type == "cpu":
             return build(leaves)
-        ahead = ReadAhead(leaves, parameters(decoder).values(), is_pinned=True)
+        ahead = ReadAhead(leaves, parameters(own).values(), is_pinned=True)
         try:
             return build(ahead)
         finally:
@@ -135,6 +142,32 @@ class StoredLeaves:
             self._current = ("", [])
             self._current = (stored.name, to_leaves(stored, self._files.read(stored.name)))
         return self._current[1][index]
+
+
+def _shard(decoder: Decoder, group: WorkerGroup, dtype: torch.dtype, recipe: Recipe) -> Decoder:
+    """What one worker of a group has."""
+    if dtype is not torch.float32 or recipe != UNQUANTIZED:
+        raise LoadError(
+            "A model that is cut over workers runs in float32 with weights as they are stored: "
+            "products in other types round the sums that the workers add up."
+        )
+    return shard(decoder, group.size)
+
+
+def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
+    """Reads of each leaf of `decoder` what a worker of the group has of it, and no more of the
+    file.
+    """
+    if group is None:
+        return read
+    whole, rank, size = parameters(decoder), group.rank, group.size
+
+    def read_part(leaf: Parameter) -> Tensor:
+        part = own_part(whole[leaf.name], rank, size)
+        tensor = read(whole[leaf.name])
+        return tensor if part is None else tensor.narrow(*part)
+
+    return read_part
 
 
 def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:

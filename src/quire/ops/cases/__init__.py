@@ -3,12 +3,12 @@
 They stand beside the contract files and not in them, so that serving a model does not load them.
 """
 
-from quire.ops.cases import edits, logits, masks, paged, products, rows
+from quire.ops.cases import collective, edits, logits, masks, paged, products, rows
 from quire.ops.cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
     *(*rows.CASES, *products.CASES, *paged.CASES),
-    *(*masks.CASES, *edits.CASES, *logits.CASES),
+    *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
 )
 
 FP8_CASES: tuple[Case, ...] = paged.FP8_CASES

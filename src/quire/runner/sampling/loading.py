@@ -31,9 +31,9 @@ def find_logits_processors(
 
 def make_logits_processors(
     classes: Sequence[type[LogitsProcessor]],
-    *,
     plan: Any,
     device: torch.device,
+    *,
     is_pin_memory: bool = False,
 ) -> list[LogitsProcessor]:
     """One processor of each class, in order; `plan` is handed on and not looked at."""

@@ -6,7 +6,7 @@ import asyncio
 import html
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from quire.release import __version__
 from quire.server.context import Server
 from quire.server.health import unserved
 from quire.server.http.failures import JSON, ErrorBody
+from quire.server.http.route_entry import RouteEntry
 
 _REF = "#/components/schemas/{name}"
 _STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -27,16 +28,6 @@ summary { cursor: pointer; padding: .3rem 0; }
 table { border-collapse: collapse; margin: .5rem 0 1rem 1rem; }
 td { padding: .1rem .8rem .1rem 0; vertical-align: top; }
 """
-
-
-class Documented(Protocol):
-    """What is said of a route (`routes.Entry`)."""
-
-    methods: str
-    path: str
-    handler: Any
-    takes: Any
-    gives: Any
 
 
 async def openapi(server: Server, request: Request) -> Response:
@@ -52,7 +43,7 @@ async def docs(server: Server, request: Request) -> Response:
     return HTMLResponse(page(made), headers=policy)
 
 
-def document(entries: Sequence[Documented]) -> dict[str, Any]:
+def document(entries: Sequence[RouteEntry]) -> dict[str, Any]:
     """OpenAPI 3.1 for the routes."""
     types = [kind for entry in entries for kind in (entry.takes, entry.gives) if kind is not None]
     schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
@@ -78,7 +69,7 @@ def document(entries: Sequence[Documented]) -> dict[str, Any]:
 
 
 def _operation(
-    entry: Documented, schemas: dict[str, Any], refused: dict[str, Any]
+    entry: RouteEntry, schemas: dict[str, Any], refused: dict[str, Any]
 ) -> dict[str, Any]:
     reply: dict[str, Any] = {"description": "the answer"}
     if entry.gives is not None:

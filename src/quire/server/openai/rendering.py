@@ -67,7 +67,7 @@ def _rendered(
 
 def _shown(params: SamplingParams) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(params)
-    hidden = ("output_kind",)
+    hidden = ("type", "output_kind")
     return {
         name: value
         for name, value in fields.items()

@@ -6,11 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from quire.config.plan import EnginePlan
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
+from quire.executor.worker_config import WorkerConfig
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import open_runtime
 from quire.models.decoder import DecoderModel
@@ -46,36 +44,37 @@ class Platform:
     is_host: bool = True
 
 
-def open_platform(plan: EnginePlan) -> Platform:
-    """The device that the plan names. Raises InvalidParameter where it cannot be deterministic and
+def open_platform(config: WorkerConfig) -> Platform:
+    """The device that is named. Raises InvalidParameter where it cannot be deterministic and
     must.
     """
-    target = _open_cuda(plan) if plan.device == "cuda" else _open_cpu(plan)
-    if plan.is_deterministic and not target.ops.batch_invariant:
-        raise InvalidParameter("deterministic", True, target.ops.invariance_reason, "Leave it out.")
-    return target
+    platform = _open_cuda(config) if config.device == "cuda" else _open_cpu(config)
+    if config.is_deterministic and not platform.ops.batch_invariant:
+        reason = platform.ops.invariance_reason
+        raise InvalidParameter("deterministic", True, reason, "Leave it out.")
+    return platform
 
 
-def _open_cpu(plan: EnginePlan) -> Platform:
-    runtime = open_runtime(num_threads=plan.num_threads, isa=read_environment().cpu_isa)
-    ops = _select(plan, runtime)
-    if runtime is None or not plan.use_graphs:
+def _open_cpu(config: WorkerConfig) -> Platform:
+    runtime = open_runtime(num_threads=config.num_threads, isa=read_environment().cpu_isa)
+    ops = _select(config, runtime)
+    if runtime is None or not config.use_graphs:
         return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))
     return Platform(
         CpuDevice(),
         recordable(ops, runtime),
         lambda model, batches: RecordedForward(
-            model, runtime, batches.capacity_batch, num_rows=plan.max_num_seqs
+            model, runtime, batches.capacity_batch, num_rows=config.max_num_seqs
         ),
     )
 
 
-def _open_cuda(plan: EnginePlan) -> Platform:
+def _open_cuda(config: WorkerConfig) -> Platform:
     driver = CudaDriver()
-    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * plan.max_num_batched_tokens
+    arena_bytes = _ARENA_BYTES + _TOKEN_BYTES * config.max_num_batched_tokens
     device = StreamDevice(driver, arena_bytes=arena_bytes)
-    ops = _select(plan, device)
-    sizes = decode_sizes(plan.max_num_seqs) if plan.use_graphs else []
+    ops = _select(config, device)
+    sizes = decode_sizes(config.max_num_seqs) if config.use_graphs else []
 
     def make_forward(model: DecoderModel, batches: BatchBuilder) -> Forward:
         if not sizes:
@@ -85,12 +84,12 @@ def _open_cuda(plan: EnginePlan) -> Platform:
     return Platform(device, ops, make_forward, sizes, driver.free_bytes, is_host=False)
 
 
-def _select(plan: EnginePlan, runtime: object | None) -> Ops:
+def _select(config: WorkerConfig, runtime: object | None) -> Ops:
     ops = select(
-        device=plan.device,
-        dtype=getattr(torch, plan.dtype),
+        device=config.device,
+        dtype=config.dtype,
         runtime=runtime,
-        deterministic=plan.is_deterministic,
+        deterministic=config.is_deterministic,
     )
     attend = next(choice for choice in ops.report() if choice.op == "attend")
     why = f" ({attend.why})" if attend.why else ""

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from quire.config.kv_pool_size import MeasuredMemory, gib
-from quire.config.plan import EnginePlan
 from quire.errors import LoadError
+from quire.executor.worker_config import WorkerConfig
 from quire.models.kv_pool import KVPool
 from quire.runner.forward.forward import Forward
 from quire.runner.runner import ModelRunner
@@ -20,7 +20,7 @@ PROBE_BLOCKS = SCRATCH_BLOCK + 1
 
 
 def size_kv_cache(
-    plan: EnginePlan,
+    config: WorkerConfig,
     pool: KVPool,
     runner: ModelRunner,
     forward: Forward,
@@ -36,9 +36,9 @@ def size_kv_cache(
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS
-    assert plan.memory_share is not None, "the number of blocks is given"
-    memory = MeasuredMemory(free_at_start, free_bytes(), plan.memory_share)
-    num_blocks = blocks_for(plan, pool, memory, block_bytes)
+    assert config.memory_share is not None, "the number of blocks is given"
+    memory = MeasuredMemory(free_at_start, free_bytes(), config.memory_share)
+    num_blocks = blocks_for(config, pool, memory, block_bytes)
     forward.release()
     runner.device.return_free_memory()
     kv_cache.resize(num_blocks)
@@ -46,12 +46,12 @@ def size_kv_cache(
     logger.info("The KV cache has %d blocks, %s.", num_blocks, gib(num_blocks * block_bytes))
 
 
-def blocks_for(plan: EnginePlan, pool: KVPool, memory: MeasuredMemory, block_bytes: int) -> int:
+def blocks_for(config: WorkerConfig, pool: KVPool, memory: MeasuredMemory, block_bytes: int) -> int:
     """The number of blocks. Raises LoadError when one request of full length would not fit."""
-    length = plan.max_model_len
-    most = pool.enough(plan.max_num_seqs, length, plan.max_num_batched_tokens)
+    length = config.max_model_len
+    most = pool.enough(config.max_num_seqs, length, config.max_num_batched_tokens)
     num_blocks = memory.num_blocks(block_bytes, most)
-    fits = pool.longest(num_blocks, length, is_chunked=plan.enable_chunked_prefill)
+    fits = pool.longest(num_blocks, length, is_chunked=config.enable_chunked_prefill)
     if fits < length:
         raise LoadError(
             f"One request of max_model_len={length} does not fit in the {max(num_blocks, 0)} KV "

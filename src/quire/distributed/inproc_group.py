@@ -1,0 +1,60 @@
+"""Workers in threads of one process exchange tensors through memory that they share."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+
+class ExchangeAborted(Exception):
+    """Another worker failed in the step, so there is nothing to wait for."""
+
+
+class InprocExchange:
+    """Where `size` threads meet: each leaves a tensor and takes those of all."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._tensors: list[Tensor] = [torch.empty(0)] * size
+
+    def groups(self) -> list[InprocGroup]:
+        """The exchange as each worker sees it, by rank."""
+        return [InprocGroup(self, rank) for rank in range(self.size)]
+
+    def swap(self, rank: int, tensor: Tensor) -> list[Tensor]:
+        """Wait until all have left a tensor; theirs, by rank. Raises ExchangeAborted, now and until
+        `reset`, when one of them has failed.
+        """
+        try:
+            self._tensors[rank] = tensor
+            self._barrier.wait()
+            found = list(self._tensors)
+            self._barrier.wait()  # nobody leaves the next one before all have taken this one
+        except threading.BrokenBarrierError as error:
+            raise ExchangeAborted from error
+        return found
+
+    def abort(self) -> None:
+        """Let nobody wait."""
+        self._barrier.abort()
+
+    def reset(self) -> None:
+        """Begin anew, when no thread is in an exchange."""
+        self._barrier.reset()
+
+
+class InprocGroup:
+    """One worker's side of an exchange, used by one thread at a time."""
+
+    def __init__(self, exchange: InprocExchange, rank: int) -> None:
+        self._exchange = exchange
+        self.rank, self.size = rank, exchange.size
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.stack(self._exchange.swap(self.rank, x))
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return self._exchange.swap(self.rank, x)[0]

@@ -1,0 +1,35 @@
+"""What the workers of one model exchange while a step runs.
+
+A provider is anything with these methods: threads of one process (inproc_group.py), later gloo,
+shared memory, NCCL.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class WorkerGroup(Protocol):
+    """The workers that share a model's heads and feed-forward width. Every call is made by all of
+    them, in the same order, with tensors of the same shape and type.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The workers' tensors [*] in the order of the ranks -> [size, *], the same on each."""
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """The tensor of rank 0, on every worker; it is not to be changed."""
+        ...

@@ -1,0 +1,32 @@
+"""The executors by the names that `distributed_executor_backend` has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.executor.abstract import BuiltExecutor
+from quire.executor.platform import Platform
+from quire.executor.uniproc import open_uniproc
+from quire.executor.worker_config import WorkerConfig
+
+
+class OpenExecutor(Protocol):
+    """Builds the workers that `config` describes, and what runs them.
+
+    `platform`: instead of the device that `config` names. `exchange`: their experts are spread over
+    cores by it. Raises LoadError when the model cannot be loaded or its memory is not there.
+    """
+
+    def __call__(
+        self,
+        config: WorkerConfig,
+        *,
+        platform: Platform | None = None,
+        exchange: ExpertExchange | None = None,
+    ) -> BuiltExecutor: ...
+
+
+EXECUTORS: Mapping[str, OpenExecutor] = MappingProxyType({"uni": open_uniproc})

@@ -1,0 +1,178 @@
+"""Makes a worker: loads the model, allocates the KV cache, puts the runner's parts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.distributed.worker_group import WorkerGroup
+from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
+from quire.executor.platform import Platform
+from quire.executor.profiler import Profiler
+from quire.executor.worker import Worker
+from quire.executor.worker_config import WorkerConfig, WorkerFacts
+from quire.models import find_family, read_spec
+from quire.models.decoder import DecoderModel
+from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.loading.weights import load_model
+from quire.models.spec import Decoder
+from quire.ops import Ops
+from quire.params import SamplingParams
+from quire.quantization import RECIPES, UNQUANTIZED
+from quire.runner.batch import BatchBuilder
+from quire.runner.forward.forward import Forward
+from quire.runner.forward.lockstep_forward import LockStepForward
+from quire.runner.head import RowHead
+from quire.runner.kv_cache import KVCache
+from quire.runner.residence import Residence
+from quire.runner.rows import Rows
+from quire.runner.runner import ModelRunner
+from quire.runner.sampling import Sampler
+from quire.runner.token_follower import TokenFollower
+from quire.runner.token_head import TokenHead
+from quire.runner.warm_up import warm_up
+
+
+def build_worker(
+    config: WorkerConfig,
+    platform: Platform,
+    *,
+    exchange: ExpertExchange | None = None,
+    group: WorkerGroup | None = None,
+) -> Worker:
+    """A model with its memory on its device, warm and ready for steps.
+
+    Its experts are spread over cores by `exchange`, if there is one. With a `group` it has its
+    share of each layer's heads and feed-forward width; all workers of the group are built at the
+    same time, and the first one samples.
+    """
+    device = platform.device
+    free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
+    spec = read_spec(config.hf_config)
+    load = _loader(config, spec, platform, exchange, group)
+    model = load()
+    kv_cache = _kv_cache(config, [model.spec], platform.ops)
+    pool = kv_cache.pool
+    rows = Rows(
+        num_rows=config.max_num_seqs,
+        max_len=config.max_model_len,
+        block_sizes=[group.block_size for group in pool.groups],
+        device=device,
+    )
+    batches = BatchBuilder(
+        rows=rows,
+        ops=platform.ops,
+        device=device,
+        pool=pool,
+        kv=kv_cache.layers,
+        capacity=config.max_num_batched_tokens,
+        sizes=platform.sizes,
+    )
+    forward = record_steps(platform, model, batches)
+    if exchange is not None:
+        forward = LockStepForward(forward, exchange)
+    runner = ModelRunner(
+        model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
+    )
+    runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+    if not platform.is_host:
+        warm_up(
+            runner,
+            num_tokens=config.max_num_batched_tokens,
+            num_rows=config.max_num_seqs,
+            max_len=config.max_model_len,
+            max_logprobs=config.max_logprobs,
+        )
+    if config.memory_share is not None:
+        assert platform.free_bytes is not None, "a share of memory that nobody can measure"
+        size_kv_cache(
+            config,
+            pool,
+            runner,
+            forward,
+            free_at_start=free_at_start,
+            free_bytes=platform.free_bytes,
+        )
+    return Worker(
+        runner,
+        Residence(model=model, kv_cache=kv_cache, forward=forward, load=load, device=device),
+        WorkerFacts(
+            kv_cache.num_blocks,
+            tuple(group.spec for group in pool.groups),
+            has_own_memory=not platform.is_host,
+        ),
+        rank=0 if group is None else group.rank,
+        profiler=None if config.profiler is None else Profiler(config.profiler),
+    )
+
+
+def _loader(
+    config: WorkerConfig,
+    spec: Decoder,
+    platform: Platform,
+    exchange: ExpertExchange | None,
+    group: WorkerGroup | None,
+) -> Callable[[], DecoderModel]:
+    """What reads the weights, at the start and after sleep."""
+    return partial(
+        load_model,
+        Path(config.model_folder),
+        spec,
+        platform.ops,
+        dtype=config.dtype,
+        device=platform.device.torch,
+        load_format=config.load_format,
+        recipe=UNQUANTIZED if config.quantization is None else RECIPES[config.quantization],
+        seed=config.seed,
+        max_model_len=config.max_model_len,
+        family=find_family(config.hf_config),
+        spread=exchange,
+        group=group,
+    )
+
+
+def _kv_cache(config: WorkerConfig, specs: Sequence[Decoder], ops: Ops) -> KVCache:
+    return KVCache(
+        ops=ops,
+        pool=plan_kv_pool(memories_of(specs), config.block_size, config.number_bytes),
+        num_blocks=config.num_blocks if config.memory_share is None else PROBE_BLOCKS,
+        dtype=config.kv_dtype,
+    )
+
+
+def _token_head(
+    config: WorkerConfig,
+    platform: Platform,
+    runner: ModelRunner,
+    forward: Forward,
+    group: WorkerGroup | None,
+) -> RowHead:
+    """The head of rows that generate: of a group's workers the first one samples."""
+    rows, device = runner.rows, platform.device
+    if group is not None and group.rank > 0:
+        return TokenFollower(rows, group)
+    sampler = Sampler(
+        ops=platform.ops,
+        num_rows=config.max_num_seqs,
+        vocab_size=runner.model.spec.vocab,
+        device=device,
+        history=rows,
+        max_logprobs=config.max_logprobs,
+        logprobs_mode=config.logprobs_mode,
+        logits_processors=config.make_processors(device.torch),
+    )
+    return TokenHead(
+        model=runner.model,
+        forward=forward,
+        rows=rows,
+        sampler=sampler,
+        device=device,
+        share=None if group is None else group.broadcast,
+    )
+
+
+def record_steps(platform: Platform, model: DecoderModel, batches: BatchBuilder) -> Forward:
+    """What runs the model's steps, recorded where the platform records."""
+    return platform.make_forward(model, batches)

@@ -1,0 +1,67 @@
+"""The values that a worker is built from, and what a built one has for the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.config.profiler_config import ProfilerConfig
+from quire.models.layer_memory import NumberBytes
+from quire.models.loading.weights import LoadFormat
+from quire.runner.sampling import LogitsProcessor
+from quire.runner.sampling.logprobs import LogprobsMode
+from quire.scheduling.settings import KVGroupSpec
+
+MakeProcessors = Callable[[torch.device], Sequence[LogitsProcessor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """A worker's model, device, KV memory and largest steps; the fields mean what they mean in
+    `EnginePlan`.
+
+    `make_processors` gives the custom logits processors for a device.
+    """
+
+    # the model
+    model_folder: str
+    hf_config: dict[str, Any]
+    load_format: LoadFormat
+    dtype: torch.dtype
+    quantization: str | None
+    seed: int
+    max_model_len: int
+    # the device
+    device: str
+    num_threads: int
+    use_graphs: bool
+    is_deterministic: bool
+    # KV memory
+    block_size: int
+    num_blocks: int
+    memory_share: float | None
+    kv_dtype: torch.dtype
+    number_bytes: NumberBytes
+    enable_chunked_prefill: bool
+    # steps
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    # sampling and profiling
+    max_logprobs: int
+    logprobs_mode: LogprobsMode
+    make_processors: MakeProcessors
+    profiler: ProfilerConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the scheduler and the core must know of the workers: the KV blocks of each, null block
+    included, and the groups that share them; whether weights are in memory of a device's own.
+    """
+
+    num_blocks: int
+    kv_groups: tuple[KVGroupSpec, ...]
+    has_own_memory: bool

@@ -1,0 +1,65 @@
+"""Several workers of one process, each in a thread of its own, doing the same thing at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from quire.distributed.inproc_group import ExchangeAborted, InprocExchange
+from quire.errors import EngineDeadError
+from quire.runner.faults import RowFailures
+
+T = TypeVar("T")
+
+
+class WorkerThreads:
+    """One thread for each side of an exchange.
+
+    Invariant: between two calls of `run` no thread is in the exchange, and it works.
+    """
+
+    def __init__(self, exchange: InprocExchange) -> None:
+        self._exchange = exchange
+        self._pools = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"worker{rank}")
+            for rank in range(exchange.size)
+        ]
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Run the task of each worker in its thread; their results when all have ended.
+
+        When one raises, the others stop where they would wait for it, and what it raised is raised
+        here: of several the one that says most (see `_cause`).
+        """
+        futures = [
+            pool.submit(self._run_one, task) for pool, task in zip(self._pools, tasks, strict=True)
+        ]
+        wait(futures)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            self._exchange.reset()
+            raise _cause(errors)
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End the threads."""
+        for pool in self._pools:
+            pool.shutdown()
+
+    def _run_one(self, task: Callable[[], T]) -> T:
+        try:
+            return task()
+        except BaseException:
+            self._exchange.abort()
+            raise
+
+
+def _cause(errors: Sequence[BaseException]) -> BaseException:
+    """A dead device before all, then every row that is named, then the first error."""
+    dead = [error for error in errors if isinstance(error, EngineDeadError)]
+    named = [error for error in errors if isinstance(error, RowFailures)]
+    if dead or not named:
+        own = [error for error in errors if not isinstance(error, ExchangeAborted)]
+        return (dead or own)[0]
+    return RowFailures({row: text for error in named for row, text in error.errors.items()})

@@ -1,0 +1,61 @@
+"""A model cut over workers: each has an equal share of every layer's heads and feed-forward width.
+
+How a leaf is cut follows from its role (parameters.py), the same for all families. What a worker
+has is a smaller decoder, described by a spec of its own: its K/V, its weights and its products
+follow from that. Embedding, head, norms and what is added after a sum stay whole on each worker.
+Free of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+from quire.errors import LoadError
+from quire.models.parameters import Parameter
+from quire.models.spec import Block, Decoder, Moe
+
+SIZES = (2, 4)
+"""Over how many workers: sums of their parts have one order up to four."""
+
+_AXIS = {"column": 0, "row": 1}
+
+
+def shard(decoder: Decoder, size: int) -> Decoder:
+    """What each of `size` workers has of a decoder. Raises LoadError for one that is not cut."""
+    if size not in SIZES:
+        raise LoadError(f"A model is cut over {' or '.join(map(str, SIZES))} workers, not {size}.")
+    blocks = tuple(_shard_block(block, i, size) for i, block in enumerate(decoder.blocks))
+    return replace(decoder, blocks=blocks)
+
+
+def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | None:
+    """The axis along which a leaf of the whole decoder is cut, and where the part of one worker
+    starts and how long it is; None for a leaf that every worker has whole.
+    """
+    axis = _AXIS.get(leaf.role)
+    if axis is None:
+        return None
+    length = leaf.shape[axis] // size
+    return axis, rank * length, length
+
+
+def _shard_block(block: Block, layer: int, size: int) -> Block:
+    attn, mlp = block.mixer, block.mlp
+    if isinstance(mlp, Moe):
+        _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
+    if attn.qk_norm is not None and attn.qk_norm_over == "full":
+        _refuse(layer, "normalises queries and keys over the heads of all workers")
+    counts = {"heads": attn.heads, "key/value heads": attn.kv_heads, "width": mlp.width}
+    for name, count in counts.items():
+        if count % size:
+            _refuse(layer, f"has {count} {name}, which {size} workers cannot share equally")
+    return replace(
+        block,
+        mixer=replace(attn, heads=attn.heads // size, kv_heads=attn.kv_heads // size),
+        mlp=replace(mlp, width=mlp.width // size),
+    )
+
+
+def _refuse(layer: int, why: str) -> NoReturn:
+    raise LoadError(f"Layer {layer} cannot be cut over several workers: it {why}.")

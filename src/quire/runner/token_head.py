@@ -1,0 +1,193 @@
+"""The head of rows that generate: logits, the sampler, the prompts' log-probabilities, and drafts
+of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.models.decoder import DecoderModel
+from quire.params import RequestParams, SamplingParams
+from quire.runner.batch import StepInputs
+from quire.runner.devices.device import Array, Device
+from quire.runner.drafts import Drafter, kept_places, num_accepted
+from quire.runner.forward.forward import Forward
+from quire.runner.grammar_mask import GrammarMask
+from quire.runner.prompt_logprobs import PromptLogprobsPart
+from quire.runner.rows import Rows
+from quire.runner.runner_output import PromptTensors, RunnerOutput
+from quire.runner.sampling import Member, SampledTokens, Sampler, SamplerOutput
+from quire.scheduling.step import NewRow, StepResult
+
+
+class TokenHead:
+    """Draws a token for each sampled row of a step and puts it into the rows."""
+
+    def __init__(
+        self,
+        *,
+        model: DecoderModel,
+        forward: Forward,
+        rows: Rows,
+        sampler: Sampler,
+        device: Device,
+        drafter: Drafter | None = None,
+        share: Callable[[Tensor], object] | None = None,
+    ) -> None:
+        """`forward` has run the step's model, and computes its logits. `drafter` None: no drafts
+        are made. `share` gives drawn ids [M] to the workers that do not sample, which know nothing
+        of drafts.
+        """
+        if drafter is not None and sampler.has_custom_processors:
+            raise ValueError(
+                "Custom logits processors see one token of a row in a step: leave out either them "
+                "or the drafts."
+            )
+        assert drafter is None or share is None, "drafts are verified by one worker"
+        self.sampler = sampler
+        self.drafter = drafter
+        self.rows = rows
+        self.prompt_logprobs = PromptLogprobsPart(model, sampler, model.spec.vocab)
+        self._forward = forward
+        self._device = device
+        self.share = share
+
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        return self.sampler.needs_host_ids(_sampling(params))
+
+    def add_row(self, new: NewRow) -> None:
+        border = new.num_prompt_tokens
+        self.sampler.add(
+            new.row,
+            _sampling(new.params),
+            seed=new.seed,
+            prompt_token_ids=new.token_ids[:border],
+            output_token_ids=new.token_ids[border:],
+        )
+        self.prompt_logprobs.add_row(new)
+
+    def remove_row(self, row: int) -> None:
+        self.prompt_logprobs.remove_row(row)
+        self.sampler.remove(row)
+
+    def begin(self, inputs: StepInputs) -> TokenStep:
+        return TokenStep(self, inputs, self._device)
+
+    def guesses(self, inputs: StepInputs) -> Tensor | None:
+        """The ids [M] int64 that stand where tokens are about to be drawn; None where there are no
+        drafts, and none are made.
+        """
+        if inputs.drafts is None and self.drafter is None:
+            return None
+        found = torch.empty(len(inputs.sampled), dtype=torch.int64, device=self._device.torch)
+        self._device.take(self.rows.token_ids, inputs.sampled_rows, inputs.sampled_at, found)
+        return found
+
+    def advance_verified(self, inputs: StepInputs, accepted: Array, drafts: Array) -> list[int]:
+        """Move the rows of a step on: those that sample got `accepted` [R] tokens, when they had
+        verified `drafts` [R]. How many drafts each of these has now.
+        """
+        sampled = inputs.sampled[np.cumsum(drafts + 1) - 1]
+        self.rows.advance(inputs.rows, inputs.counts, sampled, accepted)
+        self.rows.num_computed[sampled] -= drafts + 1 - accepted
+        rows = sampled.tolist()
+        return [0] * len(rows) if self.drafter is None else self.drafter.propose(self.rows, rows)
+
+    def logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
+        """fp32 [M, V] of the step's M sampled rows."""
+        return self._forward.logits(hidden, inputs.last)[: len(inputs.sampled)]
+
+
+class TokenStep:
+    """The tokens and the prompts of one step."""
+
+    def __init__(self, head: TokenHead, inputs: StepInputs, device: Device) -> None:
+        self._head = head
+        self._inputs = inputs
+        self._device = device
+        self._drawing = head.sampler.inputs(inputs.sampled, inputs.positions, device.stage)
+        self._sampled: SamplerOutput
+        self._members: list[Member]
+        self._prompts: dict[int, PromptTensors]
+        self._errors: dict[int, str]
+        self._guesses: Tensor | None = None
+
+    @property
+    def moves_rows(self) -> bool:
+        """Rows with drafts move on when it is known how many of them were right."""
+        return self._guesses is not None
+
+    def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
+        """Draw the sampled rows' tokens, of those that `mask` allows, and write them into the
+        rows.
+        """
+        head, inputs = self._head, self._inputs
+        self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)
+        self._guesses = head.guesses(inputs)
+        self._sampled = self._sample(hidden, mask)
+        self._members = head.sampler.members(inputs.sampled)
+        prompts = (tensor for prompt in self._prompts.values() for tensor in prompt.tensors)
+        guesses = [] if self._guesses is None else [self._guesses]
+        return [*self._sampled.tensors, *prompts, *guesses]
+
+    def advance(self) -> None:
+        """Complete prompts are described once."""
+        for row in self._prompts:
+            self._head.prompt_logprobs.remove_row(row)
+
+    def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
+        """Ids and log-probabilities, and the prompts that are complete."""
+        left = iter(values)
+        sampled = self._sampled.to_host([next(left) for _ in self._sampled.tensors])
+        prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompts.values()]
+        output.result.token_ids = sampled.token_ids.tolist()
+        if self._guesses is not None:
+            sampled = self._verify(output.result, sampled, next(left))
+        self._head.sampler.commit(sampled, self._members)
+        rows = self._inputs.sampled
+        errors = {int(rows[index]): text for index, text in sampled.errors.items()}
+        output.result.errors |= errors | self._errors
+        output.logprobs = sampled.logprobs
+        output.prompt_logprobs += prompts
+
+    def _verify(self, result: StepResult, sampled: SampledTokens, guesses: Tensor) -> SampledTokens:
+        """Keep what right drafts brought, move the rows on, and have new drafts made."""
+        inputs, ids = self._inputs, sampled.token_ids.numpy()
+        drafts = inputs.drafts
+        if drafts is None:
+            drafts = np.zeros(len(inputs.sampled), dtype=np.int64)
+        accepted = num_accepted(ids, guesses.numpy(), drafts)
+        kept = kept_places(accepted, drafts)
+        result.token_ids, result.counts = ids[kept].tolist(), accepted.tolist()
+        result.num_drafts = self._head.advance_verified(inputs, accepted, drafts)
+        places = {int(place): flat for flat, place in enumerate(kept)}
+        logprobs = sampled.logprobs
+        return SampledTokens(
+            sampled.token_ids,
+            None if logprobs is None else logprobs.at(places),
+            {index: text for index, text in sampled.errors.items() if index in places},
+        )
+
+    def _sample(self, hidden: Tensor, mask: GrammarMask | None) -> SamplerOutput:
+        head, inputs = self._head, self._inputs
+        if not len(inputs.sampled):
+            return SamplerOutput(hidden.new_zeros(0, dtype=torch.int64), hidden.new_zeros(0))
+        logits = head.logits(hidden, inputs)
+        sent = None
+        if mask is not None:
+            sent = mask.sent(self._device.stage)
+            self._device.flush()
+        found = head.sampler.sample(logits, inputs.sampled, inputs.positions, sent, self._drawing)
+        if head.share is not None:
+            head.share(found.token_ids)
+        head.rows.write(inputs.sampled_rows, inputs.sampled_at, found.token_ids)
+        return found
+
+
+def _sampling(params: RequestParams) -> SamplingParams:
+    assert isinstance(params, SamplingParams), "the head of rows that generate"
+    return params

@@ -1,0 +1,257 @@
+"""Workers that share a model's heads and feed-forward width: the tokens of one, the same bits every
+time, and a failure of one that is a failure of the step.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from quire import SamplingParams
+from quire.distributed.inproc_group import InprocGroup
+from quire.engine.control_verbs import perform
+from quire.engine.wire.messages import EngineCoreRequest, FinishReason
+from quire.errors import EngineDeadError, LoadError
+from quire.runner.faults import RowFailures
+from quire.testing import make_checkpoint
+from tests.executor.worker_cores import open_core, requests, same_bits, serve
+
+FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3")
+FOUR_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    shape = {"num_hidden_layers": 2, "vocab_size": 300}
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), shape, "qwen3", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def right(folder):
+    """What one worker answers."""
+    core = open_core(folder, 1)
+    found = serve(core)
+    core.shutdown()
+    return found
+
+
+def assert_close(found, right):
+    assert found.tokens == right.tokens
+    for mine, theirs in ((found.logprobs, right.logprobs), (found.prompts, right.prompts)):
+        assert mine.keys() == theirs.keys()
+        for handle in mine:
+            assert np.allclose(mine[handle], theirs[handle], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_workers_answer_as_one(tmp_path, family):
+    folder = make_checkpoint(tmp_path, "tiny", family, dtype="float32")
+    answers = []
+    for num_workers in (1, 2):
+        core = open_core(folder, num_workers)
+        answers.append(serve(core, requests(5)))
+        core.shutdown()
+    assert_close(*answers)
+
+
+def test_four_workers_answer_as_one(tmp_path):
+    folder = make_checkpoint(tmp_path, FOUR_HEADS, "llama", dtype="float32")
+    answers = []
+    for num_workers in (1, 4):
+        core = open_core(folder, num_workers)
+        answers.append(serve(core))
+        core.shutdown()
+    assert_close(*answers)
+
+
+@pytest.mark.parametrize("wishes", [{}, {"async_scheduling": True}], ids=["depth-1", "depth-2"])
+def test_every_run_has_the_same_bits(folder, right, wishes):
+    runs = []
+    for _ in range(2):
+        core = open_core(folder, 2, **wishes)
+        runs.append(serve(core))
+        core.shutdown()
+    assert same_bits(*runs)
+    assert_close(runs[0], right)
+
+
+def test_each_worker_has_its_part_and_no_more(folder):
+    one, two = open_core(folder, 1), open_core(folder, 2)
+    whole, parts = one.executor.worker, two.executor.workers
+    assert [part.kv_cache_bytes() for part in parts] == [whole.kv_cache_bytes() // 2] * 2
+    model = whole.get_model()
+    replicated = model.head.weight.nbytes + 4 * num_norm_values(model.spec)
+    cut = model.weight_bytes - replicated
+    assert [part.get_model().weight_bytes for part in parts] == [replicated + cut // 2] * 2
+    for core in (one, two):
+        core.shutdown()
+
+
+def num_norm_values(spec):
+    layers = len(spec.blocks)
+    return (2 * layers + 1) * spec.dim + 2 * layers * spec.blocks[0].mixer.head_dim
+
+
+def test_workers_end_with_their_threads(folder):
+    core = open_core(folder, 2)
+    assert any(thread.name.startswith("worker1") for thread in threading.enumerate())
+    core.shutdown()
+    assert not any(thread.name.startswith("worker") for thread in threading.enumerate())
+    with pytest.raises(EngineDeadError, match="closed"):
+        core.executor.worker  # noqa: B018
+
+
+def test_control_reaches_every_worker(folder, right):
+    core = open_core(folder, 2)
+    assert core.executor.collective_rpc("get_supported_tasks", (), {}) == [("generate",)] * 2
+    assert core.executor.collective_rpc(lambda worker: worker.rank, (), {}) == [0, 1]
+    for level in (1, 2):
+        answer = perform(core, "sleep", (level,))
+        assert isinstance(answer, Future) and answer.done()
+        assert [worker.kv_cache_bytes() for worker in core.executor.workers] == [0, 0]
+        assert perform(core, "wake_up", ()) is True
+    assert_close(serve(core), right)
+    core.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("shape", "family", "num_workers", "wishes", "why"),
+    [
+        ("tiny", "llama", 3, {}, "over 2 or 4 workers, not 3"),
+        ("tiny", "llama", 4, {}, "2 key/value heads, which 4 workers cannot share"),
+        ("tiny", "llama", 2, {"dtype": "bfloat16"}, "runs in float32"),
+        ("tiny", "llama", 2, {"quantization": "int8"}, "weights as they are stored"),
+        ("tiny", "olmo2", 2, {}, "over the heads of all workers"),
+        ("tiny", "mixtral", 2, {}, "has experts"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path, shape, family, num_workers, wishes, why):
+    folder = make_checkpoint(tmp_path, shape, family, dtype="float32")
+    with pytest.raises(LoadError, match=why):
+        open_core(folder, num_workers, **wishes)
+    assert not any(thread.name.startswith("worker") for thread in threading.enumerate())
+
+
+# failures
+
+
+def rows_of(plan):
+    return [*plan.decode_rows, *(chunk.row for chunk in plan.chunks)]
+
+
+def break_worker(worker, handle, kind, when, at_output=3):
+    """Steps with this request fail on one worker from some token on: before the model runs, where
+    the others wait for it, behind it, before results are computed, or when they have been.
+    """
+    runner = worker.model_runner
+    launch = runner.launch
+
+    def check(plan):
+        rows = runner.rows
+        held = set(rows_of(plan)) - {new.row for new in plan.added if new.handle != handle}
+        bad = [row for row in held if rows.handles[row] == handle]
+        if bad and rows.num_tokens[bad[0]] >= rows.num_prompt[bad[0]] + at_output:
+            raise RowFailures({bad[0]: "named"}) if kind == "named" else RuntimeError("unnamed")
+
+    def failing(plan):
+        if when == "before":
+            check(plan)
+        launched = launch(plan)
+        if when == "behind":
+            check(plan)
+        if when in ("results", "end") and plan.num_tokens:
+            compute = launched.compute
+
+            def failing_compute(mask=None):
+                if when == "results":
+                    check(plan)
+                compute(mask)
+                check(plan)
+
+            launched.compute = failing_compute
+        return launched
+
+    runner.launch = failing
+
+
+def assert_rows_agree(core):
+    first, second = (worker.model_runner.rows for worker in core.executor.workers)
+    assert np.array_equal(first.num_computed, second.num_computed)
+    assert np.array_equal(first.num_tokens, second.num_tokens)
+    assert np.array_equal(first.handles, second.handles)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("when", ["before", "behind", "results", "end"])
+@pytest.mark.parametrize("kind", ["named", "unnamed"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_fault_on_one_worker_costs_its_request_alone(folder, right, rank, kind, when, depth):
+    core = open_core(folder, 2, async_scheduling=depth == 2)
+    break_worker(core.executor.workers[rank], 2, kind, when)
+    step = core.step
+
+    def watched():
+        out = step()
+        if depth == 1:
+            assert_rows_agree(core)
+        return out
+
+    core.step = watched
+    found = serve(core)
+    core.shutdown()
+    failed = {h for h, end in found.ends.items() if end.reason is FinishReason.ERROR}
+    assert failed == {2} and found.tokens[2] == right.tokens[2][: len(found.tokens[2])]
+    assert "0x" not in found.ends[2].message
+    del found.tokens[2]
+    assert found.tokens == {handle: right.tokens[handle] for handle in found.tokens}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [1, 4, 5, 18, 35])
+def test_an_exchange_that_fails_once_costs_nobody(folder, rank, number, monkeypatch):
+    """Whichever exchange it is, the step is run again in halves on both workers."""
+    calls, real = [], InprocGroup.all_gather
+
+    def flaky(self, x):
+        if self.rank == rank:
+            calls.append(x)
+            if len(calls) == number:
+                raise OSError("once")
+        return real(self, x)
+
+    monkeypatch.setattr(InprocGroup, "all_gather", flaky)
+    answers = []
+    for num_workers in (1, 2):
+        core = open_core(folder, num_workers)
+        for request in together():
+            core.add_request(request)
+        answers.append(serve(core, []))
+        core.shutdown()
+    assert len(calls) > number
+    assert {end.reason for end in answers[1].ends.values()} == {FinishReason.LENGTH}
+    assert answers[1].tokens == answers[0].tokens
+
+
+def together():
+    """Requests that are in all steps of each other."""
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    prompts = ([20, 21, 22], [30, 31, 32, 33], [40, 41])
+    return [EngineCoreRequest(h, prompt, params, h, 0.0) for h, prompt in enumerate(prompts)]
+
+
+def test_a_dead_worker_is_a_dead_engine(folder):
+    core = open_core(folder, 2)
+    for request in requests()[:3]:
+        core.add_request(request)
+    core.step()
+
+    def dead(plan):
+        raise EngineDeadError("The GPU of this worker failed")
+
+    core.executor.workers[1].model_runner.launch = dead
+    with pytest.raises(EngineDeadError, match="GPU of this worker"):
+        core.step()
+    core.shutdown()
