@@ -143,7 +143,8 @@ class BlockTables:
         computed = request.num_computed_tokens
         if computed < request.snapshot_end < computed + want:
             want = request.snapshot_end - computed
-        if self._num_missing(request, computed + want) > self.pool.num_free:
+        most_missing = len(self.groups) * (want // self.block_size + 1)
+        if most_missing > self.pool.num_free:
             want = self._fitting(request, want)
             if want < least:
                 return None
@@ -163,8 +164,8 @@ class BlockTables:
         return want, grown
 
     def _fitting(self, request: Request, want: int) -> int:
-        """The most of the next tokens, fewer than `want`, for which there are blocks."""
-        computed, fits, exceeds = request.num_computed_tokens, 0, want
+        """The most of the next `want` tokens for which there are blocks."""
+        computed, fits, exceeds = request.num_computed_tokens, 0, want + 1
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
             if self._num_missing(request, computed + middle) <= self.pool.num_free:
