@@ -82,6 +82,15 @@ def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
 
 
+def _add_partials(
+    stored: Stored, parts: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> dict[str, Approx]:
+    sums = [exact(part) for part in parts]
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[0::2], sums[1::2], strict=True)]
+    return {"0": stored(sums[0] if bias is None else sums[0] + exact(bias))}
+
+
 # embeddings
 
 
@@ -376,6 +385,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "add": _add,
     "add_norm": _add_norm,
     "scale_gate": _scale_gate,
+    "add_partials": _add_partials,
     "linear": _linear,
     "mlp": _mlp,
     "logits": _logits,
