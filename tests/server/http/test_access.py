@@ -240,7 +240,7 @@ def test_a_unix_socket_is_its_owner_s(tmp_path):
 def test_t3_this_machine_alone_is_served_unless_asked_for(server, tight, caplog):
     assert server.url.startswith("http://127.0.0.1:")
     assert tight.url.startswith("http://0.0.0.0:")
-    assert "Everybody who reaches 0.0.0.0" not in tight.log  # it has a key
+    assert "Anyone who can reach 0.0.0.0" not in tight.log  # it has a key
     for options, keys, warns in (
         (ServerArgs(host="0.0.0.0"), (), True),
         (ServerArgs(host="0.0.0.0"), ("k",), False),
@@ -250,4 +250,4 @@ def test_t3_this_machine_alone_is_served_unless_asked_for(server, tight, caplog)
     ):
         caplog.clear()
         serve._warn_if_open(options, keys)
-        assert ("give --api-key" in caplog.text) == warns, options
+        assert ("set --api-key" in caplog.text) == warns, options
