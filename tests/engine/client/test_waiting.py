@@ -11,11 +11,11 @@ import pytest
 from quire.engine.client.multiprocess import AsyncMPClient, SyncMPClient
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.event_loop import loop_factory
-from quire.engine.wire import control_calls
+from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, UtilityOutput
 from quire.errors import EngineDeadError, EngineError
 
-ASK = control_calls.Utility("collective_rpc", timeout_s=0.05)
+ASK = Utility("collective_rpc", timeout_s=0.05)
 
 
 class Cores:
@@ -126,13 +126,13 @@ def test_an_event_loop_waits_for_an_answer_no_longer_than_it_wants(cores):
         client = AsyncMPClient(cores)
         with pytest.raises(TimeoutError, match=r"collective_rpc was not answered within 0.05 s"):
             await client.call(ASK)
-        call = asyncio.ensure_future(client.call(control_calls.is_sleeping()))
+        call = asyncio.ensure_future(client.call(Utility("is_sleeping")))
         await asyncio.sleep(0)
         failure = UtilityOutput(2, "the worker waited for too long", None, "TimeoutError")
         cores.calls.answer(0, failure)
         with pytest.raises(TimeoutError, match="the worker waited"):
             await call
-        call = asyncio.ensure_future(client.call(control_calls.is_sleeping()))
+        call = asyncio.ensure_future(client.call(Utility("is_sleeping")))
         await asyncio.sleep(0)
         call.cancel()
         await asyncio.wait([call])

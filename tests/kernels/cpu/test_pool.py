@@ -163,7 +163,9 @@ def test_an_installation_without_native_code_says_so_once(monkeypatch, caplog):
     monkeypatch.setattr("quire.kernels.cpu.runtime.find_native", lambda: (None, "no compiler"))
     monkeypatch.setattr("quire.kernels.cpu.find_native", lambda: (None, "no compiler"))
     assert open_runtime(num_threads=2) is None
-    assert caplog.messages == ["Plain torch computes, several times slower: no compiler."]
+    assert caplog.messages == [
+        "Falling back to plain torch, which is several times slower: no compiler."
+    ]
     ops = select(device="cpu", dtype=torch.float32)
     why = {choice.op: (choice.provider, choice.why) for choice in ops.report()}
     assert why["norm"] == ("torch", "cpu: norm: no compiler")
