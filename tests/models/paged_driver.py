@@ -63,7 +63,7 @@ class PagedRun:
         layer_groups = self.pool.layer_groups
         batch = Batch(ids, None, positions[None], groups, self.kv, layer_groups, len(ids))
         hidden = (forward or model.forward)(batch)
-        pieces = model.logits(hidden).split([counts[r] for r in rows])
+        pieces = model.logits(hidden.last).split([counts[r] for r in rows])
         return dict(zip(rows, pieces, strict=True))
 
     def _tables(self, total):

@@ -1,4 +1,4 @@
-"""Models whose layers have different heads: paged, chunked, batched, against a dense reference."""
+"""Models whose layers have different heads: paged, chunked, batched, against a dense model."""
 
 from __future__ import annotations
 

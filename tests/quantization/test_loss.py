@@ -61,7 +61,7 @@ def logits_of(model, ops, ids):
     positions = torch.arange(count)
     groups = [GroupBatch(positions, plan)]
     hidden = model.forward(Batch(ids, None, positions[None], groups, kv, [0] * len(kv), count))
-    return model.logits(hidden)
+    return model.logits(hidden.last)
 
 
 def loss_of(recipe, windows, providers=()):

@@ -2,18 +2,27 @@
 
 import torch
 
+from quire.models.decoder import HiddenStates
+
 
 class Recorded:
     """Work of a graph: each replay runs it and writes the result where the first one was."""
 
     def __init__(self, work):
-        self.work, self.result, self.num_replays = work, work().clone(), 0
-        self.result.fill_(-1)
+        self.work, self.num_replays, now = work, 0, work()
+        self.result = HiddenStates(now.last.clone(), tuple(aux.clone() for aux in now.aux))
+        for place in self._places():
+            place.fill_(-1)
+
+    def _places(self):
+        return (self.result.last, *self.result.aux)
 
     @torch.inference_mode()
     def replay(self):
         self.num_replays += 1
-        self.result.copy_(self.work())
+        now = self.work()
+        for place, value in zip(self._places(), (now.last, *now.aux), strict=True):
+            place.copy_(value)
 
 
 class RecordingGraphs:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.models.decoder import HiddenStates
 from quire.models.kv_pool import plan_kv_pool
 from quire.models.layer_memory import KeyValues, NumberBytes
 from quire.ops import PAD_SLOT, select
@@ -27,14 +28,17 @@ POOL = plan_kv_pool([KeyValues(1, 8), KeyValues(1, 8, window=7)], SIZE, NumberBy
 
 
 class Model:
-    """Hidden states say what was read for each token: id, position, slots."""
+    """Hidden states say what was read for each token: id, position, slots; auxiliary ones as
+    well, twice and three times.
+    """
 
     num_calls = 0
 
     def forward(self, batch):
         self.num_calls += 1
         columns = [batch.ids, batch.positions[0], *(group.slots for group in batch.groups)]
-        return torch.stack(columns, dim=1).float()
+        states = torch.stack(columns, dim=1).float()
+        return HiddenStates(states, (2 * states, 3 * states))
 
     def logits(self, hidden):
         return hidden * 2
@@ -76,6 +80,8 @@ class Bench:
         inputs = self.builder.build(StepPlan(self.step_id, [], [], [], decode, list(chunks)))
         self.builder.gather(inputs)
         hidden = self.forward(inputs.batch, samples_all=inputs.last is None)
+        for times, aux in zip((2, 3), hidden.aux, strict=True):
+            assert torch.equal(aux, times * hidden.last)
         return inputs, hidden
 
     def expected(self, row):
@@ -105,17 +111,17 @@ def test_sizes_reach_the_most_and_pad_little(most):
 
 def test_the_largest_is_captured_first_and_each_once():
     bench = Bench(0, [1, 2, 4, 11])
-    assert [len(c.result) for c in bench.captured] == [11, 4, 2, 1]
+    assert [len(c.result.last) for c in bench.captured] == [11, 4, 2, 1]
     bench.forward.release()
     bench.forward.record()
-    assert [len(c.result) for c in bench.captured] == [11, 4, 2, 1] * 2
+    assert [len(c.result.last) for c in bench.captured] == [11, 4, 2, 1] * 2
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_decodes_replay_the_smallest_graph_that_holds_them(seed):
     sizes = [1, 2, 4, 8]
     bench = Bench(seed, sizes)
-    by_size = {len(c.result): c for c in bench.captured}
+    by_size = {len(c.result.last): c for c in bench.captured}
     for _ in range(12):
         count = bench.random.randint(1, NUM_ROWS)
         decode = bench.random.sample(range(NUM_ROWS), count)
@@ -125,10 +131,11 @@ def test_decodes_replay_the_smallest_graph_that_holds_them(seed):
             size = next((s for s in sizes if s >= count), None)
             for found in sizes:
                 assert by_size[found].num_replays - replays[found] == (found == size)
-            assert hidden[:count].tolist() == [bench.expected(row) for row in decode]
+            last = hidden.last
+            assert last[:count].tolist() == [bench.expected(row) for row in decode]
             if size is not None:
-                assert len(hidden) == size
-                assert hidden[count:].tolist() == [[0, 0, PAD_SLOT, PAD_SLOT]] * (size - count)
+                assert len(last) == size
+                assert last[count:].tolist() == [[0, 0, PAD_SLOT, PAD_SLOT]] * (size - count)
                 assert hidden is by_size[size].result
             bench.advance(inputs)
         if bench.random.random() < 0.5:
@@ -139,7 +146,7 @@ def test_steps_with_chunks_run_as_they_are():
     bench = Bench(3, [1, 2, 4, 8])
     for chunk in (Chunk(2, 1, True), Chunk(2, 3, False)):
         inputs, hidden = bench.step([0, 1], [chunk])
-        assert len(hidden) == inputs.batch.num_tokens == 2 + chunk.num_tokens
+        assert len(hidden.last) == inputs.batch.num_tokens == 2 + chunk.num_tokens
     assert not any(c.num_replays for c in bench.captured)
     assert bench.model.num_calls == 2
 

@@ -95,7 +95,7 @@ def main(folder):
     num_blocks = core.scheduler.config.num_blocks
     tokens = drain(core)
     replays = sum(captured.num_replays for captured in Graphs.captured)
-    sizes = [len(captured.result) for captured in Graphs.captured]
+    sizes = [len(captured.result.last) for captured in Graphs.captured]
     found = {"tokens": tokens, "replays": replays, "num_blocks": num_blocks, "sizes": sizes}
     print(json.dumps(found))
 

@@ -3,7 +3,8 @@
 
 In: a `Batch` (ids or embeddings, positions, slots and attention plans per KV group, the layers' KV
 memory) from runner/runner.py. Out: hidden states [T, C], of which the runner picks rows for
-`logits`. Next: the sampler, then engine/frontend/output_processor.py.
+`logits`, and those that enter chosen layers. Next: the sampler, then
+engine/frontend/output_processor.py.
 
 Branches on the spec are taken while the parts are built (`assembly.py`); the forward pass calls ops
 and nothing else on activations, so that a step can be recorded and replayed. The model holds no
@@ -12,7 +13,8 @@ state besides its weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -25,12 +27,24 @@ from quire.ops import Batch, Ops
 from quire.quantization import UNQUANTIZED, Recipe
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What a pass over layers gives for T tokens: `last` [T, C], and `aux`, the auxiliary hidden
+    states [T, C] that draft heads read.
+    """
+
+    last: Tensor
+    aux: tuple[Tensor, ...] = ()
+
+
 class DecoderModel:
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
     are stages of their own.
 
     `first_layer` is the place of its first layer among those of the pool (`Batch.kv`): not 0 for
-    the second model of a pool.
+    the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass hands
+    out: the residual stream that enters layer i (0: the embeddings; L: what leaves the last layer,
+    before the final norm).
     """
 
     def __init__(
@@ -43,16 +57,24 @@ class DecoderModel:
         recipe: Recipe = UNQUANTIZED,
         spread: ExpertExchange | None = None,
         first_layer: int = 0,
+        aux_layers: Sequence[int] = (),
         group: WorkerGroup | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are those of several cores, and only
         its own are taken; it must be in a round when the model runs. With `group` the spec is what
-        one worker has of a decoder (sharding.py), and all of them run at the same time.
+        one worker has of a decoder (sharding.py), and all of them run at the same time. Raises
+        ValueError for `aux_layers` that are not ascending numbers from 0 to L.
         """
+        if list(aux_layers) != sorted(set(aux_layers) & set(range(len(spec.blocks) + 1))):
+            raise ValueError(
+                f"aux_layers={list(aux_layers)} are not ascending numbers of the layers 0 to "
+                f"{len(spec.blocks)} of this model"
+            )
         self.spec = spec
         self.max_model_len = max_model_len
         self.first_layer = first_layer
+        self.aux_layers = tuple(aux_layers)
         assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread, group)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
@@ -84,23 +106,30 @@ class DecoderModel:
 
     def forward(
         self, batch: Batch, layers: slice | None = None, hidden: Tensor | None = None
-    ) -> Tensor:
-        """Run layers[a:b] (default all) and write their K/V into the slots of the batch -> [T, C].
+    ) -> HiddenStates:
+        """Run layers[a:b] (default all) and write their K/V into the slots of the batch.
 
         `hidden` is what the layer before a gave out; None embeds the batch. After the last layer
         the result has gone through the final norm and is ready for `logits`; before it, it is the
-        residual stream.
+        residual stream. The auxiliary states are those of the layers that are run.
         """
         start, stop, _ = (layers or slice(None)).indices(len(self._layers))
         x = self.embed(batch) if hidden is None else hidden
         if start >= stop:
-            return x
+            return HiddenStates(x)
+        aux = []
         h = self._layers[start].enter(x)
         for i in range(start, stop):
+            if i in self.aux_layers:
+                aux.append(x)
             place = self.first_layer + i
             group = batch.groups[batch.layer_groups[place]]
             x, h = self._layers[i](x, h, batch.positions, group, batch.kv[place])
-        return h if stop == len(self._layers) else x
+        if stop < len(self._layers):
+            return HiddenStates(x, tuple(aux))
+        if stop in self.aux_layers:
+            aux.append(x)
+        return HiddenStates(h, tuple(aux))
 
     __call__ = forward
 

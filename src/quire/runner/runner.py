@@ -161,7 +161,7 @@ class ModelRunner:
         parts = self.heads.begin(inputs)
         self._batches.gather(inputs)
         hidden = self._forward(inputs.batch, samples_all=inputs.last is None)
-        return Step(self, plan, inputs, hidden, parts)
+        return Step(self, plan, inputs, hidden.last, parts)
 
     def _prepare(self, plan: StepPlan) -> None:
         """What a step does to blocks before it computes: once, however often it is launched."""

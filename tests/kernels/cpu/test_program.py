@@ -201,7 +201,7 @@ class RecordedDecoder:
         self.batch = Batch(ids, None, positions, [group], kv, self.layer_groups, capacity)
         self.program = Program(self.runtime, capacity)
         with self.program.recording():
-            self.hidden = self.model.forward(self.batch)
+            self.hidden = self.model.forward(self.batch).last
 
     def make_plan(self, start, stop):
         rows = int(stop > start)
@@ -229,7 +229,7 @@ class RecordedDecoder:
         steps = torch.arange(start, start + len(ids))
         group = GroupBatch(steps, self.make_plan(start, start + len(ids)))
         batch = Batch(ids, None, steps[None], [group], kv, self.layer_groups, len(ids))
-        return self.model.forward(batch)
+        return self.model.forward(batch).last
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -9,7 +9,7 @@ a running engine must not change or kill it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +55,7 @@ def load_model(
     progress: Progress | None = None,
     spread: ExpertExchange | None = None,
     first_layer: int = 0,
+    aux_layers: Sequence[int] = (),
     group: WorkerGroup | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
@@ -63,9 +64,9 @@ def load_model(
     are made); auto means safetensors.
     `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
     the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
-    `progress` is called with leaf values done and in all. `spread` and `first_layer`: see
-    DecoderModel. With `group` it is the model of one worker, which takes its own part of each leaf.
-    Raises LoadError subclasses that name file and tensor.
+    `progress` is called with leaf values done and in all. `spread`, `first_layer` and `aux_layers`:
+    see DecoderModel. With `group` it is the model of one worker, which takes its own part of each
+    leaf. Raises LoadError subclasses that name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
@@ -81,6 +82,7 @@ def load_model(
             recipe=recipe,
             spread=spread,
             first_layer=first_layer,
+            aux_layers=aux_layers,
             group=group,
         )
         weights.finish()

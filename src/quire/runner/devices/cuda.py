@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import EngineDeadError
+from quire.models.decoder import HiddenStates
 from quire.runner.devices.arena import Event
 from quire.runner.forward.decode_graphs import Captured
 
@@ -58,7 +59,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
+    def capture(self, work: Callable[[], HiddenStates]) -> Captured:
         work()  # kernels are compiled and libraries take their memory outside of the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -70,7 +71,7 @@ class CudaGraphs:
 @dataclass(frozen=True, slots=True)
 class _CudaGraph:
     graph: torch.cuda.CUDAGraph
-    result: Tensor
+    result: HiddenStates
 
     def replay(self) -> None:
         with device_failures():

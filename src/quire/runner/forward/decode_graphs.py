@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel
+from quire.models.decoder import DecoderModel, HiddenStates
 from quire.ops import Batch
 
 _LARGEST_POWER = 64
@@ -24,10 +24,10 @@ _LARGEST_POWER = 64
 
 
 class Captured(Protocol):
-    """Recorded work, and the tensor that each replay writes."""
+    """Recorded work, and the tensors that each replay writes."""
 
     @property
-    def result(self) -> Tensor: ...
+    def result(self) -> HiddenStates: ...
 
     def replay(self) -> None:
         """Queue the work once more, on what is at its addresses now."""
@@ -37,7 +37,7 @@ class Captured(Protocol):
 class Graphs(Protocol):
     """What captures work on a device."""
 
-    def capture(self, work: Callable[[], Tensor]) -> Captured:
+    def capture(self, work: Callable[[], HiddenStates]) -> Captured:
         """Run the work once as it is, and record it. Memory that it takes belongs to the capture,
         and later captures share it where they can: the largest come first.
         """
@@ -93,7 +93,7 @@ class GraphForward:
             work = partial(self._model.forward, batch)
             self._decodes[size] = _Decode(batch, graphs.capture(work))
 
-    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+    def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
         decode = self._decodes.get(batch.num_tokens) if samples_all else None
         if decode is None or batch.ids is None:
             return self._model.forward(batch)

@@ -17,7 +17,7 @@ from quire.kernels.cpu.native_plan import CpuPlan
 from quire.kernels.cpu.plain_ops import CurrentPlan
 from quire.kernels.cpu.program import Program
 from quire.kernels.cpu.runtime import CpuRuntime
-from quire.models.decoder import DecoderModel
+from quire.models.decoder import DecoderModel, HiddenStates
 from quire.ops import AttentionPlan, Batch, GroupBatch
 
 
@@ -36,8 +36,8 @@ class Forward(Protocol):
         """Record over the weights and the KV memory that there are now."""
         ...
 
-    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
-        """Hidden states [T, C] of the step; `samples_all`: `logits` of all of them comes next."""
+    def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
+        """The step's hidden states; `samples_all`: `logits` of all of the last comes next."""
         ...
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
@@ -57,7 +57,7 @@ class EagerForward:
     def record(self) -> None:
         """Nothing has to be."""
 
-    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+    def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
         return self._model.forward(batch)
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
@@ -100,14 +100,14 @@ class RecordedForward:
         both = Program(self._runtime, min(capacity, self._num_rows))
         with body.recording():
             hidden = self._model.forward(self._first_inputs(body.capacity))
-        last = hidden.new_zeros((self._num_rows, hidden.shape[1]))
+        last = hidden.last.new_zeros((self._num_rows, hidden.last.shape[1]))
         with head.recording():
             logits = self._model.logits(last)
         with both.recording():
             decoded = self._model.forward(self._first_inputs(both.capacity))
-            scores = self._model.logits(decoded)
-        tensors = map(_First, (hidden, last, logits, decoded, scores))
-        self._programs = _Programs(body, head, both, *tensors)
+            scores = self._model.logits(decoded.last)
+        states = _FirstStates(hidden), _FirstStates(decoded)
+        self._programs = _Programs(body, head, both, *states, *map(_First, (last, logits, scores)))
 
     def _first_inputs(self, count: int) -> Batch:
         """The inputs of up to `count` tokens."""
@@ -127,7 +127,7 @@ class RecordedForward:
             num_tokens=count,
         )
 
-    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+    def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
         if batch.ids is None:
             return self._model.forward(batch)  # embeddings instead of ids are not recorded
         programs, count = self._programs, batch.num_tokens
@@ -145,7 +145,7 @@ class RecordedForward:
         programs = self._programs
         assert programs is not None, "the memory is released"
         if last is None:
-            if programs.decoded.is_part(hidden):
+            if programs.decoded.last.is_part(hidden):
                 return programs.scores.of(len(hidden))
             return self._model.logits(hidden)
         torch.index_select(hidden, 0, last, out=programs.last.of(len(last)))
@@ -171,6 +171,18 @@ class _First:
         return self._part
 
 
+class _FirstStates:
+    """The first entries of a pass's hidden states."""
+
+    def __init__(self, whole: HiddenStates) -> None:
+        self.last = _First(whole.last)
+        self._aux = [_First(state) for state in whole.aux]
+
+    def of(self, count: int) -> HiddenStates:
+        """Of `count` tokens."""
+        return HiddenStates(self.last.of(count), tuple([aux.of(count) for aux in self._aux]))
+
+
 @dataclass(frozen=True, slots=True)
 class _Programs:
     """What was recorded, and where each program's inputs and results are."""
@@ -178,10 +190,10 @@ class _Programs:
     body: Program
     head: Program
     both: Program
-    hidden: _First
+    hidden: _FirstStates
+    decoded: _FirstStates
     last: _First
     logits: _First
-    decoded: _First
     scores: _First
 
 

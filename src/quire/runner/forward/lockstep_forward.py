@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
+from quire.models.decoder import HiddenStates
 from quire.ops import Batch
 from quire.runner.forward.forward import Forward
 
@@ -24,7 +25,7 @@ class LockStepForward:
     def record(self) -> None:
         self._inner.record()
 
-    def __call__(self, batch: Batch, *, samples_all: bool) -> Tensor:
+    def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
         self._exchange.begin(True)
         try:
             return self._inner(batch, samples_all=samples_all)
