@@ -1,8 +1,8 @@
 """What gives a row its results: the language model's head with its sampler, or a pooler.
 
 A head serves the rows of one kind of request, which is the type of their parameters. It takes part
-in a step twice: before the model runs it says what the device needs, and behind the hidden states
-it computes results. `Heads` knows which head each row has; the runner asks all of them.
+in a step three times: before the model runs it stages inputs, then it computes results from the
+hidden states, and at the end it reports them on the host. `Heads` knows which head each row has.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from quire.scheduling.step import NewRow
 
 
 class HeadStep(Protocol):
-    """A head's part of one launch of a step. The methods are called in their order, once each; a
-    step that fails before `advance` is launched again, with another object.
+    """A head's part of one launch of a step.
+
+    The methods are called once each, in the order in which they stand here. A step that fails
+    before `advance` is launched again, with a new object.
     """
 
     @property
     def moves_rows(self) -> bool:
-        """Whether `report` moves the step's rows on, because the results say how far; known when
-        `compute` has returned.
+        """Whether `report` moves the rows to the end of the step, because that depends on the
+        results. Valid after `compute`.
         """
         ...
 
     def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
-        """Queue the work behind the step's hidden states [T, C] -> what the host must be given.
+        """Queue the work on the step's hidden states [T, C] -> the tensors that `report` needs on
+        the host.
 
-        `mask` is for sampled rows. The rows stand where the step's tokens start, and nothing that
-        this changes may matter to a second launch.
+        `mask` constrains sampled rows. The rows stand where the step's tokens start. What this
+        changes must not affect a second launch.
         """
         ...
 
@@ -45,8 +48,8 @@ class HeadStep(Protocol):
         ...
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
-        """Add the results, and errors by row, given the values of `compute`'s tensors on the host.
-        By then other requests may have the rows.
+        """Add results, and errors by row, to `output`; `values` are `compute`'s tensors on the
+        host. By then the rows may belong to other requests.
         """
         ...
 

@@ -59,7 +59,7 @@ class Step:
         self.advance()
 
     def compute(self, mask: GrammarMask | None = None) -> None:
-        """Queue the work behind the hidden states. If it raises, nothing has moved."""
+        """Queue the heads' work on the hidden states. If it raises, nothing has moved."""
         assert self._hidden is not None, "a step is sampled once"
         self._pending = self._runner.finish(self._parts, self._hidden, mask)
         self._hidden = None
@@ -175,8 +175,8 @@ class ModelRunner:
     def finish(
         self, parts: Sequence[HeadStep], hidden: Tensor, mask: GrammarMask | None
     ) -> list[tuple[HeadStep, Fetched]]:
-        """Let the heads compute behind the hidden states [T, C] of a step; what each will report.
-        If it raises, nothing has moved.
+        """Let the heads compute from the hidden states [T, C] of a step; what each will report. If
+        it raises, nothing has moved.
         """
         computed = [(part, part.compute(hidden, mask)) for part in parts]
         return [(part, self.device.fetch(tensors)) for part, tensors in computed]
