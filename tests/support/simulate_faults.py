@@ -24,8 +24,9 @@ from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.supervisor import Supervisor
 from quire.engine.control_verbs import perform
 from quire.engine.core.core import EngineCore
+from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
+from quire.engine.wire.delivery_monitor import Overdue
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,

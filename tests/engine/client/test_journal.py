@@ -5,8 +5,9 @@ import pytest
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.process.step_board import StepBoard, board_path, read_step_board
+from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.frame_order import FrameOrder, LostFrames, Overdue
+from quire.engine.wire.delivery_monitor import Overdue
 from quire.engine.wire.messages import EngineCoreOutputs, Finished, FinishReason, Started
 from tests.engine.core.core_over_hashes import request
 

@@ -9,7 +9,8 @@ import pytest
 from quire.engine.client import journal, supervisor
 from quire.engine.client.control_state import ControlState
 from quire.engine.client.journal import CoreJournal, JournalEntry
-from quire.engine.wire.frame_order import FrameOrder, Overdue
+from quire.engine.wire.codec import FrameOrder
+from quire.engine.wire.delivery_monitor import Overdue
 from tests.support.simulate_faults import World, run_traces
 
 NUM_TRACES = 10_000

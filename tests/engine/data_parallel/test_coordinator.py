@@ -6,7 +6,7 @@ from quire.engine.client.core_connection import CoreConnection
 from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.data_parallel.coordinator import Waves
 from quire.engine.process.liveness import PEERS_LOST
-from quire.engine.wire.messages import core_identity
+from quire.engine.wire.codec import core_identity
 from quire.errors import EngineDeadError
 
 

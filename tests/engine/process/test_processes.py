@@ -23,6 +23,7 @@ from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.launcher import launch_async, launch_sync
 from quire.engine.process.core_pool import CorePool
 from quire.engine.process.socket_folder import make_socket_folder
+from quire.engine.wire.codec import core_header
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,
@@ -31,7 +32,6 @@ from quire.engine.wire.messages import (
     EngineCoreRequest,
     EngineCoreRequestType,
     EngineZmqAddresses,
-    core_header,
 )
 from quire.errors import EngineDeadError, InvalidParameter, LoadError, RequestError
 
@@ -214,7 +214,9 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
         noise = rng.choice(
             [rng.randbytes(rng.randrange(60)), good[: place % len(good)], pickle.dumps(print)]
         )
-        header = core_header(rng.choice(kinds), rng.randrange(sockets.connections[0].num_sent + 1))
+        header = core_header(
+            rng.choice(kinds).value, rng.randrange(sockets.connections[0].num_sent + 1)
+        )
         kind = rng.choice([header, header, header[: place % 9], b"\x63" + header[1:], b"", noise])
         sockets.to_cores.send_multipart([identity, kind, noise])
         stranger.send_multipart([noise, kind])
@@ -225,7 +227,7 @@ def test_bytes_that_are_no_message_leave_both_sides_alive(plan, client):
 
 
 def add_frames(sockets, number, message):
-    header = core_header(EngineCoreRequestType.ADD, number)
+    header = core_header(EngineCoreRequestType.ADD.value, number)
     return [sockets.connections[0].identity, header, *sockets._encoder.encode(message)]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from quire.engine.wire.codec import FrameOrder, LostFrames
 from quire.engine.wire.delivery_monitor import DeliveryMonitor
-from quire.engine.wire.frame_order import FrameOrder, LostFrames
 from quire.engine.wire.messages import Heartbeat
 
 

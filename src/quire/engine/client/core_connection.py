@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.process.core_process import CoreProcess
-from quire.engine.wire.codec import Frame
+from quire.engine.wire.codec import Frame, FrameOrder, LostFrames, core_identity
 from quire.engine.wire.delivery_monitor import DeliveryMonitor
-from quire.engine.wire.frame_order import FrameOrder, LostFrames
-from quire.engine.wire.messages import EngineCoreReadyResponse, Heartbeat, core_identity
+from quire.engine.wire.messages import EngineCoreReadyResponse, Heartbeat
 from quire.errors import EngineError
 
 OVERDUE_S = 5.0

@@ -18,7 +18,14 @@ import zmq
 from quire.engine.client.core_connection import CoreConnection
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
-from quire.engine.wire.codec import BadMessage, Frame, MessageDecoder, MessageEncoder, has_input
+from quire.engine.wire.codec import (
+    BadMessage,
+    Frame,
+    MessageDecoder,
+    MessageEncoder,
+    core_header,
+    has_input,
+)
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
     ENGINE_CORE_DEAD,
@@ -28,7 +35,6 @@ from quire.engine.wire.messages import (
     EngineCoreRequestType,
     EngineZmqAddresses,
     UtilityRequest,
-    core_header,
 )
 from quire.errors import EngineError
 
@@ -109,7 +115,7 @@ class CoreSockets:
         connection = self.connections[engine_index]
         payload = self._encoder.encode(message)
         connection.num_sent += 1
-        frames = [connection.identity, core_header(kind, connection.num_sent), *payload]
+        frames = [connection.identity, core_header(kind.value, connection.num_sent), *payload]
         if connection.ready is None:
             connection.waiting.append(frames)
         elif not connection.is_dead:

@@ -17,13 +17,12 @@ import zmq
 from quire.engine.process.child_main import begin, take_pipe
 from quire.engine.process.liveness import ORPHANED
 from quire.engine.process.start_message import ChildStart
-from quire.engine.wire.codec import has_input
+from quire.engine.wire.codec import core_identity, has_input
 from quire.engine.wire.messages import (
     Counts,
     EngineCoreOutputs,
     SchedulerStats,
     StartWave,
-    core_identity,
 )
 
 logger = logging.getLogger(__name__)

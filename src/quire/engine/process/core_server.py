@@ -27,8 +27,15 @@ from quire.engine.process.liveness import Vitals
 from quire.engine.process.start_message import StartMessage
 from quire.engine.shared_cores.split_outputs import split_outputs
 from quire.engine.unbuilt import UnbuiltProcMethods
-from quire.engine.wire.codec import BadMessage, MessageDecoder, MessageEncoder, has_input
-from quire.engine.wire.frame_order import FrameOrder
+from quire.engine.wire.codec import (
+    BadMessage,
+    FrameOrder,
+    MessageDecoder,
+    MessageEncoder,
+    core_identity,
+    has_input,
+    read_core_header,
+)
 from quire.engine.wire.messages import (
     CLIENT_SHIFT,
     ENGINE_CORE_DEAD,
@@ -42,8 +49,6 @@ from quire.engine.wire.messages import (
     Heartbeat,
     UtilityOutput,
     UtilityRequest,
-    core_identity,
-    read_core_header,
 )
 from quire.observability.watchdog import Watchdog
 from quire.release import __version__

@@ -1,4 +1,5 @@
-"""Messages as frames: MessagePack in the first, the memory of large arrays in the others.
+"""Messages as frames: a header with the message's number, then MessagePack, then the memory of
+large arrays.
 
 Nothing here can run code that a sender chose: the decoder makes the message types of messages.py,
 plain values and numeric arrays, and refuses all else with `BadMessage`.
@@ -7,6 +8,7 @@ plain values and numeric arrays, and refuses all else with `BadMessage`.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast, get_args
 
@@ -43,6 +45,51 @@ class _ArrayHeader(msgspec.Struct, array_like=True, gc=False):
     dtype: str
     shape: tuple[int, ...]
     place: int | bytes
+
+
+class LostFrames(Exception):
+    """A message that was sent has not arrived: sender and receiver no longer know the same."""
+
+
+_HEADER = struct.Struct("<cQ")
+
+
+def core_identity(engine_index: int, incarnation: int) -> bytes:
+    """The routing id of a core's input socket, which differs between its incarnations."""
+    return engine_index.to_bytes(2, "little") + incarnation.to_bytes(4, "little")
+
+
+def core_header(kind: bytes, sequence: int) -> bytes:
+    """The first frame of a message to a core: its kind (the value of an `EngineCoreRequestType`)
+    and its number among the messages to this incarnation of the core, which count from 1.
+    """
+    return _HEADER.pack(kind, sequence)
+
+
+def read_core_header(frame: bytes) -> tuple[bytes, int]:
+    """The kind's byte and the number. Raises BadMessage for bytes that are not a header."""
+    if len(frame) != _HEADER.size:
+        raise BadMessage("a header has 9 bytes")
+    return _HEADER.unpack(frame)
+
+
+class FrameOrder:
+    """The receiving end of one sender's messages, whose numbers count from 1."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+
+    def accept(self, number: int) -> bool:
+        """Whether the message with this number is new; False for a repeat, which is to be dropped.
+
+        Raises LostFrames when one before it is missing.
+        """
+        if number <= self.num_taken:
+            return False
+        if number > self.num_taken + 1:
+            raise LostFrames(f"message {number} came behind message {self.num_taken}")
+        self.num_taken = number
+        return True
 
 
 class MessageEncoder:

@@ -10,7 +10,6 @@ every change of their meaning changes `PROTOCOL_VERSION`.
 from __future__ import annotations
 
 import enum
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -442,25 +441,3 @@ class ReconfigureDistributedRequest(msgspec.Struct, gc=False):
     new_data_parallel_rank_local: int
     new_data_parallel_master_ip: str
     new_data_parallel_master_port: int
-
-
-_HEADER = struct.Struct("<cQ")
-
-
-def core_header(kind: EngineCoreRequestType, sequence: int) -> bytes:
-    """The first frame of a message to a core: its kind, and its number among the messages from one
-    front end to one life of a core, which count from 1.
-    """
-    return _HEADER.pack(kind.value, sequence)
-
-
-def read_core_header(frame: bytes) -> tuple[bytes, int]:
-    """The kind's byte and the number. Raises ValueError for bytes that are no header."""
-    if len(frame) != _HEADER.size:
-        raise ValueError("no message begins like this")
-    return _HEADER.unpack(frame)
-
-
-def core_identity(engine_index: int, incarnation: int) -> bytes:
-    """How a core's input socket is addressed: a new life is another address."""
-    return engine_index.to_bytes(2, "little") + incarnation.to_bytes(4, "little")
