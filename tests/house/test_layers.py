@@ -39,7 +39,6 @@ LATE = {("quire.ops.select", "kernels")}
 UPWARD_ROOMS = {
     ("quire.engine.core.builder", "client"),
     ("quire.engine.process.core_server", "data_parallel"),
-    ("quire.engine.process.core_server", "shared_cores"),
     ("quire.engine.process.core_start", "data_parallel"),
 }
 """Imports inside engine/ that still go up. The list only shrinks."""

@@ -179,6 +179,6 @@ def _missing(plan: EnginePlan) -> list[int]:
 
 def _sockets(plan: EnginePlan, folder: Path, keys: ClusterKeys | None) -> CoreSockets:
     if keys is None:
-        return CoreSockets([f"ipc://{folder}/input-0"], [f"ipc://{folder}/output-0"], 0)
+        return CoreSockets(f"ipc://{folder}/input", f"ipc://{folder}/output")
     endpoint = f"tcp://{plan.data_parallel_address}:*"
-    return CoreSockets([endpoint], [endpoint], 0, keys)
+    return CoreSockets(endpoint, endpoint, keys)

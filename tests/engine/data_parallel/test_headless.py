@@ -159,14 +159,14 @@ def hello(port, server, mine, *, secret=SECRET, timeout_s=10.0, taken=()):
 
 
 def served(port, mine):
-    addresses = EngineZmqAddresses(["tcp://127.0.0.1:1"], ["tcp://127.0.0.1:2"])
+    addresses = EngineZmqAddresses("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
     keys = cluster_keys(SECRET)
     return HandshakeServer(f"tcp://127.0.0.1:{port}", keys, addresses, mine, [1])
 
 
 def test_who_knows_the_secret_gets_the_addresses(port):
     welcome = hello(port, served(port, plan()), plan())
-    assert welcome.addresses.inputs == ["tcp://127.0.0.1:1"]
+    assert welcome.addresses.input == "tcp://127.0.0.1:1"
     assert (welcome.incarnations, welcome.data_parallel_size) == ([7], 2)
 
 

@@ -16,22 +16,14 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
-from quire.engine.client.core_connection import CoreConnection
-from quire.engine.client.core_sockets import CoreSockets
-from quire.engine.client.multiprocess import SyncMPClient
-from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.launcher import launch_async, launch_sync
-from quire.engine.process.core_pool import CorePool
-from quire.engine.process.socket_folder import make_socket_folder
 from quire.engine.wire.codec import core_header
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import (
-    CLIENT_SHIFT,
     PROTOCOL_VERSION,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineCoreRequestType,
-    EngineZmqAddresses,
 )
 from quire.errors import EngineDeadError, InvalidParameter, LoadError, RequestError
 
@@ -289,39 +281,6 @@ def test_repeated_outputs_are_dropped_and_a_gap_is_the_death_of_the_core(plan):
     finally:
         context.destroy(0)
         client.shutdown()
-
-
-def test_one_core_serves_two_front_ends(plan):
-    folder = make_socket_folder()
-    ends = [[f"ipc://{folder}/{way}-{index}" for way in ("input", "output")] for index in (0, 1)]
-    sockets = [CoreSockets([to], [back], index) for index, (to, back) in enumerate(ends)]
-    inputs, outputs = zip(*ends, strict=True)
-    addresses = EngineZmqAddresses(list(inputs), list(outputs))
-    first = SyncMPClient(RemoteCores(sockets[0], CorePool(plan, addresses, [0]), folder=folder))
-    second = SyncMPClient(RemoteCores(sockets[1], CorePool(plan, addresses, [])))
-    try:
-        first.remote.start_core(0)
-        sockets[1].connections[0] = CoreConnection(0, 1)
-        for client in (first, second):
-            client.wait_until_ready()
-        handles = [(number, (1 << CLIENT_SHIFT) + number) for number in range(1, 5)]
-        for mine, theirs in handles:
-            first.add_request(request(mine, max_tokens=mine + 3))
-            second.add_request(request(theirs, max_tokens=mine + 3))
-        mine, theirs = zip(*handles, strict=True)
-        tokens = drain(first, mine)
-        assert sorted(tokens) == list(mine)
-        assert sorted(drain(second, theirs)) == list(theirs)
-        assert second.call(Utility("is_sleeping")) is False
-        assert first.call(Utility("reset_prefix_cache")) is True
-        os.kill(first.core_status(0).pid, signal.SIGKILL)
-        with pytest.raises(EngineDeadError):
-            first.call(Utility("is_sleeping"))
-        with pytest.raises(EngineDeadError, match="not ours to restart"):
-            second.remote.restart_core(0)
-    finally:
-        second.shutdown()
-        first.shutdown()
 
 
 def test_a_core_that_cannot_load_says_why(plan, tmp_path):

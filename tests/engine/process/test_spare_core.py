@@ -40,7 +40,7 @@ def pool_of(monkeypatch):
     monkeypatch.setattr(core_pool.time, "monotonic", lambda: clock.now)
 
     def make(cores=1, **wishes):
-        pool = CorePool(plan_of(**wishes), EngineZmqAddresses([], []), range(cores))
+        pool = CorePool(plan_of(**wishes), EngineZmqAddresses("", ""), range(cores))
         for index in range(cores):
             pool.start(index)
         return pool, clock

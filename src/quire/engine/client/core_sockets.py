@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -54,22 +54,20 @@ class CoreSockets:
 
     def __init__(
         self,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        client_index: int,
+        to_cores: str,
+        from_cores: str,
         keys: ClusterKeys | None = None,
     ) -> None:
-        """`inputs` and `outputs`: the endpoints that cores connect to. With `keys`, only cores that
-        know the secret can.
+        """The endpoints are those that cores connect to. With `keys`, only cores that know the
+        secret can.
         """
         self._keys = keys
         self._context = zmq.Context(io_threads=1)
-        self.to_cores = self._bound(zmq.ROUTER, inputs)
-        self.from_cores = self._bound(zmq.PULL, outputs)
+        self.to_cores = self._bound(zmq.ROUTER, to_cores)
+        self.from_cores = self._bound(zmq.PULL, from_cores)
         self.connections: dict[int, CoreConnection] = {}
         self.events: deque[EngineCoreOutputs | EngineError] = deque()
         self._calls = PendingCalls()
-        self._client_index = client_index
         self._encoder = MessageEncoder()
         self._outputs = MessageDecoder(EngineCoreOutputs)
         self._ready = msgspec.msgpack.Decoder(EngineCoreReadyResponse)
@@ -77,7 +75,7 @@ class CoreSockets:
     @property
     def addresses(self) -> EngineZmqAddresses:
         """Where cores find these sockets."""
-        return EngineZmqAddresses([_endpoint(self.to_cores)], [_endpoint(self.from_cores)])
+        return EngineZmqAddresses(_endpoint(self.to_cores), _endpoint(self.from_cores))
 
     # cores
 
@@ -129,7 +127,7 @@ class CoreSockets:
         """
         targets = list(engine_indices)
         call_id, future = self._calls.begin(utility, targets)
-        request = UtilityRequest(self._client_index, call_id, utility.method, list(utility.args))
+        request = UtilityRequest(call_id, utility.method, list(utility.args))
         try:
             for engine_index in targets:
                 self.send(engine_index, EngineCoreRequestType.UTILITY, request)
@@ -217,7 +215,7 @@ class CoreSockets:
         """Close the sockets. What was not sent is lost, except to cores on other machines."""
         self._context.destroy(linger=0 if self._keys is None else LINGER_MS)
 
-    def _bound(self, kind: int, endpoints: Sequence[str]) -> zmq.Socket[bytes]:
+    def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
         found = self._context.socket(kind)
         found.set_hwm(0)
         found.linger = 0
@@ -225,8 +223,7 @@ class CoreSockets:
             found.router_mandatory = True
         if self._keys is not None:
             close_to_strangers(found, self._keys)
-        for endpoint in endpoints:
-            found.bind(endpoint)
+        found.bind(endpoint)
         return found
 
 

@@ -45,7 +45,7 @@ class DPEngineCoreProc(EngineCoreProc):
         self._lock_step.while_waiting = self._on_waiting
         self._to_coordinator = self._connected(zmq.PUSH, addresses.coordinator_input)
         self._from_coordinator = self._connected(zmq.SUB, addresses.coordinator_output)
-        self._from_coordinator.subscribe(self._identity())
+        self._from_coordinator.subscribe(self._identity)
         self._poller.register(self._from_coordinator, zmq.POLLIN)
         self._start = msgspec.msgpack.Decoder(StartWave)
         self._wave = 0

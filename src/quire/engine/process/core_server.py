@@ -25,7 +25,6 @@ from quire.engine.core.core import EngineCore
 from quire.engine.data_parallel.cluster_keys import introduce
 from quire.engine.process.liveness import Vitals
 from quire.engine.process.start_message import StartMessage
-from quire.engine.shared_cores.split_outputs import split_outputs
 from quire.engine.unbuilt import UnbuiltProcMethods
 from quire.engine.wire.codec import (
     BadMessage,
@@ -37,7 +36,6 @@ from quire.engine.wire.codec import (
     read_core_header,
 )
 from quire.engine.wire.messages import (
-    CLIENT_SHIFT,
     ENGINE_CORE_DEAD,
     PROTOCOL_VERSION,
     EngineCoreOutputs,
@@ -69,10 +67,10 @@ _Kind = EngineCoreRequestType
 
 
 class EngineCoreProc(UnbuiltProcMethods):
-    """The loop of a core process. `front_ends` are connected sockets, one pair for each.
+    """The loop of a core process.
 
-    Bytes that are no message are logged and dropped. An exception in the loop itself ends the
-    process: the front ends get ENGINE_CORE_DEAD, and `run` gives exit code 1.
+    Invalid messages are logged and dropped. An exception in the loop itself ends the process: the
+    front end gets ENGINE_CORE_DEAD, and `run` returns exit code 1.
     """
 
     ENGINE_CORE_DEAD = ENGINE_CORE_DEAD
@@ -81,18 +79,17 @@ class EngineCoreProc(UnbuiltProcMethods):
         self.core = core
         self._message = message
         self._context = zmq.Context(io_threads=1)
-        addresses = message.addresses
-        identity = core_identity(message.engine_index, message.incarnation)
-        self._inputs = [self._connected(zmq.DEALER, to, identity) for to in addresses.inputs]
-        self._outputs = [self._connected(zmq.PUSH, to) for to in addresses.outputs]
-        self._beats = [self._connected(zmq.PUSH, to) for to in addresses.outputs]
+        self._identity = core_identity(message.engine_index, message.incarnation)
+        self._input = self._connected(zmq.DEALER, message.addresses.input, self._identity)
+        self._output = self._connected(zmq.PUSH, message.addresses.output)
+        self._heartbeat_output = self._connected(zmq.PUSH, message.addresses.output)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._is_told_to_end = False
         self._poller = self._make_poller()
         self._encoder = MessageEncoder()
-        self._orders = [FrameOrder() for _ in self._inputs]
-        self._num_sent = [0] * len(self._outputs)
+        self._order = FrameOrder()
+        self._num_sent = 0
         self._decoders: dict[bytes, _Decoding] = {
             _Kind.ADD.value: _decoding(EngineCoreRequest, self.add_request),
             _Kind.ABORT.value: _decoding(list[int], core.abort_requests),
@@ -106,7 +103,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         self._deadline: float | None = None
 
     def run(self) -> int:
-        """Say READY and serve until told to stop; the exit code of the process."""
+        """Send READY and serve until told to stop; the exit code of the process."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._say_ready()
         self._vitals.start()
@@ -181,61 +178,49 @@ class EngineCoreProc(UnbuiltProcMethods):
             self._poller.poll()
 
     def _take_input(self) -> None:
-        """Serve every message that is here."""
-        for number, dealer in enumerate(self._inputs):
-            while has_input(dealer):
-                self._take(number, dealer.recv_multipart(zmq.NOBLOCK, copy=False))
+        """Serve every message that has arrived."""
+        while has_input(self._input):
+            self._take(self._input.recv_multipart(zmq.NOBLOCK, copy=False))
         if self._is_told_to_end:
             self._is_told_to_end = False
             if self._deadline is None:
                 self.request_shutdown(0.0)
 
-    def _take(self, front_end: int, frames: list[zmq.Frame]) -> None:
-        """Serve one message: a repeat is dropped, and one behind a gap raises LostFrames."""
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        """Serve one message: a repeat is dropped, and one after a gap raises LostFrames."""
         try:
             kind, sequence = read_core_header(frames[0].bytes)
             if kind not in self._decoders or len(frames) < 2:
-                raise BadMessage("no message begins like this")
+                raise BadMessage("unknown kind of message")
             decoder, serve = self._decoders[kind]
             message = decoder.decode(frames[1:])
         except ValueError as error:
-            logger.error("Invalid message from front end %d: %s", front_end, error)
+            logger.error("Invalid message from the front end: %s", error)
             return
-        if self._orders[front_end].accept(sequence):
+        if self._order.accept(sequence):
             serve(message)
 
     # what goes out
 
     def _send(self, outputs: EngineCoreOutputs) -> None:
+        """Send a numbered message. Raises TypeError for one that cannot be encoded."""
         message = self._message
         outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
-        if len(self._outputs) == 1:
-            self._send_to(0, outputs)
-            return
-        for index, part in split_outputs(outputs, len(self._outputs)):
-            self._send_to(index, part)
-
-    def _send_to(self, client_index: int, outputs: EngineCoreOutputs) -> None:
-        """The one way out of everything that is numbered."""
         outputs.protocol_version = PROTOCOL_VERSION
-        self._num_sent[client_index] += 1
-        outputs.sequence = self._num_sent[client_index]
+        outputs.sequence = self._num_sent + 1
         frames = self._encoder.encode(outputs)
+        self._num_sent += 1
         if len(frames) == 1:
-            self._outputs[client_index].send(frames[0])
+            self._output.send(frames[0])
         else:
-            self._outputs[client_index].send_multipart(frames, copy=False)
+            self._output.send_multipart(frames, copy=False)
 
     def _end(self, handle: int, reason: FinishReason, text: str | None = None) -> None:
         outputs = EngineCoreOutputs(finished=[Finished(handle, reason, None, text)])
         outputs.timestamp = time.monotonic()
-        if len(self._outputs) == 1 or handle >> CLIENT_SHIFT < len(self._outputs):
-            self._send(outputs)  # who alone hears us may speak for others (broker.py)
+        self._send(outputs)
 
     def _serve_utility(self, request: UtilityRequest) -> None:
-        if not 0 <= request.client_index < len(self._outputs):
-            logger.error("Dropping an answer to unknown front end %d.", request.client_index)
-            return
         try:
             if self._deadline is not None:
                 raise RuntimeError("the engine is shutting down")
@@ -256,25 +241,17 @@ class EngineCoreProc(UnbuiltProcMethods):
             self._answer_failure(request, error)
 
     def _answer(self, request: UtilityRequest, result: object) -> None:
-        output = UtilityOutput(request.call_id, None, result)
         try:
-            self._send_utility(request, output)
-        except TypeError as error:  # a result that cannot travel
+            self._send_answer(UtilityOutput(request.call_id, None, result))
+        except TypeError as error:  # a result that cannot be encoded
             self._answer_failure(request, error)
 
     def _answer_failure(self, request: UtilityRequest, error: BaseException) -> None:
         text = str(error) or type(error).__name__
-        output = UtilityOutput(request.call_id, text, None, type(error).__name__)
-        self._send_utility(request, output)
+        self._send_answer(UtilityOutput(request.call_id, text, None, type(error).__name__))
 
-    def _send_utility(self, request: UtilityRequest, output: UtilityOutput) -> None:
-        message = self._message
-        outputs = EngineCoreOutputs(
-            engine_index=message.engine_index,
-            incarnation=message.incarnation,
-            utility_output=output,
-        )
-        self._send_to(request.client_index, outputs)
+    def _send_answer(self, output: UtilityOutput) -> None:
+        self._send(EngineCoreOutputs(utility_output=output))
 
     def _say_ready(self) -> None:
         config, message = self.core.scheduler.config, self._message
@@ -292,19 +269,14 @@ class EngineCoreProc(UnbuiltProcMethods):
             version=__version__,
             is_headless=message.is_headless,
         )
-        for dealer in self._inputs:
-            dealer.send(msgspec.msgpack.encode(ready))
+        self._input.send(msgspec.msgpack.encode(ready))
 
     def _say_dead(self, error: Exception) -> None:
         text = "".join(traceback.format_exception_only(error)).strip().encode()
-        for output in self._outputs:
-            output.send_multipart([ENGINE_CORE_DEAD, self._identity(), text])
-
-    def _identity(self) -> bytes:
-        return core_identity(self._message.engine_index, self._message.incarnation)
+        self._output.send_multipart([ENGINE_CORE_DEAD, self._identity, text])
 
     def _beat(self) -> None:
-        """Runs in the thread of the vitals, on sockets of its own."""
+        """Runs in the thread of `Vitals`, on a socket of its own."""
         began = self._turn_began
         age = time.monotonic() - began if began else 0.0
         self._watchdog.look(age)
@@ -312,13 +284,16 @@ class EngineCoreProc(UnbuiltProcMethods):
         outputs = EngineCoreOutputs(
             engine_index=message.engine_index,
             incarnation=message.incarnation,
+            heartbeat=Heartbeat(
+                self._num_steps,
+                self._has_more_to_do(),
+                age,
+                self._num_sent,
+                self._order.num_taken,
+            ),
             protocol_version=PROTOCOL_VERSION,
         )
-        has_work = self._has_more_to_do()
-        for index, socket_ in enumerate(self._beats):
-            num_sent, num_taken = self._num_sent[index], self._orders[index].num_taken
-            outputs.heartbeat = Heartbeat(self._num_steps, has_work, age, num_sent, num_taken)
-            socket_.send(msgspec.msgpack.encode(outputs))
+        self._heartbeat_output.send(msgspec.msgpack.encode(outputs))
 
     # sockets and signals
 
@@ -335,8 +310,7 @@ class EngineCoreProc(UnbuiltProcMethods):
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for dealer in self._inputs:
-            poller.register(dealer, zmq.POLLIN)
+        poller.register(self._input, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         return poller
 

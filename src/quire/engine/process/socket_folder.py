@@ -21,7 +21,7 @@ def make_socket_folder() -> Path:
         if _is_left_behind(old):
             remove_socket_folder(old)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
-    if len(os.fsencode(folder)) + len("/output-00") > _LONGEST:
+    if len(os.fsencode(folder)) + len("/waves-out") > _LONGEST:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
     return folder

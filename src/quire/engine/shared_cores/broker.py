@@ -23,7 +23,6 @@ from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import (
     CoreStates,
     MetricsNow,
-    OwnerCall,
     ServerReport,
     Sign,
 )
@@ -39,6 +38,7 @@ from quire.engine.wire.messages import (
     Finished,
     FinishReason,
     UtilityOutput,
+    UtilityRequest,
 )
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 
@@ -70,7 +70,7 @@ class ApiServerConnection:
             {
                 wire.ADD: (EngineCoreRequest, self._on_add),
                 wire.ABORT: (list[int], self._on_abort),
-                wire.CALL: (OwnerCall, self._on_call),
+                wire.CALL: (UtilityRequest, self._on_call),
                 wire.FIGURES: (ServerReport, hub.take_figures),
                 wire.SIGN: (Sign, self._on_sign),
                 wire.ANSWER: (UtilityOutput, self._on_answer),
@@ -91,7 +91,7 @@ class ApiServerConnection:
         mine = [handle for handle in handles if self.live.pop(handle, None) is not None]
         self._hub.abort(mine)
 
-    def _on_call(self, question: OwnerCall) -> None:
+    def _on_call(self, question: UtilityRequest) -> None:
         self._hub.spawn(self._hub.answer(self, question))
 
     def _on_sign(self, sign: Sign) -> None:
@@ -224,7 +224,7 @@ class CoreBroker:
 
     # questions
 
-    async def answer(self, seat: ApiServerConnection, question: OwnerCall) -> None:
+    async def answer(self, seat: ApiServerConnection, question: UtilityRequest) -> None:
         """Answer a server."""
         try:
             result = await self._perform(seat, question)
@@ -235,7 +235,7 @@ class CoreBroker:
             reply = UtilityOutput(question.call_id, None, result)
         seat.channel.send(wire.REPLY, reply)
 
-    async def _perform(self, seat: ApiServerConnection, question: OwnerCall) -> object:
+    async def _perform(self, seat: ApiServerConnection, question: UtilityRequest) -> object:
         method, args = question.method, question.args
         if method == wire.METRICS:
             await self._gather(wire.FLUSH, [])
@@ -267,7 +267,7 @@ class CoreBroker:
         call_id = next(self._call_ids)
         future = seat.answers[call_id] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: seat.answers.pop(call_id, None))
-        seat.channel.send(wire.ASK, OwnerCall(call_id, method, args))
+        seat.channel.send(wire.ASK, UtilityRequest(call_id, method, args))
         return future
 
     def take_figures(self, figures: ServerReport) -> None:

@@ -24,13 +24,17 @@ from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import (
     CoreStates,
     MetricsNow,
-    OwnerCall,
     ServerReport,
     Sign,
 )
 from quire.engine.wire.channel import Channel
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
+from quire.engine.wire.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    UtilityOutput,
+    UtilityRequest,
+)
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 
 logger = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ class CoreBrokerClient:
                 wire.OUTPUTS: (EngineCoreOutputs, self._on_outputs),
                 wire.REPLY: (UtilityOutput, self._on_reply),
                 wire.STATUS: (CoreStates, self._on_status),
-                wire.ASK: (OwnerCall, self._on_question),
+                wire.ASK: (UtilityRequest, self._on_question),
                 wire.DEAD: (str, self._die),
             },
             lambda: self._die(_GONE),
@@ -132,7 +136,7 @@ class CoreBrokerClient:
         """Ask every core, and give their one answer."""
         self._require_open()
         call_id, future = self._calls.begin(utility, [0])
-        question = OwnerCall(call_id, utility.method, list(utility.args), utility.timeout_s)
+        question = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
         try:
             self._channel.send(wire.CALL, question)
             return await asyncio.wait_for(asyncio.wrap_future(future), utility.timeout_s)
@@ -188,12 +192,12 @@ class CoreBrokerClient:
         if states.is_open:
             self._opened.set()
 
-    def _on_question(self, question: OwnerCall) -> None:
+    def _on_question(self, question: UtilityRequest) -> None:
         task = asyncio.ensure_future(self._answer(question))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, question: OwnerCall) -> None:
+    async def _answer(self, question: UtilityRequest) -> None:
         try:
             result = await self.answerers[question.method](question.args)
         except Exception as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from quire.engine.client.client import CoreStatus
@@ -11,13 +9,13 @@ from quire.engine.stats.step_stats import IterationStats
 from quire.observability.metrics import Metric
 
 ADD, ABORT, CALL, FIGURES, SIGN, ANSWER = (bytes([code]) for code in range(6))
-"""To the hub: a request, handles to drop, an `OwnerCall`, `ServerReport`, a `Sign` of life, the
-answer to an `OwnerCall` of the hub.
+"""To the hub: a request, handles to drop, an `UtilityRequest`, `ServerReport`, a `Sign` of life,
+the answer to an `UtilityRequest` of the hub.
 """
 
 OUTPUTS, REPLY, STATUS, ASK, DEAD = (bytes([code]) for code in range(16, 21))
-"""To a server: a part of a step, the answer to its `OwnerCall`, the cores' states, an `OwnerCall`
-to answer, and why the engine is dead.
+"""To a server: a part of a step, the answer to its `UtilityRequest`, the cores' states, an
+`UtilityRequest` to answer, and why the engine is dead.
 """
 
 METRICS, SCALE, ABORT_SHOWN = "metrics", "scale", "abort_shown"
@@ -28,15 +26,6 @@ their clients know (None: all).
 
 FLUSH = "flush"
 """The hub asks a server to send its figures now. It asks for `ABORT_SHOWN` too."""
-
-
-class OwnerCall(msgspec.Struct, array_like=True, gc=False):
-    """A question; the answer is a `UtilityOutput` with the same number."""
-
-    call_id: int
-    method: str
-    args: list[Any]
-    timeout_s: float | None = None
 
 
 class ServerReport(msgspec.Struct, array_like=True, gc=False):

@@ -2,26 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, LogprobColumns
-
-
-def split_outputs(
-    outputs: EngineCoreOutputs, num_clients: int
-) -> Iterator[tuple[int, EngineCoreOutputs]]:
-    """(index, columns) of every front end that has something in `outputs`.
-
-    The statistics go to the first of them that gets anything (to front end 0 when nobody does).
-    """
-    stats = outputs.stats
-    parts = [(index, _part(outputs, index)) for index in range(num_clients)]
-    found = [(index, part) for index, part in parts if part is not None]
-    for index, part in found or [(0, EngineCoreOutputs())]:
-        part.timestamp = outputs.timestamp
-        part.engine_index, part.incarnation = outputs.engine_index, outputs.incarnation
-        part.stats, stats = stats, None
-        yield index, part
 
 
 def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs]:
@@ -37,15 +18,11 @@ def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs
         return {clients.pop(): outputs}
     found = {}
     for client in sorted(clients):
-        part = _part(outputs, client)
-        assert part is not None, "it has a handle here"
-        part.timestamp, part.engine_index = outputs.timestamp, outputs.engine_index
-        part.incarnation = outputs.incarnation
-        found[client] = part
+        found[client] = _part(outputs, client)
     return found
 
 
-def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs | None:
+def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
     rows: list[int] = []
     places: list[int] = []
     start = 0
@@ -55,7 +32,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs | None:
             rows.append(row)
             places += range(start, start + count)
         start += count
-    part = EngineCoreOutputs(
+    return EngineCoreOutputs(
         handles=[outputs.handles[row] for row in rows],
         token_ids=[outputs.token_ids[place] for place in places],
         counts=None if outputs.counts is None else [counts[row] for row in rows],
@@ -64,9 +41,10 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs | None:
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p.handle >> CLIENT_SHIFT == client],
         pooled=[one for one in outputs.pooled if one.handle >> CLIENT_SHIFT == client],
         logprobs=_logprobs(outputs.logprobs, places),
+        timestamp=outputs.timestamp,
+        engine_index=outputs.engine_index,
+        incarnation=outputs.incarnation,
     )
-    has_rows = part.handles or part.finished or part.started or part.prompt_logprobs or part.pooled
-    return part if has_rows else None
 
 
 def _logprobs(columns: LogprobColumns | None, places: list[int]) -> LogprobColumns | None:

@@ -2,9 +2,9 @@
 out.
 
 A request is known to the core by an integer handle that the front end chose; names stay in the
-front end. The bits above `CLIENT_SHIFT` of a handle are the index of the front end, so that a core
-that serves several knows whose a token is. Structs that travel as arrays grow at the end only, and
-every change of their meaning changes `PROTOCOL_VERSION`.
+front end. The bits above `CLIENT_SHIFT` of a handle are the index of the front end, so that the
+broker of several API servers knows whose request it is (shared_cores/broker.py). Structs that
+travel as arrays grow at the end only, and every change of their meaning changes `PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 
-PROTOCOL_VERSION = 2
-"""Front end and core must have the same; HELLO and READY say it."""
+PROTOCOL_VERSION = 3
+"""Front end and core must have the same; HELLO and READY carry it."""
 
 CLIENT_SHIFT = 40
 """`handle >> CLIENT_SHIFT` is the index of the front end that gave the handle."""
@@ -233,7 +233,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     A request in `finished` may have no new token (an error, an abort by the core); one that pooled
     its prompt has its result in `pooled` instead. Outputs of a
     core process carry its `incarnation`: a front end drops those of an earlier one. Their
-    `sequence` counts the messages to one front end from 1, so that a lost one is noticed; 0 is a
+    `sequence` counts the messages of one incarnation from 1, so that a lost one is noticed; 0 is a
     heartbeat, which overtakes them. Iterating gives a view for each request.
     """
 
@@ -346,14 +346,14 @@ class EngineCoreOutput:
 
 
 class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
-    """A call of one of the core's utilities (engine/control_verbs.py); the answer goes to the
-    front end `client_index`.
+    """A call of a method (engine/control_verbs.py); the answer is a `UtilityOutput` with the same
+    id. `timeout_s` is how long the caller waits (None: as long as it takes).
     """
 
-    client_index: int
     call_id: int
     method: str
     args: list[Any]
+    timeout_s: float | None = None
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False):
@@ -367,10 +367,12 @@ class Hello(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Where cores find the front ends (by client index) and the coordinator."""
+    """Where cores find the front end and the coordinator: the endpoints to receive `input` from,
+    and to send `output` to.
+    """
 
-    inputs: list[str]
-    outputs: list[str]
+    input: str
+    output: str
     coordinator_input: str | None = None
     coordinator_output: str | None = None
 
