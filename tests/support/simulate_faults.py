@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from quire.engine.client.client import CoreStatus
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.supervisor import Supervisor
@@ -296,10 +295,9 @@ class SimulatedCores:
         """Who has it."""
         return self._owners.get(handle)
 
-    def core_status(self, engine_index: int) -> CoreStatus:
+    def is_dead(self, engine_index: int) -> bool:
         """As far as the front end knows."""
-        link = self.links[engine_index]
-        return CoreStatus(engine_index, link.life.number, 0, not link.is_dead, True)
+        return self.links[engine_index].is_dead
 
     def dying_step(self, engine_index: int) -> Collection[int] | None:
         """What is on its board."""

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from quire.engine.client.core_connection import CoreConnection
+from quire.engine.client.core_sockets import CoreConnection
 from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.data_parallel.coordinator import Waves
 from quire.engine.process.liveness import PEERS_LOST

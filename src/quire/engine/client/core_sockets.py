@@ -1,6 +1,6 @@
-"""The two sockets between a front end and all its cores.
+"""The two sockets between a front end and all its cores, and what is known of each core.
 
-Nothing here waits: remote_cores.py calls `take` when something has come.
+Nothing here waits: remote_cores.py calls `take` when a message has arrived.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 import zmq
 
-from quire.engine.client.core_connection import CoreConnection
 from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.data_parallel.cluster_keys import ClusterKeys, close_to_strangers
+from quire.engine.process.child_process import ChildProcess
 from quire.engine.wire.codec import (
     BadMessage,
     Frame,
+    FrameOrder,
+    LostFrames,
     MessageDecoder,
     MessageEncoder,
     core_header,
+    core_identity,
     has_input,
 )
 from quire.engine.wire.control_calls import Utility
+from quire.engine.wire.delivery_monitor import DeliveryMonitor
 from quire.engine.wire.messages import (
     ENGINE_CORE_DEAD,
     PROTOCOL_VERSION,
@@ -34,6 +39,8 @@ from quire.engine.wire.messages import (
     EngineCoreReadyResponse,
     EngineCoreRequestType,
     EngineZmqAddresses,
+    Heartbeat,
+    SchedulerStats,
     UtilityRequest,
 )
 from quire.errors import EngineError
@@ -42,6 +49,80 @@ logger = logging.getLogger(__name__)
 
 LINGER_MS = 1000
 """How long closing waits until the last messages have gone to other machines."""
+
+
+OVERDUE_S = 5.0
+"""How long a message that a heartbeat has counted may take to arrive. Only time in which the
+receiver read its input counts, so neither a long step of the core nor a pause of this process loses
+any.
+"""
+
+
+@dataclass(slots=True)
+class CoreConnection:
+    """One incarnation of a core: what is known of it, and the messages between it and us.
+
+    `process`: None where it runs on another machine; `has_joined`: whether it has come from there.
+    `identity`: the routing id of its socket. `num_requests`: its live requests; `stats`: what it
+    reported last. `is_admitted`: it may get requests (a core that is being added may not).
+    `waiting`: messages to send once it is ready. `error`: why it is dead. `reported_error`: what it
+    reported before it ended. `lost`: the messages between us that are missing, so that nothing
+    after them can be trusted. `kill_reason`: why we killed it.
+    """
+
+    engine_index: int
+    incarnation: int
+    process: ChildProcess | None = None
+    is_admitted: bool = True
+    has_joined: bool = True
+    ready: EngineCoreReadyResponse | None = None
+    error: EngineError | None = None
+    reported_error: str = ""
+    lost: str = ""
+    kill_reason: str = ""
+    num_requests: int = 0
+    stats: SchedulerStats = field(default_factory=SchedulerStats)
+    num_sent: int = 0
+    order: FrameOrder = field(default_factory=FrameOrder)
+    delivery: DeliveryMonitor = field(default_factory=lambda: DeliveryMonitor(OVERDUE_S))
+    waiting: list[list[Frame]] = field(default_factory=list)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    last_sign: float = field(default_factory=time.monotonic)
+    last_step: float = field(default_factory=time.monotonic)
+    identity: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.identity = core_identity(self.engine_index, self.incarnation)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.error is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether, by its last heartbeat, it has taken all messages and has no work, and all that
+        it sent has arrived.
+        """
+        beat = self.heartbeat
+        has_taken_all = beat.num_taken == self.num_sent and beat.num_sent == self.order.num_taken
+        return has_taken_all and not beat.has_work
+
+    def check_delivery(self, passed_s: float) -> None:
+        """We have read our input for `passed_s` more seconds: note what should have come by now."""
+        try:
+            self.delivery.look(self.heartbeat, self.order.num_taken, passed_s)
+        except LostFrames as error:
+            self.lost = f"of its messages to us {error}"
+
+    def note_heartbeat(self, beat: Heartbeat) -> None:
+        """Take its latest heartbeat."""
+        try:
+            self.delivery.note_beat(self.heartbeat, beat, self.num_sent, self.last_sign)
+        except LostFrames as error:
+            self.lost = f"of our messages to it {error}"
+        if beat.num_steps != self.heartbeat.num_steps or not beat.has_work:
+            self.last_step = self.last_sign
+        self.heartbeat = beat
 
 
 class CoreSockets:
@@ -194,8 +275,13 @@ class CoreSockets:
         if outputs.protocol_version != PROTOCOL_VERSION:
             return
         connection.last_sign = time.monotonic()
-        if outputs.sequence and not connection.is_next(outputs.sequence):
-            return
+        if outputs.sequence:
+            try:
+                if not connection.order.accept(outputs.sequence):
+                    return
+            except LostFrames as error:
+                connection.lost = f"of its messages to us {error}"
+                return
         if outputs.heartbeat is not None:
             connection.note_heartbeat(outputs.heartbeat)
         elif outputs.utility_output is not None:

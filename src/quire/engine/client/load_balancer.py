@@ -1,11 +1,11 @@
-"""Which core has which request, and which one gets the next: the least loaded core, unless another
-has the beginning of the prompt in its prefix cache.
+"""Which of several cores gets a request: the least loaded one, unless another has the beginning of
+the prompt in its prefix cache.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 
 from quire.engine.wire.messages import EngineCoreRequest, SchedulerStats
 
@@ -18,68 +18,32 @@ AFFINITY = 4.0
 
 
 class LoadBalancer:
-    """Assigns requests to cores, and remembers which core has seen which prefix.
-
-    The load of a core is the number of its requests; waiting ones count more when its KV cache
-    fills up.
-    """
+    """Chooses between cores by their loads, and remembers which core has seen which prefix."""
 
     def __init__(self) -> None:
-        self.owners: dict[int, int] = {}
-        """The core of each live request, by the request's handle."""
-        self._num_requests: Counter[int] = Counter()
-        self._stats: dict[int, SchedulerStats] = {}
         self._seen: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
 
-    def choose(self, request: EngineCoreRequest, engine_indices: Sequence[int]) -> int:
-        """Assign the request to the best of these cores."""
-        if len(engine_indices) == 1:
-            self._assign(request, engine_indices[0], [])
-            return engine_indices[0]
+    def choose(self, request: EngineCoreRequest, loads: Mapping[int, float]) -> int:
+        """The best core for the request; `loads` gives the load of each core that may have it."""
         self._turn += 1
+        engine_indices = list(loads)
         start = self._turn % len(engine_indices)
         rotated = [*engine_indices[start:], *engine_indices[:start]]
         keys = list(_prefix_keys(request))
         shares = self._shares(keys)
-        best = min(rotated, key=lambda index: self._load(index) - AFFINITY * shares.get(index, 0.0))
-        self._assign(request, best, keys)
+        best = min(rotated, key=lambda index: loads[index] - AFFINITY * shares.get(index, 0.0))
+        self._remember(keys, best)
         return best
 
-    def pin(self, request: EngineCoreRequest, engine_index: int) -> None:
-        """Assign the request to this core, whatever its load."""
-        self._assign(request, engine_index, list(_prefix_keys(request)))
-
-    def release(self, handle: int) -> int | None:
-        """A request has ended; the core that had it."""
-        engine_index = self.owners.pop(handle, None)
-        if engine_index is not None:
-            self._num_requests[engine_index] -= 1
-        return engine_index
-
-    def num_requests(self, engine_index: int) -> int:
-        """How many requests the core has."""
-        return self._num_requests[engine_index]
-
-    def note_stats(self, engine_index: int, stats: SchedulerStats) -> None:
-        """Take what a core reported after a step."""
-        self._stats[engine_index] = stats
+    def note_pinned(self, request: EngineCoreRequest, engine_index: int) -> None:
+        """The request goes to this core, whatever its load."""
+        self._remember(list(_prefix_keys(request)), engine_index)
 
     def forget(self, engine_index: int) -> None:
-        """A core has lost everything: its requests and its prefix cache."""
-        for handle in [h for h, owner in self.owners.items() if owner == engine_index]:
-            del self.owners[handle]
-        del self._num_requests[engine_index]
-        self._stats.pop(engine_index, None)
+        """A core has lost its prefix cache."""
         for key in [key for key, index in self._seen.items() if index == engine_index]:
             del self._seen[key]
-
-    def _load(self, engine_index: int) -> float:
-        stats = self._stats.get(engine_index)
-        if stats is None:
-            return self._num_requests[engine_index]
-        crowd = stats.num_waiting_reqs * 6 * max(0.0, stats.kv_cache_usage - 0.5)
-        return self._num_requests[engine_index] + crowd
 
     def _shares(self, keys: list[int]) -> dict[int, float]:
         """How much of the prompt each core has seen, from 0 to 1."""
@@ -91,14 +55,17 @@ class LoadBalancer:
             shares[index] = count / len(keys)
         return shares
 
-    def _assign(self, request: EngineCoreRequest, engine_index: int, keys: list[int]) -> None:
-        self.owners[request.handle] = engine_index
-        self._num_requests[engine_index] += 1
+    def _remember(self, keys: list[int], engine_index: int) -> None:
         for key in keys:
             self._seen[key] = engine_index
             self._seen.move_to_end(key)
         while len(self._seen) > MAX_CHUNKS:
             self._seen.popitem(last=False)
+
+
+def load_of(num_requests: int, stats: SchedulerStats) -> float:
+    """The number of a core's requests; waiting ones count more when its KV cache fills up."""
+    return num_requests + stats.num_waiting_reqs * 6 * max(0.0, stats.kv_cache_usage - 0.5)
 
 
 def _prefix_keys(request: EngineCoreRequest) -> Iterator[int]:

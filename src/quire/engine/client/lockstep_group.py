@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.engine.client.core_connection import CoreConnection
+from quire.engine.client.core_sockets import CoreConnection
 from quire.engine.process.liveness import PEERS_LOST
 
 

@@ -19,19 +19,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.engine.client.client import CoreStatus
-from quire.engine.client.core_connection import CoreConnection
-from quire.engine.client.core_sockets import CoreSockets
-from quire.engine.client.hang_detection import CHECK_S, LONGEST_TURN_S, SILENT_S, hang_of
-from quire.engine.client.load_balancer import LoadBalancer
+from quire.engine.client.core_health import CHECK_S, LONGEST_TURN_S, SILENT_S, hang_of, status_of
+from quire.engine.client.core_sockets import CoreConnection, CoreSockets
+from quire.engine.client.load_balancer import LoadBalancer, load_of
 from quire.engine.client.lockstep_group import LockstepGroup
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.handshake import HandshakeServer
+from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.core_pool import CorePool
-from quire.engine.process.core_process import GRACE_S, CoreProcess
 from quire.engine.process.socket_folder import remove_socket_folder
 from quire.engine.process.step_board import board_path, read_step_board
 from quire.engine.wire.control_calls import Utility
-from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType
+from quire.engine.wire.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    SchedulerStats,
+)
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 
 logger = logging.getLogger(__name__)
@@ -72,6 +76,8 @@ class RemoteCores:
         self._watched: set[Any] = set()
         self._folder = folder
         self._handshake = handshake
+        self._owners: dict[int, int] = {}
+        """The core of each live request, by the request's handle."""
         self._balancer = LoadBalancer()
         self._group = LockstepGroup(sockets.connections) if pool.is_lock_step else None
         self._checked_at = time.monotonic()
@@ -104,29 +110,55 @@ class RemoteCores:
         self.sockets.send(self.assign(request), _Kind.ADD, request)
 
     def assign(self, request: EngineCoreRequest) -> int:
-        """The core that has the request's handle or, from now on, the one that the balancer
-        chooses. Raises what `add_request` raises.
+        """The core that has the request's handle or, from now on, the one that is chosen for it.
+        Raises what `add_request` raises.
         """
-        engine_index = self._balancer.owners.get(request.handle)
-        if engine_index is not None:
-            return engine_index
+        engine_index = self._owners.get(request.handle)
+        if engine_index is None:
+            engine_index = self._owners[request.handle] = self._choose(request)
+            self.sockets.connections[engine_index].num_requests += 1
+        return engine_index
+
+    def _choose(self, request: EngineCoreRequest) -> int:
+        """With one core there is no choice; otherwise the balancer's, or the rank it is pinned
+        to.
+        """
         pinned = request.data_parallel_rank
         if pinned is None:
             serving = [index for index in self._serving() if index not in self.leaving]
-            return self._balancer.choose(request, serving)
+            if len(serving) == 1:
+                return serving[0]
+            return self._balancer.choose(request, {index: self._load(index) for index in serving})
         if pinned not in self.engine_indices:
             known = ", ".join(map(str, self.engine_indices))
             raise InvalidParameter("data_parallel_rank", pinned, f"the cores are {known}")
         if self.sockets.connections[pinned].is_dead:
             raise EngineDeadError(f"Engine core {pinned} is dead.", engine_index=pinned)
-        self._balancer.pin(request, pinned)
+        self._balancer.note_pinned(request, pinned)
         return pinned
+
+    def _load(self, engine_index: int) -> float:
+        connection = self.sockets.connections[engine_index]
+        return load_of(connection.num_requests, connection.stats)
+
+    def _release(self, handle: int) -> int | None:
+        """A request has ended; the core that had it."""
+        engine_index = self._owners.pop(handle, None)
+        if engine_index in self.sockets.connections:
+            self.sockets.connections[engine_index].num_requests -= 1
+        return engine_index
+
+    def _forget(self, engine_index: int) -> None:
+        """A core has lost its requests and its prefix cache."""
+        for handle in [h for h, owner in self._owners.items() if owner == engine_index]:
+            del self._owners[handle]
+        self._balancer.forget(engine_index)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
         """Tell the cores that have these requests to drop them."""
         by_core: dict[int, list[int]] = {}
         for handle in handles:
-            engine_index = self._balancer.release(handle)
+            engine_index = self._release(handle)
             if engine_index is not None:
                 by_core.setdefault(engine_index, []).append(handle)
         for engine_index, its in by_core.items():
@@ -135,12 +167,12 @@ class RemoteCores:
 
     def engine_of(self, handle: int) -> int | None:
         """The core that has the request; a dead core has it until it is restarted."""
-        return self._balancer.owners.get(handle)
+        return self._owners.get(handle)
 
     @property
     def has_requests(self) -> bool:
         """Whether outputs are still to come."""
-        return bool(self._balancer.owners)
+        return bool(self._owners)
 
     def _serving(self) -> list[int]:
         """The live cores that may get requests and calls. Raises EngineDeadError without any."""
@@ -160,10 +192,15 @@ class RemoteCores:
         if isinstance(event, EngineError):
             raise event
         for end in event.finished:
-            self._balancer.release(end.handle)
+            self._release(end.handle)
         if event.stats is not None:
-            self._balancer.note_stats(event.engine_index, event.stats)
+            self._note_stats(event.engine_index, event.stats)
         return event
+
+    def _note_stats(self, engine_index: int, stats: SchedulerStats) -> None:
+        connection = self.sockets.connections.get(engine_index)
+        if connection is not None:
+            connection.stats = stats
 
     def begin_call(self, utility: Utility[T]) -> Future[T]:
         """Call every core; the future gets their combined answer, or EngineDeadError when one of
@@ -189,7 +226,7 @@ class RemoteCores:
 
     def core_status(self, engine_index: int) -> CoreStatus:
         """What is known of one core now."""
-        return self.sockets.connections[engine_index].status()
+        return status_of(self.sockets.connections[engine_index])
 
     def start_core(self, engine_index: int, *, is_admitted: bool = True) -> None:
         """Start the next incarnation of a core. `wait_until_ready` waits for it."""
@@ -204,7 +241,7 @@ class RemoteCores:
         """Start a dead core again, or wait until it comes back from its machine. What is sent to it
         meanwhile waits until it is ready; it performs `first` before anything else.
         """
-        self._balancer.forget(engine_index)
+        self._forget(engine_index)
         dead = self.sockets.connections[engine_index]
         if dead.process is not None:
             self.start_core(engine_index)
@@ -273,15 +310,15 @@ class RemoteCores:
 
     def num_requests(self, engine_index: int) -> int:
         """How many requests the core has."""
-        return self._balancer.num_requests(engine_index)
+        return self.sockets.connections[engine_index].num_requests
 
-    def retire(self, engine_index: int) -> CoreProcess | None:
+    def retire(self, engine_index: int) -> ChildProcess | None:
         """Tell a core to end, and forget it; the caller waits for its process, if there is one."""
         connection = self.sockets.connections.get(engine_index)
         if connection is not None:
             self._tell_to_end(connection, 0.0)
             del self.sockets.connections[engine_index]
-        self._balancer.forget(engine_index)
+        self._forget(engine_index)
         self._watch()
         return self.pool.processes.pop(engine_index, None)
 
@@ -299,8 +336,12 @@ class RemoteCores:
                 if isinstance(event, EngineError):
                     raise event
 
+    def is_dead(self, engine_index: int) -> bool:
+        """Whether the core is known to have died."""
+        return self.sockets.connections[engine_index].is_dead
+
     def take(self) -> None:
-        """Take in what has come, deaths last: what a core sent before its death counts."""
+        """Take in what has arrived, deaths last: what a core sent before its death counts."""
         if self._is_closed:
             return
         self.sockets.take()
@@ -312,14 +353,14 @@ class RemoteCores:
             is_remote = connection.process is None
             if why := connection.lost or (connection.reported_error if is_remote else ""):
                 self._kill(connection, why)
-        for connection in self.sockets.live:
-            if connection.process is not None and not connection.process.is_running:
-                self._on_core_death(connection)
+        for key, _ in self.wakeup.select(0):
+            if key.data is not None:  # the pipe of a core's process
+                self._check_process(key.data)
         self._watch()
 
     def _take_from(self, coordinator: DPCoordinator) -> None:
         try:
-            coordinator.take(self._balancer.note_stats)
+            coordinator.take(self._note_stats)
         except EngineDeadError as error:  # without it the cores cannot begin a wave
             for connection in self.sockets.live:
                 self.sockets.mark_dead(connection, error)
@@ -333,7 +374,7 @@ class RemoteCores:
             return None
         for engine_index in engine_indices:
             if connections[engine_index].is_dead:
-                self._balancer.forget(engine_index)
+                self._forget(engine_index)
                 incarnation = connections[engine_index].incarnation + 1
                 self.sockets.add(CoreConnection(engine_index, incarnation))
             connections[engine_index].has_joined = True
@@ -341,19 +382,22 @@ class RemoteCores:
 
     def _watch(self) -> None:
         """Have `wakeup` watch the sockets, and the pipes of the processes of live cores."""
-        wanted: set[Any] = {self.sockets.from_cores, self.sockets.to_cores}
+        wanted: dict[Any, CoreConnection | None] = {
+            self.sockets.from_cores: None,
+            self.sockets.to_cores: None,
+        }
         if self._handshake is not None:
-            wanted.add(self._handshake.socket)
+            wanted[self._handshake.socket] = None
         if self.coordinator is not None:
-            wanted |= {self.coordinator.counts, self.coordinator.process.pipe}
+            wanted[self.coordinator.counts] = wanted[self.coordinator.process.pipe] = None
         for connection in self.sockets.live:
             if connection.process is not None:
-                wanted.add(connection.process.pipe)
-        for source in self._watched - wanted:
+                wanted[connection.process.pipe] = connection
+        for source in self._watched - wanted.keys():
             self.wakeup.unregister(source)
-        for source in wanted - self._watched:
-            self.wakeup.register(source, selectors.EVENT_READ)
-        self._watched = wanted
+        for source in wanted.keys() - self._watched:
+            self.wakeup.register(source, selectors.EVENT_READ, wanted[source])
+        self._watched = set(wanted)
 
     # deaths
 
@@ -368,9 +412,16 @@ class RemoteCores:
         if self.sockets.are_ready:
             self.pool.keep_spares()
         for connection in self.sockets.live:
+            self._check_process(connection)
             connection.check_delivery(passed_s)
             if why := hang_of(connection, now, self.silent_s, self.longest_turn_s):
                 self._kill(connection, why)
+
+    def _check_process(self, connection: CoreConnection) -> None:
+        """Report the core's death if its process has ended and that is not known yet."""
+        process = connection.process
+        if not connection.is_dead and process is not None and not process.is_running:
+            self._on_core_death(connection)
 
     def _kill(self, connection: CoreConnection, why: str) -> None:
         """Kill a core; one on another machine, which cannot be killed from here, counts as dead."""

@@ -103,7 +103,7 @@ class Supervisor:
 
     def _send(self, engine_index: int, request: EngineCoreRequest) -> None:
         """Send a request, unless the core has just died: its restart sends it again."""
-        if self._cores.core_status(engine_index).is_running:
+        if not self._cores.is_dead(engine_index):
             self._cores.add_request(request)
 
     def _send_due(self) -> None:
@@ -222,8 +222,7 @@ class Supervisor:
             answer.set_exception(failure)
 
     def _are_running(self) -> bool:
-        status = self._cores.core_status
-        return all(status(index).is_running for index in self._cores.engine_indices)
+        return not any(map(self._cores.is_dead, self._cores.engine_indices))
 
     # deaths and restarts
 

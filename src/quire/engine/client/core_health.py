@@ -1,8 +1,12 @@
-"""When a core that still has a process counts as hung, so that its client kills it."""
+"""How a core is: its status for callers, and when it counts as hung, so that its client kills it.
+"""
 
 from __future__ import annotations
 
-from quire.engine.client.core_connection import CoreConnection
+import time
+
+from quire.engine.client.client import CoreStatus
+from quire.engine.client.core_sockets import CoreConnection
 from quire.engine.data_parallel.handshake import HANDSHAKE_TIMEOUT_MINS
 
 CHECK_S = 0.5
@@ -13,6 +17,24 @@ LONGEST_TURN_S = 300.0
 """A core whose loop is inside one turn for this long is killed, even if it gives signs of life."""
 STOPPED_S = 1.2
 """The limit for a silent core whose process is stopped: two heartbeats are missing."""
+
+
+def status_of(connection: CoreConnection) -> CoreStatus:
+    """What is known of the core now."""
+    now, beat, process = time.monotonic(), connection.heartbeat, connection.process
+    remote_pid = 0 if connection.ready is None else connection.ready.pid
+    return CoreStatus(
+        connection.engine_index,
+        connection.incarnation,
+        pid=remote_pid if process is None else process.pid,
+        is_running=not connection.is_dead and (process is None or process.is_running),
+        is_started=connection.ready is not None,
+        has_work=beat.has_work,
+        num_steps=beat.num_steps,
+        silent_s=now - connection.last_sign,
+        turn_age_s=beat.turn_age_s,
+        step_age_s=now - connection.last_step,
+    )
 
 
 def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float) -> str:
