@@ -19,14 +19,14 @@ LEVELS = {
 """The folders and files of the package. Those of one level may see each other, in no circle."""
 
 ROOMS = {
-    "unbuilt": 0, "event_loop": 0, "alarm": 0, "progress": 0, "wire": 0,
+    "unbuilt": 0, "event_loop": 0, "progress": 0, "wire": 0,
     "stats": 1, "control_verbs": 1,
     "core": 2,
     "process": 3,
     "data_parallel": 4,
     "client": 5,
-    "shared_cores": 6,
-    "frontend": 7,
+    "frontend": 6,
+    "shared_cores": 7,
     "launcher": 8, "llm_engine": 8, "async_llm": 8,
     "offline": 9, "beam_runner": 9,
     "__init__": 9,

@@ -18,16 +18,15 @@ import msgspec
 
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.plan import EnginePlan
-from quire.engine.alarm import Alarm
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.control_verbs import AwaitedControl
-from quire.engine.frontend.admission import Admission, QueueLimits
+from quire.engine.event_loop import Alarm
+from quire.engine.frontend.admission import Admission, Neighbours, QueueLimits
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.streaming_input import InputStream
 from quire.engine.launcher import launch_async_front_end
-from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
 from quire.engine.stats.loggers import StatLoggerFactory
 from quire.engine.wire.control_calls import Utility

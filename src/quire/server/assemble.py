@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.frontend.admission import Neighbours
 from quire.engine.frontend.input_processor import ReasoningMarks
-from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server

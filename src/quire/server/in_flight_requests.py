@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from quire.engine.shared_cores.load_board import Neighbours
+from quire.engine.frontend.admission import Neighbours
 
 
 class InFlightRequests:

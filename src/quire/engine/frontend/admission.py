@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.engine.frontend.output_processor import OutputProcessor
-from quire.engine.shared_cores.load_board import Neighbours
 from quire.errors import MaxQueuedTokensError, QueueOverflowError
 
 _ENDED_HALF_LIFE_S, _REFUSED_HALF_LIFE_S = 10.0, 1.0
@@ -21,6 +21,30 @@ class QueueLimits:
 
     num_requests: int
     num_tokens: int
+
+
+class Load(NamedTuple):
+    """Unfinished completions, prompt tokens of those without an output, completions that end in a
+    second, and HTTP requests that are being answered.
+    """
+
+    num_requests: float = 0.0
+    num_tokens: float = 0.0
+    ended_per_s: float = 0.0
+    num_answered: float = 0.0
+
+
+class Neighbours:
+    """The other servers of the same engine: here there are none (shared_cores/load_board.py has
+    those that share memory).
+    """
+
+    def load(self) -> Load:
+        """The load of all of them together."""
+        return Load()
+
+    def tell(self, **changed: float) -> None:
+        """Publish this server's load: the values of `Load` that are given."""
 
 
 class FadingCount:

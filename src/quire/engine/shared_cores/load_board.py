@@ -9,21 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from typing import NamedTuple
+
+from quire.engine.frontend.admission import Load, Neighbours
 
 _COLUMNS = 4
 _ITEM = 8
-
-
-class Load(NamedTuple):
-    """Unfinished completions, prompt tokens of those without an output, completions that end in a
-    second, and HTTP requests that are being answered.
-    """
-
-    num_requests: float = 0.0
-    num_tokens: float = 0.0
-    ended_per_s: float = 0.0
-    num_answered: float = 0.0
 
 
 class LoadBoard:
@@ -65,20 +55,17 @@ def _new_file(num_rows: int) -> int:
     return fd
 
 
-class Neighbours:
-    """What one server sees of the others: by default there are none."""
+class BoardNeighbours(Neighbours):
+    """The other servers on a board, as server `row` sees them."""
 
-    def __init__(self, board: LoadBoard | None = None, row: int = 0) -> None:
+    def __init__(self, board: LoadBoard, row: int) -> None:
         self._board = board
         self._row = row
         self._own = Load()
 
     def load(self) -> Load:
-        """What they have to do together."""
-        return Load() if self._board is None else self._board.others(self._row)
+        return self._board.others(self._row)
 
     def tell(self, **changed: float) -> None:
-        """Tell them what this server has to do: the values of `Load` that are given."""
-        if self._board is not None:
-            self._own = self._own._replace(**changed)
-            self._board.write(self._row, self._own)
+        self._own = self._own._replace(**changed)
+        self._board.write(self._row, self._own)

@@ -21,7 +21,7 @@ from quire.engine.process.start_message import ChildStart
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_stats import ApiServerStats
-from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
+from quire.engine.shared_cores.load_board import BoardNeighbours, LoadBoard
 from quire.server.assemble import Beside
 from quire.server.context import Server
 from quire.server.serving import serve
@@ -59,7 +59,7 @@ def main(pipe_fd: int) -> None:
 async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     client = await CoreBrokerClient.open(pipe)
     stats = ApiServerStats(client)
-    neighbours = Neighbours(LoadBoard(start.num_rows, start.board_fd), start.row)
+    neighbours = BoardNeighbours(LoadBoard(start.num_rows, start.board_fd), start.row)
 
     async def flush(args: list[Any]) -> None:
         stats.flush()

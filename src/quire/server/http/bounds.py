@@ -4,12 +4,10 @@ to come.
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
-from quire.engine.alarm import Alarm
 
 
 def bounded_protocol(max_header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
@@ -35,14 +33,14 @@ class _Bounded(HttpToolsProtocol):
         self._header_bytes = self._dripped_bytes = 0
         self._is_in_head = False
         self._is_refused = False
-        self._head_alarm = Alarm(self._give_up)
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_alarm.cancel()
+        self._disarm()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,7 +70,7 @@ class _Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self._head_alarm.cancel()
+        self._disarm()
         if not self._is_refused:
             super().on_headers_complete()
 
@@ -97,7 +95,13 @@ class _Bounded(HttpToolsProtocol):
             self.transport.close()
 
     def _arm(self) -> None:
-        self._head_alarm.set(time.monotonic() + self._header_timeout_s)
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._header_timeout_s, self._give_up)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _give_up(self) -> None:
         if not self.transport.is_closing():
