@@ -14,7 +14,8 @@ from quire.config.args.engine_args import EngineArgs
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.engine.frontend.request_group import RequestGroup
 from quire.engine.stats import loggers
-from quire.engine.stats.engine_stats import EngineStats
+from quire.engine.stats.catalog import DESCRIPTIONS
+from quire.engine.stats.engine_stats import Buckets, EngineStats, sizes_up_to
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     AggregateStatLoggerBase,
@@ -24,7 +25,6 @@ from quire.engine.stats.loggers import (
     with_stat_loggers,
 )
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
-from quire.engine.stats.totals import DESCRIPTIONS
 from quire.engine.wire.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -34,7 +34,7 @@ from quire.engine.wire.messages import (
     Started,
 )
 from quire.errors import InvalidType
-from quire.observability.metrics import Buckets, Counter, sizes_up_to
+from quire.observability.metrics import Counter
 from quire.observability.prometheus import exposition, registry_of
 from quire.params import RequestOutputKind, SamplingParams
 from tests.engine.frontend.async_engines import collect, looped, make_async

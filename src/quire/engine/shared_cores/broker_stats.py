@@ -9,9 +9,9 @@ import msgspec
 
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_messages import MetricsNow, ServerReport
+from quire.engine.stats.catalog import DESCRIPTIONS
 from quire.engine.stats.engine_stats import PREFIX
 from quire.engine.stats.step_stats import IterationStats, merge_stats
-from quire.engine.stats.totals import DESCRIPTIONS
 from quire.engine.wire.messages import SchedulerStats
 from quire.observability.metrics import Metric
 from quire.observability.prometheus import MetricsCollector

@@ -1,15 +1,25 @@
-"""The figures of one engine: every step's go to the totals, to the log line and to stat loggers."""
+"""The statistics of one engine: every step is counted in the totals of its core, and passed on to
+the log line and to the users' stat loggers.
+
+The totals become metrics when they are asked for (`get_metrics()`, a scrape of `/metrics`). They
+are not `prometheus_client`'s own objects: those cannot count a value several times at once, as a
+step does whose rows all have the same inter-token latency, and their names have one prefix.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol, Self
 
 import msgspec
 
 from quire.config.plan import EnginePlan
+from quire.engine.stats.catalog import DESCRIPTIONS, HISTOGRAMS
 from quire.engine.stats.loggers import (
     AggregatedLoggingStatLogger,
     LoggingStatLogger,
@@ -17,43 +27,43 @@ from quire.engine.stats.loggers import (
     StatLoggers,
     StatsOptions,
 )
-from quire.engine.stats.step_stats import IterationStats
-from quire.engine.stats.totals import DESCRIPTIONS, CacheFacts, MetricTotals
-from quire.engine.wire.messages import SchedulerStats
-from quire.observability.metrics import Metric
+from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats
+from quire.engine.wire.messages import FinishReason, SchedulerStats
+from quire.observability.metrics import Counter, Gauge, Histogram, Metric
 from quire.observability.prometheus import MetricsCollector
 
 PREFIX = "vllm:"
-"""What stands before the names of metrics unless somebody wishes otherwise: what existing
-dashboards look for.
-"""
+"""The default prefix of metric names, which existing dashboards expect."""
+
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+_ORDER = {name: place for place, name in enumerate(DESCRIPTIONS)}
 
 
 class Stats(Protocol):
-    """What a front end tells its figures, and asks for everybody's: `EngineStats`, or in one of
-    several API servers broker_stats.py.
+    """The statistics that a front end keeps: `EngineStats`, or in one of several API servers
+    `ApiServerStats` (shared_cores/broker_stats.py).
     """
 
     def record(
         self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
     ) -> None:
-        """A core has made a step, or (`scheduler` None) requests were ended between two."""
+        """A core has made a step, or (`scheduler` None) requests ended between two steps."""
         ...
 
     def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
-        """So many requests in all were refused because of each limit."""
+        """Take the total number of requests that each limit has refused."""
         ...
 
     def note_sleep(self, level: int | None) -> None:
-        """The engine fell asleep at this level, or (None) is awake."""
+        """The engine is asleep at this level, or (None) awake."""
         ...
 
     async def refresh(self) -> None:
-        """Make `metrics` and `collector` show what is true now."""
+        """Bring `metrics` and `collector` up to date."""
         ...
 
     def metrics(self, prefix: str = PREFIX) -> list[Metric]:
-        """Everything as it is, with the prefix before each name."""
+        """All metrics, with the prefix before each name."""
         ...
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
@@ -61,15 +71,15 @@ class Stats(Protocol):
         ...
 
     def log(self) -> None:
-        """The interval of the log line is over."""
+        """Have every stat logger log: the interval of the log line is over."""
         ...
 
 
 class EngineStats:
-    """Hears of every step of every core of one engine. Costs a few microseconds a step.
+    """Counts every step of every core of one engine. Costs a few microseconds a step.
 
-    `plan` is what stat loggers are given; without one (an engine put together by hand)
-    `max_model_len` gives the bounds of the length histograms.
+    `plan` is given to stat loggers; without one (an engine built by hand) `max_model_len` gives the
+    bounds of the length histograms.
     """
 
     def __init__(
@@ -81,9 +91,12 @@ class EngineStats:
         wish: StatsOptions | None = None,
         engine_indexes: Sequence[int] = (0,),
     ) -> None:
-        self._totals = MetricTotals(model_name, max_model_len, _cache_facts(plan))
-        for engine_index in engine_indexes:
-            self._totals.core(engine_index)
+        self._model_name = model_name
+        self._max_model_len = max_model_len
+        self._plan = plan
+        self._cores = {index: CoreTotals(max_model_len) for index in (0, *engine_indexes)}
+        self._num_rejected: Mapping[str, int] = {}
+        self._sleep_level: int | None = None
         self.since = time.time()
         wish = wish or StatsOptions()
         wanted = list(wish.factories)
@@ -98,7 +111,7 @@ class EngineStats:
     def of_plan(
         cls, plan: EnginePlan, engine_indexes: Sequence[int], wish: StatsOptions | None
     ) -> Self:
-        """Those of an engine that the plan describes."""
+        """The statistics of an engine that the plan describes."""
         wish = wish or StatsOptions()
         if wish.has_log_line is None:
             wish = replace(wish, has_log_line=plan.log_stats)
@@ -108,50 +121,189 @@ class EngineStats:
     def record(
         self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int
     ) -> None:
-        """A core has made a step, or (`scheduler` None) requests were ended between two."""
         if scheduler is not None:
             step.num_preempted_reqs = scheduler.num_preemptions
-        self._totals.core(engine_index).record(scheduler, step)
+        totals = self._cores.get(engine_index)
+        if totals is None:
+            totals = self._cores[engine_index] = CoreTotals(self._max_model_len)
+        totals.record(scheduler, step)
         for loggers in self._loggers:
             loggers.of(engine_index).record(scheduler, step, None, engine_idx=engine_index)
 
     def note_rejected(self, num_by_limit: Mapping[str, int]) -> None:
-        """So many requests in all were refused because of each limit."""
-        self._totals.note_rejected(num_by_limit)
+        self._num_rejected = dict(num_by_limit)
 
     def note_sleep(self, level: int | None) -> None:
-        """The engine fell asleep at this level, or (None) is awake."""
-        self._totals.sleep_level = level
+        self._sleep_level = level
         for stat_logger in self._all():
             stat_logger.record_sleep_state(int(level is None), level or 0)
 
     async def refresh(self) -> None:
-        """They are always those of now."""
+        """They are always up to date."""
 
     def metrics(self, prefix: str = PREFIX) -> list[Metric]:
-        """Everything as it is now, with the prefix before each name."""
-        found = self._totals.metrics()
-        return [msgspec.structs.replace(metric, name=prefix + metric.name) for metric in found]
+        """All metrics in the order of DESCRIPTIONS, with the prefix before each name."""
+        return [msgspec.structs.replace(one, name=prefix + one.name) for one in self._metrics()]
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        """The same for a registry of `prometheus_client`."""
-        return MetricsCollector(self._totals.metrics, DESCRIPTIONS, prefix=prefix, since=self.since)
+        return MetricsCollector(self._metrics, DESCRIPTIONS, prefix=prefix, since=self.since)
 
     def log(self) -> None:
-        """Have every stat logger log what it has."""
         for stat_logger in self._all():
             stat_logger.log()
 
     def _all(self) -> list[StatLoggerBase]:
         return [one for loggers in self._loggers for one in loggers.all]
 
+    def _metrics(self) -> list[Metric]:
+        found = [*self._of_the_engine()]
+        for engine_index in sorted(self._cores):
+            labels = {"model_name": self._model_name, "engine": str(engine_index)}
+            found += self._cores[engine_index].metrics(labels)
+        return sorted(found, key=lambda metric: _ORDER[metric.name])
 
-def _cache_facts(plan: EnginePlan | None) -> CacheFacts | None:
-    if plan is None:
-        return None
-    return CacheFacts(
-        block_size=plan.block_size,
-        num_gpu_blocks=plan.num_blocks,
-        cache_dtype=plan.kv_dtype,
-        enable_prefix_caching=plan.enable_prefix_caching,
-    )
+    def _of_the_engine(self) -> Iterator[Metric]:
+        for limit, count in self._num_rejected.items():
+            labels = {"model_name": self._model_name, "reason": limit}
+            yield Counter("admission_rejections", labels, count)
+        state = _SLEEP_STATES[min(self._sleep_level or 0, 2)]
+        for engine_index in sorted(self._cores):
+            engine = str(engine_index)
+            for name in _SLEEP_STATES:
+                labels = {"model_name": self._model_name, "engine": engine, "sleep_state": name}
+                yield Gauge("engine_sleep_state", labels, float(name == state))
+            if self._plan is not None:
+                yield Gauge("cache_config_info", {**_cache_labels(self._plan), "engine": engine}, 1)
+
+
+class CoreTotals:
+    """The totals of one core."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self._latest = SchedulerStats()
+        self._counts: Counts[str] = Counts()
+        self._num_ended = dict.fromkeys(FinishReason, 0)
+        sizes = sizes_up_to(max_model_len)
+        self._histograms = {name: Buckets(bounds or sizes) for name, bounds in HISTOGRAMS.items()}
+
+    def record(self, scheduler: SchedulerStats | None, step: IterationStats) -> None:
+        """Count one step."""
+        counts, histograms = self._counts, self._histograms
+        if scheduler is not None:
+            self._latest = scheduler
+            counts["num_preemptions"] += scheduler.num_preemptions
+            counts["prefix_cache_queries"] += scheduler.prefix_cache_queries
+            counts["prefix_cache_hits"] += scheduler.prefix_cache_hits
+        counts["prompt_tokens"] += step.num_prompt_tokens
+        counts["prompt_tokens_cached"] += step.num_cached_tokens
+        counts["generation_tokens"] += step.num_generation_tokens
+        tokens = step.num_step_tokens
+        if tokens is None:
+            tokens = step.num_prompt_tokens - step.num_cached_tokens + step.num_generation_tokens
+        if tokens:
+            histograms["iteration_tokens_total"].add(tokens)
+        for seconds in step.time_to_first_tokens_iter:
+            histograms["time_to_first_token_seconds"].add(seconds)
+        for seconds, times in step.num_by_gap.items():
+            histograms["inter_token_latency_seconds"].add(seconds, times)
+        for ended in step.finished_requests:
+            self._end(ended)
+        for number in step.n_params_iter:
+            histograms["request_params_n"].add(number)
+        for length in step.max_num_generation_tokens_iter:
+            histograms["request_max_num_generation_tokens"].add(length)
+
+    def _end(self, ended: FinishedRequestStats) -> None:
+        self._num_ended[ended.finish_reason] += 1
+        values: dict[str, float] = {
+            "request_prompt_tokens": ended.num_prompt_tokens,
+            "request_generation_tokens": ended.num_generation_tokens,
+            "request_prefill_kv_computed_tokens": ended.num_prompt_tokens - ended.num_cached_tokens,
+            "request_num_preemptions": ended.num_preemptions,
+            "e2e_request_latency_seconds": ended.e2e_latency,
+            "request_queue_time_seconds": ended.queued_time,
+            "request_prefill_time_seconds": ended.prefill_time,
+            "request_decode_time_seconds": ended.decode_time,
+            "request_inference_time_seconds": ended.inference_time,
+        }
+        if ended.max_tokens_param is not None:
+            values["request_params_max_tokens"] = ended.max_tokens_param
+        if ended.num_generation_tokens > 1:
+            values["request_time_per_output_token_seconds"] = ended.mean_time_per_output_token
+        for name, value in values.items():
+            self._histograms[name].add(value)
+
+    def metrics(self, labels: dict[str, str]) -> Iterator[Metric]:
+        """The totals as they are now."""
+        yield from self._gauges(labels)
+        yield from self._counters(labels)
+        for name, buckets in self._histograms.items():
+            yield buckets.histogram(name, labels)
+
+    def _gauges(self, labels: dict[str, str]) -> Iterator[Gauge]:
+        latest = self._latest
+        yield Gauge("num_requests_running", labels, latest.num_running_reqs)
+        yield Gauge("num_requests_waiting", labels, latest.num_waiting_reqs)
+        for reason, count in (("capacity", latest.num_waiting_reqs), ("deferred", 0)):
+            yield Gauge("num_requests_waiting_by_reason", {**labels, "reason": reason}, count)
+        yield Gauge("kv_cache_usage_perc", labels, latest.kv_cache_usage)
+
+    def _counters(self, labels: dict[str, str]) -> Iterator[Counter]:
+        counts = self._counts
+        for name in ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions"):
+            yield Counter(name, labels, counts[name])
+        for name in ("prompt_tokens", "prompt_tokens_cached", "generation_tokens"):
+            yield Counter(name, labels, counts[name])
+        cached = counts["prompt_tokens_cached"]
+        by_source = {
+            "local_compute": counts["prompt_tokens"] - cached,
+            "local_cache_hit": cached,
+            "external_kv_transfer": 0,
+        }
+        for source, count in by_source.items():
+            yield Counter("prompt_tokens_by_source", {**labels, "source": source}, count)
+        yield Counter("prompt_tokens_cached_by_source", {**labels, "source": "device"}, cached)
+        for reason, count in self._num_ended.items():
+            yield Counter("request_success", {**labels, "finished_reason": str(reason)}, count)
+
+
+class Buckets:
+    """Counts values by size. `bounds` grow; a value equal to a bound belongs to it."""
+
+    __slots__ = ("_bounds", "_counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = list(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count `value` so many times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
+        """The counts as they are now."""
+        totals = list(accumulate(self._counts))
+        texts = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return Histogram(name, labels, totals[-1], self.sum, dict(zip(texts, totals, strict=True)))
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Bounds 1, 2, 5, 10, 20, 50, … up to `most`."""
+    bounds = []
+    power = 1
+    while power <= most:
+        bounds += [digit * power for digit in (1, 2, 5) if digit * power <= most]
+        power *= 10
+    return bounds
+
+
+def _cache_labels(plan: EnginePlan) -> dict[str, str]:
+    facts = {
+        "block_size": plan.block_size,
+        "num_gpu_blocks": plan.num_blocks,
+        "cache_dtype": plan.kv_dtype,
+        "enable_prefix_caching": plan.enable_prefix_caching,
+    }
+    return {name: str(value) for name, value in facts.items()}
