@@ -26,7 +26,7 @@ from quire.engine.event_loop import loop_factory
 from quire.engine.frontend.admission import QueueLimits
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.launcher import start
-from quire.engine.process.core_process import CoreProcess
+from quire.engine.process.child_process import ChildProcess
 from quire.params import RequestOutputKind, SamplingParams
 from quire.testing.loop_client import LoopClient
 
@@ -137,7 +137,7 @@ async def _without_model(
 
 def engine_without_model(plan: EnginePlan) -> AsyncLLM:
     """An engine with a core process that has everything but a model."""
-    cores = start(plan, CoreProcess("quire.bench.steady_main"))
+    cores = start(plan, ChildProcess("quire.bench.steady_main"))
     client = AsyncMPClient(cores, plan.max_core_restarts)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     client.wait_until_ready()

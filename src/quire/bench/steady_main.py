@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.config.plan import EnginePlan
 from quire.engine.core.core import EngineCore
-from quire.engine.process.core_main import run
+from quire.engine.process.core_main import core_program
 from quire.params import RequestParams
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner_output import RunnerOutput
@@ -77,6 +77,4 @@ def build_steady_core(plan: EnginePlan, *, group: object = None) -> EngineCore:
     return EngineCore(Scheduler(config), SteadyExecutor(), log_stats=plan.log_stats)
 
 
-def main(pipe_fd: int) -> None:
-    """Serve until the front end says stop or is gone; ends the process."""
-    run(pipe_fd, lambda: build_steady_core)
+PROGRAM = core_program(build_steady_core)

@@ -18,8 +18,8 @@ from quire.engine.data_parallel.cluster_keys import ClusterKeys, cluster_keys
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
-from quire.engine.process.core_pool import CorePool
-from quire.engine.process.core_process import CoreProcess
+from quire.engine.process.child_process import ChildProcess
+from quire.engine.process.core_pool import CORE_PROGRAM, CorePool
 from quire.engine.process.socket_folder import make_socket_folder, remove_socket_folder
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.stats.engine_stats import EngineStats
@@ -74,7 +74,7 @@ def _start_wish(
     is_log_aggregated: bool,
 ) -> tuple[EnginePlan, StatsOptions, C]:
     """The plan, what is logged of it, and the client of its cores, which are starting."""
-    first = CoreProcess()
+    first = ChildProcess(CORE_PROGRAM)
     try:
         plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
         plan, stats_wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
@@ -127,7 +127,7 @@ def _launch(make: Callable[[RemoteCores, int], C], plan: EnginePlan, max_restart
     return client
 
 
-def start(plan: EnginePlan, first: CoreProcess | None = None) -> RemoteCores:
+def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     """The plan's cores, of which those on this machine have been started; none is ready yet.
 
     `first` is a process that was started ahead; it becomes this machine's first core. Raises

@@ -23,7 +23,7 @@ def plan_of(**wishes):
 class Process:
     """Stands for a process that was started."""
 
-    def __init__(self):
+    def __init__(self, module):
         self.is_running, self.message = True, None
 
     def start(self, message):
@@ -36,7 +36,7 @@ class Process:
 @pytest.fixture
 def pool_of(monkeypatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(core_pool, "CoreProcess", Process)
+    monkeypatch.setattr(core_pool, "ChildProcess", Process)
     monkeypatch.setattr(core_pool.time, "monotonic", lambda: clock.now)
 
     def make(cores=1, **wishes):

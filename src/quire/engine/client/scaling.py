@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from quire.engine.client.remote_cores import RemoteCores
-from quire.engine.process.core_process import GRACE_S
+from quire.engine.process.child_process import GRACE_S
 from quire.errors import InvalidParameter
 
 POLL_S = 0.05

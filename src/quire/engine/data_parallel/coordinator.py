@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import time
 
 import msgspec
 import zmq
 
-from quire.engine.process.child_main import begin, take_pipe
+from quire.engine.process.child_main import Program
 from quire.engine.process.liveness import ORPHANED
 from quire.engine.process.start_message import ChildStart
 from quire.engine.wire.codec import core_identity, has_input
@@ -162,8 +161,8 @@ class DPCoordinatorProc:
         return found
 
 
-def main(pipe_fd: int) -> None:
-    """Serve until the front end is gone or ends this process."""
-    pipe = take_pipe(pipe_fd)
-    message = begin(pipe, CoordinatorMessage, lambda _: "DPCoordinator")
-    sys.exit(DPCoordinatorProc(message, pipe).run())
+PROGRAM = Program(
+    CoordinatorMessage,
+    lambda _: "DPCoordinator",
+    lambda message, pipe: DPCoordinatorProc(message, pipe).run(),
+)

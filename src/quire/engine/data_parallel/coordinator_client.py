@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from quire.engine.data_parallel.coordinator import CoordinatorMessage
-from quire.engine.process.core_process import CoreProcess
+from quire.engine.process.child_process import ChildProcess
 from quire.engine.wire.codec import has_input
 from quire.engine.wire.messages import Counts, EngineZmqAddresses, SchedulerStats
 from quire.errors import EngineDeadError
@@ -83,7 +83,7 @@ class DPCoordinator:
 
     def _start(self) -> None:
         self._began = time.monotonic()
-        self.process = CoreProcess("quire.engine.data_parallel.coordinator")
+        self.process = ChildProcess("quire.engine.data_parallel.coordinator")
         self.process.start(
             CoordinatorMessage(
                 cores_in=self._cores_in,

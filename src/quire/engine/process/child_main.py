@@ -1,41 +1,77 @@
-"""How a process of ours begins: the inside of what child_process.py starts."""
+"""The main program of every child process (child_process.py): a core, an API server, the
+coordinator.
+
+What differs between them is a `Program`, which the module of each kind has as `PROGRAM`.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn
 
-from quire.engine.process.liveness import ORPHANED, die_with_parent, name_process
+from quire.engine.process.liveness import ORPHANED
 from quire.engine.process.start_message import M, receive_start
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
-"""Of a process with this title."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
-def take_pipe(pipe_fd: int) -> socket.socket:
-    """The pipe to the starter, which from here on is the one that answers Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@dataclass(frozen=True, slots=True)
+class Program(Generic[M]):
+    """What a kind of child process runs: `run` is given the start message, of the struct `start`,
+    and the pipe to the starter, and returns the exit code. `title` names the process in the log,
+    whose format has a place for it, and in the list of processes.
+    """
+
+    start: type[M]
+    title: Callable[[M], str]
+    run: Callable[[M, socket.socket], int]
+    log_format: str = LOG_FORMAT
+
+
+def main(pipe_fd: int, module: str) -> NoReturn:
+    """Import the program of `module`, while the starter may still decide what to start, wait for
+    the start message, and run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter, which ends us
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
-    return pipe
-
-
-def begin(
-    pipe: socket.socket, kind: type[M], title: Callable[[M], str], log_format: str = LOG_FORMAT
-) -> M:
-    """Wait for the start message and take on what it says of the process: its imports, its name,
-    its log. Ends the process when the starter is gone.
-    """
+    program: Program[Any] = importlib.import_module(module).PROGRAM
     try:
-        start = receive_start(pipe, kind)
+        start = receive_start(pipe, program.start)
     except (EOFError, ConnectionResetError):
         sys.exit(ORPHANED)
     if start.dies_with_thread:
-        die_with_parent(start.parent_pid)
+        _die_with_parent(start.parent_pid)
     sys.path[:] = start.sys_path
-    name_process(title(start))
-    logging.basicConfig(level=start.log_level, format=log_format.format(title(start)))
-    return start
+    title = program.title(start)
+    _name_process(title)
+    logging.basicConfig(level=start.log_level, format=program.log_format.format(title))
+    sys.exit(program.run(start, pipe))
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the system kill this process when the thread that started it ends (Linux; elsewhere the
+    end of the pipe is the only sign).
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before the call
+        os._exit(ORPHANED)
+
+
+def _name_process(name: str) -> None:
+    """Show `name` (at most 15 bytes count) in the list of processes (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

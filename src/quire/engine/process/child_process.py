@@ -1,6 +1,7 @@
-"""A process of ours as the one that started it sees it: a fresh interpreter, watched, ended.
+"""A child process as its starter sees it: a fresh interpreter, which is watched and ended.
 
-It is told what to be by one message (start_message.py) through a pipe that stays open for life.
+It gets one message (start_message.py) through a pipe that stays open until it ends; child_main.py
+is its main program.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ GRACE_S = 5.0
 """How long a process that was told to end may take, if nothing else is said."""
 
 _ROOT = str(Path(__file__).parents[2])
-_BOOT = "import sys; sys.path.append(sys.argv[2]); from {} import main; main(int(sys.argv[1]))"
-"""The starter's `sys.path` comes with the start message; until then ours is found here."""
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[3]); "
+    "from quire.engine.process.child_main import main; main(int(sys.argv[1]), sys.argv[2])"
+)
+"""The starter's `sys.path` comes with the start message; until then the package is found by the
+last argument.
+"""
 
 
 class ChildProcess:
-    """One life of a process. Making it starts the interpreter, which imports `module` and runs its
-    `main`; `start` tells it what to be.
+    """Starts an interpreter that runs the `PROGRAM` of `module` once `start` has sent its message.
 
     `pipe` becomes readable when the process has ended, however it ended. `fds` are inherited under
     their numbers.
@@ -35,10 +40,9 @@ class ChildProcess:
 
     def __init__(self, module: str, fds: Sequence[int] = ()) -> None:
         self.pipe, theirs = socket.socketpair()
-        boot = _BOOT.format(module)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", boot, str(theirs.fileno()), _ROOT],
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), module, _ROOT],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *fds],
                 process_group=0,  # Ctrl-C is for the starter, which ends its children in order
@@ -55,8 +59,8 @@ class ChildProcess:
         return self._process.pid
 
     def start(self, message: ChildStart) -> None:
-        """Send the one message, filled up with what every process must know; a process that is gone
-        already is found by its pipe.
+        """Send the message, completed with what every process must know. The pipe reports a process
+        that has ended already.
         """
         message.sys_path = [os.path.abspath(entry) for entry in sys.path]
         message.parent_pid = os.getpid()

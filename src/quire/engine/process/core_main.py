@@ -1,57 +1,81 @@
-"""The main program of a core process.
-
-The heavy imports come first, while the front end still decides what to start; then the one message
-that says what this core is.
+"""The program of a core process. Importing it takes a second, in which the front end decides what
+to start.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+import socket
+from pathlib import Path
+from typing import Protocol
 
+from quire.config.plan import EnginePlan
+from quire.distributed.expert_exchange import Group
+from quire.engine.core.builder import build_core
+from quire.engine.core.core import EngineCore
+from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
 from quire.engine.event_loop import freeze_start_up
-from quire.engine.process.child_main import begin, take_pipe
+from quire.engine.process.child_main import Program
+from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.process.start_message import StartMessage, send_last_words
+from quire.engine.process.step_board import StepBoard, board_path
 from quire.errors import EngineError, PeersLost
 
-if TYPE_CHECKING:
-    from quire.engine.process.core_start import Builder
+LONGEST_WAIT_S = 330.0
+"""How long a core waits for the others of its lock-step group. The front end notices earlier that
+one of them is dead, is stopped, or has been in a turn for more than 300 s, and ends them all.
+"""
 
 
-def main(pipe_fd: int) -> None:
-    """Serve until the front end says stop or is gone; ends the process."""
-    run(pipe_fd, _builder)
+class Builder(Protocol):
+    """Builds a core, which may share its experts with a group."""
+
+    def __call__(self, plan: EnginePlan, *, group: Group | None) -> EngineCore: ...
 
 
-def _builder() -> Builder:
-    from quire.engine.core import builder  # a second, in which the front end decides
+def core_program(build: Builder) -> Program[StartMessage]:
+    """The program of a process whose core is built by `build`."""
 
-    return builder.build_core
+    def run(message: StartMessage, pipe: socket.socket) -> int:
+        try:
+            proc = _core_proc(message, pipe, build)
+        except Exception as error:
+            send_last_words(pipe, error)
+            if isinstance(error, PeersLost):
+                return PEERS_LOST
+            if isinstance(error, EngineError):  # the front end shows its text
+                return 1
+            raise
+        freeze_start_up()
+        return proc.run()
 
-
-def run(pipe_fd: int, load: Callable[[], Builder]) -> NoReturn:
-    """The same for a core that is built by what `load` gives after its imports."""
-    pipe = take_pipe(pipe_fd)
-    build = load()
-    from quire.engine.process import core_start
-
-    message = begin(pipe, StartMessage, title)
-    try:
-        proc = core_start.make_core_proc(message, pipe, build)
-    except Exception as error:
-        send_last_words(pipe, error)
-        if isinstance(error, PeersLost):
-            sys.exit(PEERS_LOST)
-        if isinstance(error, EngineError):  # its text says all, and the front end shows it
-            sys.exit(1)
-        raise
-    freeze_start_up()
-    sys.exit(proc.run())
+    return Program(StartMessage, _title, run)
 
 
-def title(message: StartMessage) -> str:
-    """What the core is called in logs and in the list of processes."""
+def _title(message: StartMessage) -> str:
     several = message.data_parallel_size > 1 or message.engine_index > 0
     return f"EngineCore_DP{message.engine_index}" if several else "EngineCore"
+
+
+def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
+    """The core that the message describes, with its loop."""
+    plan = message.plan
+    core = build(plan, group=_group(message) if plan.enable_expert_parallel else None)
+    if message.socket_folder is not None:
+        index, incarnation = message.engine_index, message.incarnation
+        path = board_path(Path(message.socket_folder), index, incarnation)
+        core.on_launch = StepBoard(path, core.max_handles_in_flight).write
+    kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
+    return kind(core, message, pipe)
+
+
+def _group(message: StartMessage) -> Group:
+    """The group of cores that share experts; all of them have the same incarnation number."""
+    from quire.distributed.gloo_group import GlooGroup  # imports that few cores need
+
+    assert message.socket_folder is not None, "they are on the front end's machine"
+    rendezvous = Path(message.socket_folder) / f"experts-{message.incarnation}"
+    return GlooGroup(rendezvous, message.engine_index, message.data_parallel_size, LONGEST_WAIT_S)
+
+
+PROGRAM = core_program(build_core)

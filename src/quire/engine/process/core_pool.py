@@ -10,10 +10,13 @@ import msgspec
 
 from quire import errors
 from quire.config.plan import EnginePlan
-from quire.engine.process.core_process import GRACE_S, CoreProcess
+from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
+
+CORE_PROGRAM = "quire.engine.process.core_main"
+"""The module of a core process's program."""
 
 SPARE_AFTER_S = 0.5
 """How long after the last start of a core a spare process is started."""
@@ -34,7 +37,7 @@ class CorePool:
         *,
         data_parallel_size: int = 1,
         socket_folder: Path | None = None,
-        first: CoreProcess | None = None,
+        first: ChildProcess | None = None,
         is_headless: bool = False,
         server_key: bytes | None = None,
     ) -> None:
@@ -49,10 +52,10 @@ class CorePool:
             server_key=server_key,
         )
         self._first = first
-        self._spares: list[CoreProcess] = []
+        self._spares: list[ChildProcess] = []
         self._started_at = 0.0
         self.incarnations: dict[int, int] = dict.fromkeys(engine_indices, 0)
-        self.processes: dict[int, CoreProcess] = {}
+        self.processes: dict[int, ChildProcess] = {}
         """The process of each core; not of one that was retired."""
 
     @property
@@ -70,12 +73,12 @@ class CorePool:
             data_parallel_size=num_cores,
         )
 
-    def start(self, engine_index: int) -> CoreProcess:
+    def start(self, engine_index: int) -> ChildProcess:
         """Start the next incarnation of a core. Does not wait until it is ready."""
         old = self.processes.pop(engine_index, None)
         if old is not None:
             old.end(0.0)
-        process, self._first = self._first or self._take_spare() or CoreProcess(), None
+        process, self._first = self._first or self._take_spare() or ChildProcess(CORE_PROGRAM), None
         self._started_at = time.monotonic()
         incarnation = self.incarnations.get(engine_index, 0) + 1
         try:
@@ -92,7 +95,7 @@ class CorePool:
         return process
 
     @property
-    def spares(self) -> list[CoreProcess]:
+    def spares(self) -> list[ChildProcess]:
         """The processes that wait to become a core."""
         return [process for process in self._spares if process.is_running]
 
@@ -104,7 +107,7 @@ class CorePool:
             return
         self._spares = self.spares
         if len(self._spares) < self._num_spares():
-            self._spares.append(CoreProcess())
+            self._spares.append(ChildProcess(CORE_PROGRAM))
             self._started_at = time.monotonic()
 
     def _num_spares(self) -> int:
@@ -115,7 +118,7 @@ class CorePool:
             return 0
         return len(self.processes) if self.is_lock_step else 1
 
-    def _take_spare(self) -> CoreProcess | None:
+    def _take_spare(self) -> ChildProcess | None:
         self._spares = self.spares
         return self._spares.pop(0) if self._spares else None
 

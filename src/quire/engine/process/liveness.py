@@ -1,28 +1,22 @@
-"""The thread of a core process that says that it lives, and that ends it when its front end has
-gone.
+"""The thread of a core process that sends heartbeats, and that ends the process when its front end
+has exited.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from quire.engine.process.socket_folder import remove_socket_folder
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-
 ORPHANED = 3
-"""The exit code of a core whose front end has gone."""
+"""The exit code of a process whose starter has exited."""
 PEERS_LOST = 4
-"""The exit code of a core that ends since another one has with which it steps together."""
+"""The exit code of a core that ends because another core of its lock-step group has ended."""
 
 
 class Vitals:
@@ -47,7 +41,7 @@ class Vitals:
         self._thread.start()
 
     def close(self) -> None:
-        """No more signs of life; `beat` does not run any more. The pipe is watched to the end."""
+        """Send no more heartbeats. The pipe is watched to the end."""
         with self._beating:
             self._is_closed = True
 
@@ -62,24 +56,7 @@ class Vitals:
                     self._beat()
 
     def _end_orphan(self) -> None:
-        """Nobody is left to answer to: take the sockets along and go, whatever the loop does."""
+        """The front end has exited: remove its sockets and exit, whatever the loop is doing."""
         if self._folder is not None:
             remove_socket_folder(Path(self._folder))
         os._exit(ORPHANED)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the system kill this process when the thread that started it ends (Linux; elsewhere the
-    pipe alone tells).
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before the call
-        os._exit(ORPHANED)
-
-
-def name_process(name: str) -> None:
-    """Show `name` (at most 15 bytes count) in the list of processes (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

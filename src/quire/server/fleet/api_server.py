@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from typing import Any
 
 from quire.config.args.server_args import ServerArgs
@@ -16,7 +15,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
-from quire.engine.process.child_main import begin, take_pipe
+from quire.engine.process.child_main import Program
 from quire.engine.process.start_message import ChildStart
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
@@ -47,13 +46,11 @@ class ApiServerStart(ChildStart, kw_only=True):
     admin_fd: int | None = None
 
 
-def main(pipe_fd: int) -> None:
-    """Serve until the owner says stop or is gone; ends the process."""
-    pipe = take_pipe(pipe_fd)
-    start = begin(pipe, ApiServerStart, lambda start: f"ApiServer_{start.row}", _LOG_FORMAT)
+def _run(start: ApiServerStart, pipe: socket.socket) -> int:
+    """Serve until the owner stops this process or exits; the exit code."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        sys.exit(runner.run(_serve(start, pipe)))
+        return runner.run(_serve(start, pipe))
 
 
 async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
@@ -93,3 +90,6 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         stats.flush()
         engine.shutdown()
         await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)
+
+
+PROGRAM = Program(ApiServerStart, lambda start: f"ApiServer_{start.row}", _run, _LOG_FORMAT)
