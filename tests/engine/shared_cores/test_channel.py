@@ -158,7 +158,7 @@ def test_a_seat_that_is_lost_takes_its_requests_along_and_no_others():
         far.abort()
         await asyncio.wait_for(lost.wait(), 20)
         assert client.aborted == [(first.client_index << CLIENT_SHIFT) + 5]
-        assert list(hub.seats) == [second.client_index]
+        assert list(hub.servers) == [second.client_index]
         # a handle that is not its own is not taken
         lost.clear()
         other.send(ADD, request((first.client_index << CLIENT_SHIFT) + 7))

@@ -1,5 +1,4 @@
-"""How a core is: its status for callers, and when it counts as hung, so that its client kills it.
-"""
+"""How a core is: its status for callers, and when it counts as hung and is killed."""
 
 from __future__ import annotations
 

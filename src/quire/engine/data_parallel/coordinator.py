@@ -13,7 +13,7 @@ import time
 import msgspec
 import zmq
 
-from quire.engine.process.child_main import Program
+from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.liveness import ORPHANED
 from quire.engine.process.start_message import ChildStart
 from quire.engine.wire.codec import core_identity, has_input
@@ -161,7 +161,7 @@ class DPCoordinatorProc:
         return found
 
 
-PROGRAM = Program(
+PROGRAM = ChildProgram(
     CoordinatorMessage,
     lambda _: "DPCoordinator",
     lambda message, pipe: DPCoordinatorProc(message, pipe).run(),

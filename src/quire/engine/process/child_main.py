@@ -1,7 +1,7 @@
 """The main program of every child process (child_process.py): a core, an API server, the
 coordinator.
 
-What differs between them is a `Program`, which the module of each kind has as `PROGRAM`.
+What differs between them is a `ChildProgram`, which the module of each kind has as `PROGRAM`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PR_SET_NAME = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Program(Generic[M]):
+class ChildProgram(Generic[M]):
     """What a kind of child process runs: `run` is given the start message, of the struct `start`,
     and the pipe to the starter, and returns the exit code. `title` names the process in the log,
     whose format has a place for it, and in the list of processes.
@@ -46,7 +46,7 @@ def main(pipe_fd: int, module: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter, which ends us
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
-    program: Program[Any] = importlib.import_module(module).PROGRAM
+    program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
     try:
         start = receive_start(pipe, program.start)
     except (EOFError, ConnectionResetError):

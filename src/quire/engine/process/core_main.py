@@ -14,7 +14,7 @@ from quire.engine.core.builder import build_core
 from quire.engine.core.core import EngineCore
 from quire.engine.data_parallel.lockstep_server import DPEngineCoreProc
 from quire.engine.event_loop import freeze_start_up
-from quire.engine.process.child_main import Program
+from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.core_server import EngineCoreProc
 from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.process.start_message import StartMessage, send_last_words
@@ -33,7 +33,7 @@ class Builder(Protocol):
     def __call__(self, plan: EnginePlan, *, group: Group | None) -> EngineCore: ...
 
 
-def core_program(build: Builder) -> Program[StartMessage]:
+def core_program(build: Builder) -> ChildProgram[StartMessage]:
     """The program of a process whose core is built by `build`."""
 
     def run(message: StartMessage, pipe: socket.socket) -> int:
@@ -49,7 +49,7 @@ def core_program(build: Builder) -> Program[StartMessage]:
         freeze_start_up()
         return proc.run()
 
-    return Program(StartMessage, _title, run)
+    return ChildProgram(StartMessage, _title, run)
 
 
 def _title(message: StartMessage) -> str:

@@ -247,8 +247,7 @@ class EngineCoreProc(UnbuiltProcMethods):
             self._answer_failure(request, error)
 
     def _answer_failure(self, request: UtilityRequest, error: BaseException) -> None:
-        text = str(error) or type(error).__name__
-        self._send_answer(UtilityOutput(request.call_id, text, None, type(error).__name__))
+        self._send_answer(UtilityOutput.of_failure(request.call_id, error))
 
     def _send_answer(self, output: UtilityOutput) -> None:
         self._send(EngineCoreOutputs(utility_output=output))

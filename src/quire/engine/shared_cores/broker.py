@@ -1,9 +1,9 @@
 """Joins several API servers to the cores of one engine: the owner's side.
 
 One process owns the cores, with their supervisor and its journal, and answers no HTTP. Each API
-server has the front end of an engine in itself (text to ids, ids to text) and speaks to the hub
-through the pipe that it was started with. The numbers above `CLIENT_SHIFT` of a handle say which
-life of which server gave it, so nothing needs renaming on the way.
+server has a front end of its own (text to ids, ids to text) and a connection to the broker: the
+pipe that it was started with, a socket pair. The bits above `CLIENT_SHIFT` of a handle are the
+index of one incarnation of one server, so handles stay the same on the way.
 """
 
 from __future__ import annotations
@@ -46,32 +46,33 @@ logger = logging.getLogger(__name__)
 
 STATUS_S = 0.5
 GATHER_S = 2.0
-"""So long may a server take to answer; one that does not is left out."""
+"""How long a server may take to answer; later answers are left out."""
 MOST_UNSENT_BYTES = 256 * 2**20
-"""A server that lets so much lie does not read any more."""
+"""A server with more unread output than this is disconnected."""
 
 
 class ApiServerConnection:
-    """One life of an API server at the hub. `live` are its requests in the cores, with the lengths
-    of their prompts. `is_up`: it takes connections. `last_sign`: when it was last heard of.
+    """One incarnation of an API server at the broker. `live` are its requests in the cores, with
+    the lengths of their prompts. `is_up`: it takes connections. `last_sign`: when its last
+    heartbeat came.
 
     `on_lost` is called when its channel is closed.
     """
 
-    def __init__(self, hub: CoreBroker, client_index: int, on_lost: Callable[[], None]) -> None:
+    def __init__(self, broker: CoreBroker, client_index: int, on_lost: Callable[[], None]) -> None:
         self.client_index = client_index
         self.live: dict[int, int] = {}
         self.is_up = False
         self.last_sign = time.monotonic()
         self.answers: dict[int, asyncio.Future[Any]] = {}
-        self._hub = hub
+        self._broker = broker
         self._on_lost = on_lost
         self.channel = Channel(
             {
                 wire.ADD: (EngineCoreRequest, self._on_add),
                 wire.ABORT: (list[int], self._on_abort),
-                wire.CALL: (UtilityRequest, self._on_call),
-                wire.FIGURES: (ServerReport, hub.take_figures),
+                wire.UTILITY: (UtilityRequest, self._on_call),
+                wire.REPORT: (ServerReport, broker.take_report),
                 wire.SIGN: (Sign, self._on_sign),
                 wire.ANSWER: (UtilityOutput, self._on_answer),
             },
@@ -80,19 +81,19 @@ class ApiServerConnection:
 
     def _on_add(self, request: EngineCoreRequest) -> None:
         if request.handle >> CLIENT_SHIFT != self.client_index:
-            raise EngineError("a handle of another server came")
+            raise EngineError("a handle of another server")
         if not request.continues:
             self.live[request.handle] = len(request.prompt_token_ids)
         elif request.handle not in self.live:
             return
-        self._hub.add(self, request)
+        self._broker.add(self, request)
 
     def _on_abort(self, handles: list[int]) -> None:
         mine = [handle for handle in handles if self.live.pop(handle, None) is not None]
-        self._hub.abort(mine)
+        self._broker.abort(mine)
 
-    def _on_call(self, question: UtilityRequest) -> None:
-        self._hub.spawn(self._hub.answer(self, question))
+    def _on_call(self, call: UtilityRequest) -> None:
+        self._broker.spawn(self._broker.answer(self, call))
 
     def _on_sign(self, sign: Sign) -> None:
         self.last_sign = time.monotonic()
@@ -104,27 +105,27 @@ class ApiServerConnection:
             future.set_result(answer.result)
 
     def _on_close(self) -> None:
-        self._hub.leave(self)
+        self._broker.leave(self)
         for future in self.answers.values():
             future.cancel()
         self._on_lost()
 
 
 class CoreBroker:
-    """Gives requests of all seats to the cores, and each seat what is its own of every step.
+    """Sends the requests of all servers to the cores, and each server its part of every step.
 
-    `client` is the engine's, supervised as it should be; `stats` are its figures, whoever counted
-    them. For one event loop. A handle of a seat that is gone is dropped from the cores.
+    `client` is the client of the cores, with its supervisor; `stats` are the statistics of all
+    servers. For one event loop. The requests of a server that has exited are aborted.
     """
 
     def __init__(
         self, client: AsyncEngineCoreClient, stats: EngineStats, log_interval_s: float | None = None
     ) -> None:
-        """`log_interval_s`: how often the figures are logged (None: never)."""
+        """`log_interval_s`: how often the statistics are logged (None: never)."""
         self._log_interval_s = log_interval_s
         self._client = client
         self._stats = stats
-        self.seats: dict[int, ApiServerConnection] = {}
+        self.servers: dict[int, ApiServerConnection] = {}
         self._indices = itertools.count(1)
         self._call_ids = itertools.count(1)
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -132,65 +133,65 @@ class CoreBroker:
         self._is_open = False
 
     def new_index(self) -> int:
-        """The client index of the next life of a server."""
+        """The client index of the next incarnation of a server."""
         return next(self._indices)
 
     async def join(
         self, client_index: int, pipe: socket.socket, on_lost: Callable[[], None]
     ) -> ApiServerConnection:
-        """Let a server in that has this index, at the other end of `pipe`."""
-        seat = self.seats[client_index] = ApiServerConnection(self, client_index, on_lost)
-        await seat.channel.open(pipe)
-        self._tell_status(seat)
-        return seat
+        """Connect to the server with this index at the other end of `pipe`."""
+        server = self.servers[client_index] = ApiServerConnection(self, client_index, on_lost)
+        await server.channel.open(pipe)
+        self._send_status(server)
+        return server
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises EngineDeadError when the cores are dead for good, which
-        every seat is told.
+        """Serve until cancelled. Raises EngineDeadError when the cores are dead for good, after
+        sending it to every server.
         """
         self._is_open = True
         ticking = asyncio.gather(self._tick(), self._log())
         try:
             while True:
                 self._route(await self._client.get_output())
-                await asyncio.sleep(0)  # let servers in: under load outputs are always there
+                await asyncio.sleep(0)  # read from servers: under load there are always outputs
         except EngineDeadError as error:
-            for seat in self.seats.values():
-                seat.channel.send(wire.DEAD, str(error))
+            for server in self.servers.values():
+                server.channel.send(wire.DEAD, str(error))
             raise
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the rest."""
+        """Run `work` as a task."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # requests
 
-    def add(self, seat: ApiServerConnection, request: EngineCoreRequest) -> None:
-        """Give a request to the cores; one that they cannot have ends with an error."""
+    def add(self, server: ApiServerConnection, request: EngineCoreRequest) -> None:
+        """Send a request to the cores; one that they cannot take ends with an error."""
         try:
             self._client.add_request(request)
         except EngineDeadError:
-            return  # `run` tells the seat
+            return  # `run` tells the server
         except EngineError as error:
-            seat.live.pop(request.handle, None)
+            server.live.pop(request.handle, None)
             end = Finished(request.handle, FinishReason.ERROR, message=str(error))
             outputs = EngineCoreOutputs(finished=[end], timestamp=time.monotonic())
-            seat.channel.send(wire.OUTPUTS, outputs)
+            server.channel.send(wire.OUTPUTS, outputs)
 
     def abort(self, handles: list[int]) -> None:
         """Have the cores drop requests."""
         if handles:
             self._client.abort_requests(handles)
 
-    def leave(self, seat: ApiServerConnection) -> None:
-        """A server is gone, and nobody waits for its streams."""
-        self.seats.pop(seat.client_index, None)
-        live, seat.live = list(seat.live), {}
+    def leave(self, server: ApiServerConnection) -> None:
+        """A server has exited: abort its requests."""
+        self.servers.pop(server.client_index, None)
+        live, server.live = list(server.live), {}
         try:
             self.abort(live)
         except EngineDeadError:
@@ -199,62 +200,61 @@ class CoreBroker:
     def _route(self, outputs: EngineCoreOutputs) -> None:
         self._note_step(outputs)
         for client_index, part in outputs_by_client(outputs).items():
-            seat = self.seats.get(client_index)
-            if seat is None:
+            server = self.servers.get(client_index)
+            if server is None:
                 continue
             for end in part.finished:
-                seat.live.pop(end.handle, None)
+                server.live.pop(end.handle, None)
             part.stats = None
-            seat.channel.send(wire.OUTPUTS, part)
-            if seat.channel.num_unsent_bytes > MOST_UNSENT_BYTES:
+            server.channel.send(wire.OUTPUTS, part)
+            if server.channel.num_unsent_bytes > MOST_UNSENT_BYTES:
                 logger.error("Disconnecting a slow API server: it does not read its outputs.")
-                seat.channel.abort()
+                server.channel.abort()
 
     def _note_step(self, outputs: EngineCoreOutputs) -> None:
-        """What only who sees the whole step can count; the rest comes from the seats."""
+        """Count what only the whole step shows; servers report the rest."""
         if outputs.stats is None and not outputs.token_ids:
             return
         computed = len(outputs.token_ids)
         for started in outputs.started:
-            seat = self.seats.get(started.handle >> CLIENT_SHIFT)
-            if seat is not None and started.handle in seat.live:
-                computed += seat.live[started.handle] - started.num_cached_tokens
+            server = self.servers.get(started.handle >> CLIENT_SHIFT)
+            if server is not None and started.handle in server.live:
+                computed += server.live[started.handle] - started.num_cached_tokens
         step = IterationStats(time.time(), num_step_tokens=computed)
         self._stats.record(outputs.stats, step, outputs.engine_index)
 
-    # questions
+    # calls
 
-    async def answer(self, seat: ApiServerConnection, question: UtilityRequest) -> None:
-        """Answer a server."""
+    async def answer(self, server: ApiServerConnection, call: UtilityRequest) -> None:
+        """Answer a call of a server."""
         try:
-            result = await self._perform(seat, question)
+            output = UtilityOutput(call.call_id, None, await self._perform(server, call))
         except Exception as error:
-            text = str(error) or type(error).__name__
-            reply = UtilityOutput(question.call_id, text, None, type(error).__name__)
-        else:
-            reply = UtilityOutput(question.call_id, None, result)
-        seat.channel.send(wire.REPLY, reply)
+            output = UtilityOutput.of_failure(call.call_id, error)
+        server.channel.send(wire.OUTPUTS, EngineCoreOutputs(utility_output=output))
 
-    async def _perform(self, seat: ApiServerConnection, question: UtilityRequest) -> object:
-        method, args = question.method, question.args
+    async def _perform(self, server: ApiServerConnection, call: UtilityRequest) -> object:
+        method, args = call.method, call.args
         if method == wire.METRICS:
             await self._gather(wire.FLUSH, [])
             return MetricsNow(self._stats.since, self._stats.metrics(""))
         if method == wire.ABORT_SHOWN:
-            return sum(await self._gather(wire.ABORT_SHOWN, args, but=seat))
+            return sum(await self._gather(wire.ABORT_SHOWN, args, but=server))
         if method == wire.SCALE:
             await self._client.scale(*args)
-            self._tell_statuses()
+            self._send_statuses()
             return None
         if method not in UTILITIES:
             raise InvalidParameter("method", method, f"there is {', '.join(sorted(UTILITIES))}")
-        return await self._client.call(Utility(method, tuple(args), question.timeout_s))
+        return await self._client.call(Utility(method, tuple(args), call.timeout_s))
 
     async def _gather(
         self, method: str, args: list[Any], but: ApiServerConnection | None = None
     ) -> list[Any]:
-        """The answers of all other seats, those left out that do not give one in time."""
-        asked = [self._ask(seat, method, args) for seat in self.seats.values() if seat is not but]
+        """The answers of the other servers; those that are late are left out."""
+        asked = [
+            self._ask(server, method, args) for server in self.servers.values() if server is not but
+        ]
         if not asked:
             return []
         done, late = await asyncio.wait(asked, timeout=GATHER_S)
@@ -263,28 +263,30 @@ class CoreBroker:
         answers = [future.result() for future in done if not future.cancelled()]
         return [answer for answer in answers if answer is not None]
 
-    def _ask(self, seat: ApiServerConnection, method: str, args: list[Any]) -> asyncio.Future[Any]:
+    def _ask(
+        self, server: ApiServerConnection, method: str, args: list[Any]
+    ) -> asyncio.Future[Any]:
         call_id = next(self._call_ids)
-        future = seat.answers[call_id] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: seat.answers.pop(call_id, None))
-        seat.channel.send(wire.ASK, UtilityRequest(call_id, method, args))
+        future = server.answers[call_id] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: server.answers.pop(call_id, None))
+        server.channel.send(wire.UTILITY, UtilityRequest(call_id, method, args))
         return future
 
-    def take_figures(self, figures: ServerReport) -> None:
+    def take_report(self, report: ServerReport) -> None:
         """Count what a server has counted."""
-        for engine_index, stats in figures.by_core:
+        for engine_index, stats in report.by_core:
             self._stats.record(None, stats, engine_index)
-        if figures.num_rejected:
-            self._rejected.update(figures.num_rejected)
+        if report.num_rejected:
+            self._rejected.update(report.num_rejected)
             self._stats.note_rejected(self._rejected)
-        if figures.sleep_level is not None:
-            self._stats.note_sleep(None if figures.sleep_level < 0 else figures.sleep_level)
+        if report.sleep_level is not None:
+            self._stats.note_sleep(None if report.sleep_level < 0 else report.sleep_level)
 
     # states
 
     async def _tick(self) -> None:
         while True:
-            self._tell_statuses()
+            self._send_statuses()
             await asyncio.sleep(STATUS_S)
 
     async def _log(self) -> None:
@@ -292,11 +294,11 @@ class CoreBroker:
             await asyncio.sleep(self._log_interval_s)
             self._stats.log()
 
-    def _tell_statuses(self) -> None:
-        for seat in self.seats.values():
-            self._tell_status(seat)
+    def _send_statuses(self) -> None:
+        for server in self.servers.values():
+            self._send_status(server)
 
-    def _tell_status(self, seat: ApiServerConnection) -> None:
+    def _send_status(self, server: ApiServerConnection) -> None:
         client = self._client
         statuses = [client.core_status(index) for index in client.engine_indices]
-        seat.channel.send(wire.STATUS, CoreStates(statuses, self._is_open))
+        server.channel.send(wire.STATUS, CoreStates(statuses, self._is_open))

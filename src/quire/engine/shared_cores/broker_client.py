@@ -1,8 +1,5 @@
-"""The client of an API server: the cores are the business of the process that started it
-(broker.py).
-
-To `AsyncLLM` it looks like any other client. Which core gets a request is decided there, and
-whether one has died is seen there: a stream pauses, and goes on.
+"""The client of one of several API servers: it reaches the cores through the process that owns them
+(broker.py), which chooses between cores and restarts them.
 """
 
 from __future__ import annotations
@@ -48,32 +45,31 @@ Answerer = Callable[[list[Any]], Awaitable[object]]
 
 
 class CoreBrokerClient:
-    """`AsyncEngineCoreClient` through the owner of the cores. `open` makes one, in an event loop.
+    """`AsyncEngineCoreClient` through the broker. `open` makes one, in an event loop.
 
-    `answerers` say what the owner may ask, by method.
+    `answerers` serve the calls of the broker, by method.
     """
 
     def __init__(self) -> None:
         self._channel = Channel(
             {
                 wire.OUTPUTS: (EngineCoreOutputs, self._on_outputs),
-                wire.REPLY: (UtilityOutput, self._on_reply),
                 wire.STATUS: (CoreStates, self._on_status),
-                wire.ASK: (UtilityRequest, self._on_question),
+                wire.UTILITY: (UtilityRequest, self._on_call),
                 wire.DEAD: (str, self._die),
             },
             lambda: self._die(_GONE),
         )
         self.answerers: dict[str, Answerer] = {}
         self.on_sign: Callable[[], None] = _nothing
-        """Called as often as the owner gets a sign of life."""
+        """Called before every heartbeat."""
         self.is_up = False
         """Whether this server takes connections, which the owner waits for."""
         self._events: deque[EngineCoreOutputs] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._calls = PendingCalls()
         self._statuses: dict[int, CoreStatus] = {}
-        self._told_at = time.monotonic()
+        self._status_at = time.monotonic()
         self._opened = asyncio.Event()
         self._error: EngineDeadError | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -81,7 +77,7 @@ class CoreBrokerClient:
 
     @classmethod
     async def open(cls, pipe: socket.socket) -> Self:
-        """A client at the other end of the pipe that its process was started with."""
+        """A client at one end of the pipe that its process was started with."""
         client = cls()
         await client._channel.open(pipe)
         client._sign()
@@ -109,7 +105,7 @@ class CoreBrokerClient:
         self._channel.send(wire.ABORT, list(handles))
 
     def engine_of(self, handle: int) -> int | None:
-        """None: it is known where the cores are."""
+        """None: the broker knows."""
         return None
 
     async def get_output(self) -> EngineCoreOutputs:
@@ -128,17 +124,17 @@ class CoreBrokerClient:
         return sorted(self._statuses)
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """What is known of one core now: what its owner said last, so much older."""
+        """What the broker sent last, with the time that has passed since."""
         status = self._statuses[engine_index]
-        return replace(status, silent_s=status.silent_s + time.monotonic() - self._told_at)
+        return replace(status, silent_s=status.silent_s + time.monotonic() - self._status_at)
 
     async def call(self, utility: Utility[T]) -> T:
-        """Ask every core, and give their one answer."""
+        """Call every core, and combine their answers into one."""
         self._require_open()
         call_id, future = self._calls.begin(utility, [0])
-        question = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
+        call = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
         try:
-            self._channel.send(wire.CALL, question)
+            self._channel.send(wire.UTILITY, call)
             return await asyncio.wait_for(asyncio.wrap_future(future), utility.timeout_s)
         except TypeError as error:
             hint = "Functions reach only a core in the caller's own process."
@@ -149,24 +145,24 @@ class CoreBrokerClient:
             self._calls.forget(call_id)
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
-        """Have so many cores."""
+        """Change the number of cores."""
         await self.call(Utility(wire.SCALE, (num_cores, drain_timeout_s)))
 
     async def metrics(self) -> MetricsNow:
-        """The figures of the engine and of all its servers."""
+        """The metrics of the engine and of all its servers."""
         return msgspec.convert(await self.call(Utility(wire.METRICS)), MetricsNow)
 
     async def abort_elsewhere(self, shown: Sequence[str] | None) -> int:
-        """Have the other servers end requests by the names that clients know; how many."""
+        """Have the other servers end requests by the ids that clients know; how many they were."""
         names = None if shown is None else list(shown)
         return await self.call(Utility(wire.ABORT_SHOWN, (names,)))
 
-    def send_figures(self, figures: ServerReport) -> None:
-        """Tell the owner what was counted here."""
-        self._channel.send(wire.FIGURES, figures)
+    def send_report(self, report: ServerReport) -> None:
+        """Send the broker what was counted here."""
+        self._channel.send(wire.REPORT, report)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Leave the engine, which goes on for others; what was sent arrives."""
+        """Disconnect from the engine, which goes on for others; what was sent arrives."""
         if self._timer is not None:
             self._timer.cancel()
         if self._error is None:
@@ -174,37 +170,35 @@ class CoreBrokerClient:
         self._channel.close()
 
     async def wait_closed(self) -> None:
-        """Return when the owner has got everything."""
+        """Return when the broker has received everything."""
         await self._channel.wait_closed()
 
     # what comes
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        if outputs.utility_output is not None:
+            self._calls.answer(0, outputs.utility_output)
+            return
         self._events.append(outputs)
         self._announce()
 
-    def _on_reply(self, reply: UtilityOutput) -> None:
-        self._calls.answer(0, reply)
-
     def _on_status(self, states: CoreStates) -> None:
         self._statuses = {status.engine_index: status for status in states.statuses}
-        self._told_at = time.monotonic()
+        self._status_at = time.monotonic()
         if states.is_open:
             self._opened.set()
 
-    def _on_question(self, question: UtilityRequest) -> None:
-        task = asyncio.ensure_future(self._answer(question))
+    def _on_call(self, call: UtilityRequest) -> None:
+        task = asyncio.ensure_future(self._answer(call))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    async def _answer(self, question: UtilityRequest) -> None:
+    async def _answer(self, call: UtilityRequest) -> None:
         try:
-            result = await self.answerers[question.method](question.args)
+            answer = UtilityOutput(call.call_id, None, await self.answerers[call.method](call.args))
         except Exception as error:
-            logger.error("%s could not be answered.", question.method, exc_info=error)
-            answer = UtilityOutput(question.call_id, str(error), None, type(error).__name__)
-        else:
-            answer = UtilityOutput(question.call_id, None, result)
+            logger.error("%s failed.", call.method, exc_info=error)
+            answer = UtilityOutput.of_failure(call.call_id, error)
         self._channel.send(wire.ANSWER, answer)
 
     def _die(self, why: str) -> None:
@@ -223,7 +217,7 @@ class CoreBrokerClient:
             raise EngineDeadError(str(self._error)) from self._error
 
     def set_up(self) -> None:
-        """Tell the owner that connections are taken."""
+        """Tell the broker that connections are taken."""
         self.is_up = True
         self._channel.send(wire.SIGN, Sign(True))
 
@@ -234,4 +228,4 @@ class CoreBrokerClient:
 
 
 def _nothing() -> None:
-    """There is nothing to tell."""
+    """The default of `on_sign`."""

@@ -1,4 +1,8 @@
-"""What API servers and the process that owns their cores say to each other (broker.py)."""
+"""The messages between API servers and the process that owns their cores (broker.py).
+
+Requests, aborts, calls and outputs are those between a front end and a core (wire/messages.py); a
+call may go either way. What follows is about API servers alone.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,33 @@ import msgspec
 
 from quire.engine.client.client import CoreStatus
 from quire.engine.stats.step_stats import IterationStats
+from quire.engine.wire.messages import EngineCoreRequestType
 from quire.observability.metrics import Metric
 
-ADD, ABORT, CALL, FIGURES, SIGN, ANSWER = (bytes([code]) for code in range(6))
-"""To the hub: a request, handles to drop, an `UtilityRequest`, `ServerReport`, a `Sign` of life,
-the answer to an `UtilityRequest` of the hub.
-"""
+ADD = EngineCoreRequestType.ADD.value
+ABORT = EngineCoreRequestType.ABORT.value
+UTILITY = EngineCoreRequestType.UTILITY.value
 
-OUTPUTS, REPLY, STATUS, ASK, DEAD = (bytes([code]) for code in range(16, 21))
-"""To a server: a part of a step, the answer to its `UtilityRequest`, the cores' states, an
-`UtilityRequest` to answer, and why the engine is dead.
+REPORT, SIGN, ANSWER = (bytes([code]) for code in range(16, 19))
+"""To the broker: a `ServerReport`, a `Sign`, the `UtilityOutput` of a call of the broker."""
+
+OUTPUTS, STATUS, DEAD = (bytes([code]) for code in range(32, 35))
+"""To a server: `EngineCoreOutputs` with its part of a step or the answer to its call, `CoreStates`,
+the text of the error when the engine is dead.
 """
 
 METRICS, SCALE, ABORT_SHOWN = "metrics", "scale", "abort_shown"
-"""What a server may ask of the hub beside the utilities of cores: `MetricsNow`, (number of cores,
-drain_timeout_s), and the number of requests that the other servers have ended by the names that
-their clients know (None: all).
+"""Methods of the broker, besides the utilities of cores. They return `MetricsNow`, nothing
+(arguments: number of cores, drain_timeout_s), and the number of requests that the other servers
+have ended by the ids that their clients know (None: all).
 """
 
 FLUSH = "flush"
-"""The hub asks a server to send its figures now. It asks for `ABORT_SHOWN` too."""
+"""A method of a server: send a report now. It has `ABORT_SHOWN`, too."""
 
 
 class ServerReport(msgspec.Struct, array_like=True, gc=False):
-    """What a server has counted since it last said so: of each core, and refused requests by limit.
+    """What a server has counted since its last report: by core, and refused requests by limit.
     `sleep_level`: the engine was put to sleep (level), or woken (-1).
     """
 
@@ -39,13 +46,13 @@ class ServerReport(msgspec.Struct, array_like=True, gc=False):
 
 
 class Sign(msgspec.Struct, array_like=True, gc=False):
-    """A server lives; `is_up` when it takes connections."""
+    """A server's heartbeat; `is_up` when it takes connections."""
 
     is_up: bool
 
 
 class CoreStates(msgspec.Struct, array_like=True, gc=False):
-    """How the cores are. `is_open`: requests may come."""
+    """The status of each core. `is_open`: requests may be sent."""
 
     statuses: list[CoreStatus]
     is_open: bool

@@ -1,7 +1,8 @@
-"""Messages over the socket pair between two processes of ours, in an event loop.
+"""Messages over the socket pair between two processes, in an event loop.
 
-The pair is a stream that the system keeps in order and whole, and its end is the other's: nothing
-needs numbers, and nobody has to be asked whether he lives.
+They are encoded as those over ZeroMQ sockets (codec.py). The system keeps the stream in order and
+complete, and EOF signals the peer's death, so there are no sequence numbers and no checks of
+delivery.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ Serve = Callable[[Any], None]
 
 
 class Channel(asyncio.Protocol):
-    """One end of such a pair. `kinds` says, for each first byte, the type of a message and who is
-    given it; `on_lost` is called once, when the other end is gone or has sent what is no message.
+    """One end of such a pair. `kinds` gives, for each first byte, the type of the message and the
+    function that handles it; `on_lost` is called once, when the other end has closed or has sent an
+    invalid message.
 
-    An exception in whoever is given a message closes the channel.
+    An exception in a handler closes the channel.
     """
 
     def __init__(
@@ -56,12 +58,12 @@ class Channel(asyncio.Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What the other end has not taken yet."""
+        """What the other end has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, kind: bytes, message: object) -> None:
-        """Send a message; into a closed channel, nothing. Raises TypeError for one that cannot
-        travel.
+        """Send a message; a closed channel drops it. Raises TypeError for a message that cannot be
+        encoded.
         """
         frames = self._encoder.encode(message)
         if self._transport is not None and not self._transport.is_closing():
@@ -105,7 +107,7 @@ class Channel(asyncio.Protocol):
 
     def _serve(self, kind: bytes, frames: list[bytes]) -> None:
         if kind not in self._kinds:
-            raise BadMessage("no message begins like this")
+            raise BadMessage("unknown kind of message")
         decoder, serve = self._kinds[kind]
         serve(decoder.decode(frames))
 
@@ -116,14 +118,14 @@ class Channel(asyncio.Protocol):
             return None
         kind, count = _HEAD.unpack_from(buffer)
         if not 1 <= count <= _MOST_FRAMES:
-            raise BadMessage("no message begins like this")
+            raise BadMessage("invalid number of frames")
         start = _HEAD.size + 4 * count
         if len(buffer) < start:
             return None
         lengths = struct.unpack_from(f"<{count}I", buffer, _HEAD.size)
         end = start + sum(lengths)
         if end > _MOST_BYTES:
-            raise BadMessage("a message is larger than any that is sent")
+            raise BadMessage("message too large")
         if len(buffer) < end:
             return None
         frames = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -211,6 +211,11 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
     failure_message: str | None = None
     result: Any = None
     failure_type: str = ""
+
+    @classmethod
+    def of_failure(cls, call_id: int, error: BaseException) -> Self:
+        """The answer to a call that raised `error`."""
+        return cls(call_id, str(error) or type(error).__name__, None, type(error).__name__)
 
 
 class Heartbeat(msgspec.Struct, array_like=True, gc=False):

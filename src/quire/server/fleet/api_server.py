@@ -15,7 +15,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
-from quire.engine.process.child_main import Program
+from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.start_message import ChildStart
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
@@ -92,4 +92,4 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)
 
 
-PROGRAM = Program(ApiServerStart, lambda start: f"ApiServer_{start.row}", _run, _LOG_FORMAT)
+PROGRAM = ChildProgram(ApiServerStart, lambda start: f"ApiServer_{start.row}", _run, _LOG_FORMAT)
