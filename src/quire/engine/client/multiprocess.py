@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from quire.engine.client.client import CoreStatus
+from quire.engine.client.pending_calls import answer_to, not_answered
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.scaling import scale
 from quire.engine.client.supervisor import Supervisor
@@ -99,7 +100,7 @@ class SyncMPClient(MPClient):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 future.cancel()
-                raise _not_answered(utility)
+                raise not_answered(utility)
             self._wait(left_s)
         return future.result()
 
@@ -136,14 +137,7 @@ class AsyncMPClient(MPClient):
     async def call(self, utility: Utility[T]) -> T:
         self._require_open()
         self._attach()
-        future = asyncio.wrap_future(self._cores.begin_call(utility))
-        try:
-            await asyncio.wait([future], timeout=utility.timeout_s)
-            if not future.done():
-                raise _not_answered(utility)
-            return future.result()
-        finally:
-            future.cancel()
+        return await answer_to(utility, self._cores.begin_call(utility))
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
         self._require_open()
@@ -186,7 +180,3 @@ class AsyncMPClient(MPClient):
         self.remote.check_health()
         if self._loop is not None:
             self._timer = self._loop.call_later(self._cores.next_check_s, self._check)
-
-
-def _not_answered(utility: Utility[T]) -> TimeoutError:
-    return TimeoutError(f"{utility.method} was not answered within {utility.timeout_s:g} s.")

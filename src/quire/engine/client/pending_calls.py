@@ -1,18 +1,21 @@
-"""Control calls that wait for the answers of cores."""
+"""Control calls that wait for the answers of other processes: cores, or API servers."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from quire import errors
 from quire.engine.control_verbs import combined
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import UtilityOutput
-from quire.errors import EngineError
+from quire.errors import EngineError, InvalidParameter
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -64,6 +67,31 @@ class PendingCalls:
         for call in list(self._calls.values()):
             if engine_index in call.missing:
                 call.future.set_exception(error)
+
+
+async def answer_to(utility: Utility[T], future: Future[T]) -> T:
+    """Await the answer to a call. Raises TimeoutError after the utility's `timeout_s`; the call is
+    then forgotten, as when the caller is cancelled.
+    """
+    waiting = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait([waiting], timeout=utility.timeout_s)
+        if not waiting.done():
+            raise not_answered(utility)
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+def not_answered(utility: Utility[Any]) -> TimeoutError:
+    """The error of a call whose time is over."""
+    return TimeoutError(f"{utility.method} was not answered within {utility.timeout_s:g} s.")
+
+
+def not_encodable(utility: Utility[Any], error: TypeError) -> InvalidParameter:
+    """The error of a call with an argument that cannot be sent to another process."""
+    hint = "Functions reach only a core in the caller's own process."
+    return InvalidParameter(utility.method, utility.args, str(error), hint)
 
 
 _ERRORS: dict[str, type[EngineError] | type[TimeoutError]] = {

@@ -23,6 +23,7 @@ from quire.engine.client.core_health import CHECK_S, LONGEST_TURN_S, SILENT_S, h
 from quire.engine.client.core_sockets import CoreConnection, CoreSockets
 from quire.engine.client.load_balancer import LoadBalancer, load_of
 from quire.engine.client.lockstep_group import LockstepGroup
+from quire.engine.client.pending_calls import not_encodable
 from quire.engine.data_parallel.coordinator_client import DPCoordinator
 from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.process.child_process import GRACE_S, ChildProcess
@@ -209,8 +210,7 @@ class RemoteCores:
         try:
             return self.sockets.begin_call(utility, self._serving())
         except TypeError as error:
-            hint = "Functions reach only a core in the caller's own process."
-            raise InvalidParameter(utility.method, utility.args, str(error), hint) from error
+            raise not_encodable(utility, error) from error
 
     @property
     def is_idle(self) -> bool:

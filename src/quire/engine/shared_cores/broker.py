@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from quire.engine.client.client import AsyncEngineCoreClient
+from quire.engine.client.pending_calls import PendingCalls
 from quire.engine.control_verbs import UTILITIES
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import (
@@ -64,7 +65,6 @@ class ApiServerConnection:
         self.live: dict[int, int] = {}
         self.is_up = False
         self.last_sign = time.monotonic()
-        self.answers: dict[int, asyncio.Future[Any]] = {}
         self._broker = broker
         self._on_lost = on_lost
         self.channel = Channel(
@@ -100,14 +100,10 @@ class ApiServerConnection:
         self.is_up = sign.is_up
 
     def _on_answer(self, answer: UtilityOutput) -> None:
-        future = self.answers.pop(answer.call_id, None)
-        if future is not None and not future.done():
-            future.set_result(answer.result)
+        self._broker.calls.answer(self.client_index, answer)
 
     def _on_close(self) -> None:
         self._broker.leave(self)
-        for future in self.answers.values():
-            future.cancel()
         self._on_lost()
 
 
@@ -127,7 +123,8 @@ class CoreBroker:
         self._stats = stats
         self.servers: dict[int, ApiServerConnection] = {}
         self._indices = itertools.count(1)
-        self._call_ids = itertools.count(1)
+        self.calls = PendingCalls()
+        """Calls of servers, by their client indices."""
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rejected: Counter[str] = Counter()
         self._is_open = False
@@ -191,6 +188,7 @@ class CoreBroker:
     def leave(self, server: ApiServerConnection) -> None:
         """A server has exited: abort its requests."""
         self.servers.pop(server.client_index, None)
+        self.calls.fail(server.client_index, EngineError("The API server has exited."))
         live, server.live = list(server.live), {}
         try:
             self.abort(live)
@@ -260,17 +258,15 @@ class CoreBroker:
         done, late = await asyncio.wait(asked, timeout=GATHER_S)
         for future in late:
             future.cancel()
-        answers = [future.result() for future in done if not future.cancelled()]
+        answers = [future.result() for future in done if future.exception() is None]
         return [answer for answer in answers if answer is not None]
 
     def _ask(
         self, server: ApiServerConnection, method: str, args: list[Any]
     ) -> asyncio.Future[Any]:
-        call_id = next(self._call_ids)
-        future = server.answers[call_id] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: server.answers.pop(call_id, None))
+        call_id, future = self.calls.begin(Utility(method, tuple(args)), [server.client_index])
         server.channel.send(wire.UTILITY, UtilityRequest(call_id, method, args))
-        return future
+        return asyncio.wrap_future(future)
 
     def take_report(self, report: ServerReport) -> None:
         """Count what a server has counted."""

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from quire.engine.client.client import CoreStatus
-from quire.engine.client.pending_calls import PendingCalls
+from quire.engine.client.pending_calls import PendingCalls, answer_to, not_encodable
 from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_messages import (
     CoreStates,
@@ -135,14 +135,10 @@ class CoreBrokerClient:
         call = UtilityRequest(call_id, utility.method, list(utility.args), utility.timeout_s)
         try:
             self._channel.send(wire.UTILITY, call)
-            return await asyncio.wait_for(asyncio.wrap_future(future), utility.timeout_s)
         except TypeError as error:
-            hint = "Functions reach only a core in the caller's own process."
-            raise InvalidParameter(utility.method, utility.args, str(error), hint) from error
-        except TimeoutError:
-            raise TimeoutError(f"{utility.method} was not answered in time.") from None
-        finally:
-            self._calls.forget(call_id)
+            future.cancel()
+            raise not_encodable(utility, error) from error
+        return await answer_to(utility, future)
 
     async def scale(self, num_cores: int, drain_timeout_s: float) -> None:
         """Change the number of cores."""
