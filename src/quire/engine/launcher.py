@@ -30,7 +30,7 @@ C = TypeVar("C", bound=MPClient)
 
 
 def launch_front_end(
-    wish: EngineArgs | EnginePlan,
+    args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None = None,
     is_log_aggregated: bool = False,
 ) -> FrontEnd[EngineCoreClient]:
@@ -39,27 +39,27 @@ def launch_front_end(
     From `EngineArgs` it is quicker: the first core imports while the plan is made, and the
     tokenizer is read while the cores load. Raises RequestError, LoadError, EngineDeadError.
     """
-    return _launch_front_end(SyncMPClient, wish, stat_loggers, is_log_aggregated)
+    return _launch_front_end(SyncMPClient, args, stat_loggers, is_log_aggregated)
 
 
 def launch_async_front_end(
-    wish: EngineArgs | EnginePlan,
+    args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None = None,
     is_log_aggregated: bool = False,
 ) -> FrontEnd[AsyncEngineCoreClient]:
     """The same for an event loop."""
-    return _launch_front_end(AsyncMPClient, wish, stat_loggers, is_log_aggregated)
+    return _launch_front_end(AsyncMPClient, args, stat_loggers, is_log_aggregated)
 
 
 def _launch_front_end(
     make: Callable[[RemoteCores, int], C],
-    wish: EngineArgs | EnginePlan,
+    args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
 ) -> FrontEnd[Any]:
-    plan, stats_wish, client = _start_wish(make, wish, stat_loggers, is_log_aggregated)
+    plan, options, client = _start_cores(make, args, stat_loggers, is_log_aggregated)
     try:
-        front_end = build_front_end(plan, client, stats_wish=stats_wish)
+        front_end = build_front_end(plan, client, stats_wish=options)
         client.wait_until_ready()
     except BaseException:
         client.shutdown()
@@ -67,18 +67,18 @@ def _launch_front_end(
     return front_end
 
 
-def _start_wish(
+def _start_cores(
     make: Callable[[RemoteCores, int], C],
-    wish: EngineArgs | EnginePlan,
+    args: EngineArgs | EnginePlan,
     stat_loggers: Sequence[StatLoggerFactory] | None,
     is_log_aggregated: bool,
 ) -> tuple[EnginePlan, StatsOptions, C]:
     """The plan, what is logged of it, and the client of its cores, which are starting."""
     first = ChildProcess(CORE_PROGRAM)
     try:
-        plan = wish if isinstance(wish, EnginePlan) else wish.create_engine_config()
-        plan, stats_wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-        return plan, stats_wish, make(start(plan, first), plan.max_core_restarts)
+        plan = args if isinstance(args, EnginePlan) else args.create_engine_config()
+        plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
+        return plan, options, make(start(plan, first), plan.max_core_restarts)
     except BaseException:
         first.end(0.0)
         raise
@@ -86,23 +86,23 @@ def _start_wish(
 
 @dataclass(frozen=True)
 class OwnedCores:
-    """The cores of a plan for several front ends in other processes, which `hub` joins to them
-    through `client`.
+    """The cores of a plan for several front ends in other processes, which reach them
+    through `broker`.
     """
 
     plan: EnginePlan
     client: AsyncMPClient
-    hub: CoreBroker
+    broker: CoreBroker
 
 
 def start_owned(
-    wish: EngineArgs | EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None = None
+    args: EngineArgs | EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None = None
 ) -> OwnedCores:
     """Begin to start the cores of a plan, which are not ready yet. Raises RequestError, LoadError,
     EngineDeadError.
     """
-    plan, stats_wish, client = _start_wish(AsyncMPClient, wish, stat_loggers, False)
-    stats = EngineStats.of_plan(plan, client.engine_indices, stats_wish)
+    plan, options, client = _start_cores(AsyncMPClient, args, stat_loggers, False)
+    stats = EngineStats.of_plan(plan, client.engine_indices, options)
     interval_s = read_environment().log_stats_interval_s if plan.log_stats else None
     return OwnedCores(plan, client, CoreBroker(client, stats, interval_s))
 

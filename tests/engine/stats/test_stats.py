@@ -177,7 +177,7 @@ def test_without_statistics_nothing_is_kept():
 
 
 def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
-    stats = EngineStats("m", 100, engine_indexes=(0, 1), wish=StatsOptions((), False))
+    stats = EngineStats("m", 100, engine_indexes=(0, 1), options=StatsOptions((), False))
     scheduler = SchedulerStats(3, 2, 0.5, 40, 24, 1, 2)
     for index, found in ((i, s) for step in run_two_cores() for i, s in step.items()):
         stats.record(scheduler if index == 1 else None, found, index)
@@ -234,7 +234,7 @@ def test_a_scrape_shows_every_core_by_the_names_of_dashboards():
 
 
 def test_all_labels_exist_before_the_first_request():
-    stats = EngineStats("m", 100, plan=make_plan(), wish=StatsOptions((), False))
+    stats = EngineStats("m", 100, plan=make_plan(), options=StatsOptions((), False))
     _, values = scrape(stats)
     reasons = {
         dict(key[1:])["finished_reason"] for key in values if key[0] == "vllm:request_success_total"
@@ -245,7 +245,7 @@ def test_all_labels_exist_before_the_first_request():
 
 
 def test_the_state_of_sleep():
-    stats = EngineStats("m", 100, wish=StatsOptions((Recorder,), False))
+    stats = EngineStats("m", 100, options=StatsOptions((Recorder,), False))
 
     def state():
         return [
@@ -285,7 +285,7 @@ def test_stat_loggers_are_made_for_each_core_or_once_for_all():
         "m",
         9,
         plan=make_plan(),
-        wish=StatsOptions((factory, Kept), False),
+        options=StatsOptions((factory, Kept), False),
         engine_indexes=(0, 1),
     )
     for index in (0, 1, 1, 5):
@@ -312,8 +312,8 @@ def test_installed_stat_loggers_turn_statistics_on(monkeypatch):
 
     plan = msgspec.structs.replace(make_plan(), log_stats=False)
     monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(Recorder)])
-    found, wish = with_stat_loggers(plan)
-    assert wish == StatsOptions((Recorder,), False) and found.log_stats
+    found, options = with_stat_loggers(plan)
+    assert options == StatsOptions((Recorder,), False) and found.log_stats
     monkeypatch.setattr(loggers, "entry_points", lambda group: [Point(dict)])
     with pytest.raises(InvalidType, match="plugins: mine=<class 'dict'> is not allowed"):
         with_stat_loggers(plan, None)

@@ -25,7 +25,6 @@ from quire.engine.shared_cores.broker_messages import (
     CoreStates,
     MetricsNow,
     ServerReport,
-    Sign,
 )
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.engine_stats import EngineStats
@@ -72,8 +71,7 @@ class ApiServerConnection:
                 wire.ADD: (EngineCoreRequest, self._on_add),
                 wire.ABORT: (list[int], self._on_abort),
                 wire.UTILITY: (UtilityRequest, self._on_call),
-                wire.REPORT: (ServerReport, broker.take_report),
-                wire.SIGN: (Sign, self._on_sign),
+                wire.REPORT: (ServerReport, self._on_report),
                 wire.ANSWER: (UtilityOutput, self._on_answer),
             },
             self._on_close,
@@ -95,9 +93,10 @@ class ApiServerConnection:
     def _on_call(self, call: UtilityRequest) -> None:
         self._broker.spawn(self._broker.answer(self, call))
 
-    def _on_sign(self, sign: Sign) -> None:
+    def _on_report(self, report: ServerReport) -> None:
         self.last_sign = time.monotonic()
-        self.is_up = sign.is_up
+        self.is_up = report.is_up
+        self._broker.count(report)
 
     def _on_answer(self, answer: UtilityOutput) -> None:
         self._broker.calls.answer(self.client_index, answer)
@@ -268,7 +267,7 @@ class CoreBroker:
         server.channel.send(wire.UTILITY, UtilityRequest(call_id, method, args))
         return asyncio.wrap_future(future)
 
-    def take_report(self, report: ServerReport) -> None:
+    def count(self, report: ServerReport) -> None:
         """Count what a server has counted."""
         for engine_index, stats in report.by_core:
             self._stats.record(None, stats, engine_index)

@@ -22,7 +22,6 @@ from quire.engine.shared_cores.broker_messages import (
     CoreStates,
     MetricsNow,
     ServerReport,
-    Sign,
 )
 from quire.engine.wire.channel import Channel
 from quire.engine.wire.control_calls import Utility
@@ -38,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SIGN_S = 0.5
+REPORT_S = 0.5
+"""How often a server reports."""
 _GONE = "The process that owns the engine is gone."
 
 Answerer = Callable[[list[Any]], Awaitable[object]]
@@ -61,8 +61,8 @@ class CoreBrokerClient:
             lambda: self._die(_GONE),
         )
         self.answerers: dict[str, Answerer] = {}
-        self.on_sign: Callable[[], None] = _nothing
-        """Called before every heartbeat."""
+        self.collect: Callable[[], ServerReport] = ServerReport
+        """Gives the next report, with what was counted since the last one."""
         self.is_up = False
         """Whether this server takes connections, which the owner waits for."""
         self._events: deque[EngineCoreOutputs] = deque()
@@ -80,7 +80,7 @@ class CoreBrokerClient:
         """A client at one end of the pipe that its process was started with."""
         client = cls()
         await client._channel.open(pipe)
-        client._sign()
+        client._report_again()
         return client
 
     async def wait_until_open(self) -> None:
@@ -153,8 +153,10 @@ class CoreBrokerClient:
         names = None if shown is None else list(shown)
         return await self.call(Utility(wire.ABORT_SHOWN, (names,)))
 
-    def send_report(self, report: ServerReport) -> None:
-        """Send the broker what was counted here."""
+    def report(self) -> None:
+        """Send the broker what was counted here, now."""
+        report = self.collect()
+        report.is_up = self.is_up
         self._channel.send(wire.REPORT, report)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
@@ -215,13 +217,8 @@ class CoreBrokerClient:
     def set_up(self) -> None:
         """Tell the broker that connections are taken."""
         self.is_up = True
-        self._channel.send(wire.SIGN, Sign(True))
+        self.report()
 
-    def _sign(self) -> None:
-        self.on_sign()
-        self._channel.send(wire.SIGN, Sign(self.is_up))
-        self._timer = asyncio.get_running_loop().call_later(SIGN_S, self._sign)
-
-
-def _nothing() -> None:
-    """The default of `on_sign`."""
+    def _report_again(self) -> None:
+        self.report()
+        self._timer = asyncio.get_running_loop().call_later(REPORT_S, self._report_again)

@@ -17,8 +17,8 @@ ADD = EngineCoreRequestType.ADD.value
 ABORT = EngineCoreRequestType.ABORT.value
 UTILITY = EngineCoreRequestType.UTILITY.value
 
-REPORT, SIGN, ANSWER = (bytes([code]) for code in range(16, 19))
-"""To the broker: a `ServerReport`, a `Sign`, the `UtilityOutput` of a call of the broker."""
+REPORT, ANSWER = bytes([16]), bytes([17])
+"""To the broker: a `ServerReport`, the `UtilityOutput` of a call of the broker."""
 
 OUTPUTS, STATUS, DEAD = (bytes([code]) for code in range(32, 35))
 """To a server: `EngineCoreOutputs` with its part of a step or the answer to its call, `CoreStates`,
@@ -36,19 +36,15 @@ FLUSH = "flush"
 
 
 class ServerReport(msgspec.Struct, array_like=True, gc=False):
-    """What a server has counted since its last report: by core, and refused requests by limit.
-    `sleep_level`: the engine was put to sleep (level), or woken (-1).
+    """A server's heartbeat, with what it has counted since its last report: by core, and refused
+    requests by limit. `sleep_level`: the engine was put to sleep (level), or woken (-1). `is_up`:
+    it takes connections.
     """
 
     by_core: list[tuple[int, IterationStats]] = []
     num_rejected: dict[str, int] = {}
     sleep_level: int | None = None
-
-
-class Sign(msgspec.Struct, array_like=True, gc=False):
-    """A server's heartbeat; `is_up` when it takes connections."""
-
-    is_up: bool
+    is_up: bool = False
 
 
 class CoreStates(msgspec.Struct, array_like=True, gc=False):

@@ -27,6 +27,7 @@ class ApiServerStats:
         self._pending: dict[int, IterationStats] = {}
         self._rejected: dict[str, int] = {}
         self._reported_rejected: dict[str, int] = {}
+        self._sleep_level: int | None = None
         self._now = MetricsNow(time.time(), [])
 
     def record(
@@ -44,15 +45,15 @@ class ApiServerStats:
 
     def note_sleep(self, level: int | None) -> None:
         """The engine is asleep at this level, or (None) awake."""
-        self._client.send_report(ServerReport(sleep_level=-1 if level is None else level))
+        self._sleep_level = -1 if level is None else level
 
-    def flush(self) -> None:
-        """Send what was counted since the last time."""
+    def take(self) -> ServerReport:
+        """What was counted since the last call."""
         before, self._reported_rejected = self._reported_rejected, self._rejected
         rejected = {name: count - before.get(name, 0) for name, count in self._rejected.items()}
-        if self._pending or any(rejected.values()) or rejected.keys() - before.keys():
-            self._client.send_report(ServerReport(list(self._pending.items()), rejected))
-            self._pending = {}
+        report = ServerReport(list(self._pending.items()), rejected, self._sleep_level)
+        self._pending, self._sleep_level = {}, None
+        return report
 
     async def refresh(self) -> None:
         """Ask for the metrics of the whole engine."""
@@ -71,4 +72,4 @@ class ApiServerStats:
 
     def log(self) -> None:
         """The owner of the cores logs: report what there is to log."""
-        self.flush()
+        self._client.report()

@@ -88,7 +88,7 @@ class EngineStats:
         max_model_len: int,
         *,
         plan: EnginePlan | None = None,
-        wish: StatsOptions | None = None,
+        options: StatsOptions | None = None,
         engine_indexes: Sequence[int] = (0,),
     ) -> None:
         self._model_name = model_name
@@ -98,10 +98,10 @@ class EngineStats:
         self._num_rejected: Mapping[str, int] = {}
         self._sleep_level: int | None = None
         self.since = time.time()
-        wish = wish or StatsOptions()
-        wanted = list(wish.factories)
-        if wish.has_log_line is not False:
-            is_aggregated = wish.is_log_aggregated
+        options = options or StatsOptions()
+        wanted = list(options.factories)
+        if options.has_log_line is not False:
+            is_aggregated = options.is_log_aggregated
             wanted.append(AggregatedLoggingStatLogger if is_aggregated else LoggingStatLogger)
         self._loggers = [StatLoggers(factory, plan, list(engine_indexes)) for factory in wanted]
         for stat_logger in self._all():
@@ -109,14 +109,16 @@ class EngineStats:
 
     @classmethod
     def of_plan(
-        cls, plan: EnginePlan, engine_indexes: Sequence[int], wish: StatsOptions | None
+        cls, plan: EnginePlan, engine_indexes: Sequence[int], options: StatsOptions | None
     ) -> Self:
         """The statistics of an engine that the plan describes."""
-        wish = wish or StatsOptions()
-        if wish.has_log_line is None:
-            wish = replace(wish, has_log_line=plan.log_stats)
+        options = options or StatsOptions()
+        if options.has_log_line is None:
+            options = replace(options, has_log_line=plan.log_stats)
         name = plan.served_model_names[0]
-        return cls(name, plan.max_model_len, plan=plan, wish=wish, engine_indexes=engine_indexes)
+        return cls(
+            name, plan.max_model_len, plan=plan, options=options, engine_indexes=engine_indexes
+        )
 
     def record(
         self, scheduler: SchedulerStats | None, step: IterationStats, engine_index: int

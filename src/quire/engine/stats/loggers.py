@@ -1,4 +1,4 @@
-"""Who hears of every step's figures: the log line, the totals, and what users plug in.
+"""The stat loggers, which get the statistics of every step: the log line, and those of users.
 
 A stat logger is named by argument (`stat_loggers=[factory]`) or by an entry point of one of
 `GROUPS`; a factory is called with the plan and the index of a core.
@@ -28,7 +28,7 @@ GROUPS = ("quire.stat_logger_plugins", "vllm.stat_logger_plugins")
 """Groups of entry points whose members are stat loggers."""
 
 _HIT_WINDOW = 1000
-"""The hit rate of the log line is that of so many requests."""
+"""How many requests the hit rate of the log line covers."""
 
 
 class StatLoggerBase(ABC):
@@ -198,8 +198,8 @@ class StatLoggers:
 
 @dataclass(frozen=True)
 class StatsOptions:
-    """What a user wishes to be told of an engine: by whom beside the line in the log, whether there
-    is that line (None: with statistics), and whether it is one for all cores.
+    """Who gets an engine's statistics: stat loggers, the line in the log or not (None: if
+    statistics are on), and whether that is one line for all cores.
     """
 
     factories: tuple[StatLoggerFactory, ...] = ()
@@ -215,7 +215,7 @@ def with_stat_loggers(
     """The stat loggers that are given or installed; and the plan, which keeps statistics if there
     are some, though then without the line in the log.
 
-    Raises InvalidType for one that is none.
+    Raises InvalidType for one that is not a stat logger.
     """
     factories = list(given or ())
     for group in GROUPS:
@@ -226,7 +226,7 @@ def with_stat_loggers(
                 raise InvalidType(f"{group}: {point.name}", factory, allowed)
             if factory not in factories:
                 factories.append(factory)
-    wish = StatsOptions(tuple(factories), plan.log_stats, is_log_aggregated)
+    options = StatsOptions(tuple(factories), plan.log_stats, is_log_aggregated)
     if factories and not plan.log_stats:
         plan = msgspec.structs.replace(plan, log_stats=True)
-    return plan, wish
+    return plan, options

@@ -59,10 +59,10 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     neighbours = BoardNeighbours(LoadBoard(start.num_rows, start.board_fd), start.row)
 
     async def flush(args: list[Any]) -> None:
-        stats.flush()
+        client.report()
 
     client.answerers[wire.FLUSH] = flush
-    client.on_sign = stats.flush
+    client.collect = stats.take
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(
         start.plan, client, start.client_index, stats=stats
     )
@@ -87,7 +87,7 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         listener = socket.socket(fileno=start.listener_fd)
         return await serve(engine, start.args, start.keys, listener, admin, beside)
     finally:
-        stats.flush()
+        client.report()
         engine.shutdown()
         await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)
 

@@ -1,6 +1,6 @@
 """Several API servers before the cores of one engine: the process that owns them all.
 
-It answers no HTTP itself. It keeps the cores and the hub (engine/shared_cores/broker.py), the
+It answers no HTTP itself. It keeps the cores and the broker (engine/shared_cores/broker.py), the
 sockets that the servers listen on, and the servers' processes: one that dies is started anew and
 costs its own streams alone, since connections that it had not taken wait in its socket, which stays
 open here.
@@ -68,7 +68,7 @@ def serve_with_many(
 
 
 class ApiServerProcess(ChildProcess):
-    """One life of an API server, known to the hub by `client_index`."""
+    """One life of an API server, known to the broker by `client_index`."""
 
     def __init__(self, client_index: int, fds: Sequence[int]) -> None:
         super().__init__("quire.server.fleet.api_server", fds)
@@ -88,14 +88,14 @@ class Fleet:
         admin_listener: socket.socket | None,
     ) -> None:
         self._plan: EnginePlan = owned.plan
-        self._hub = owned.hub
+        self._broker = owned.broker
         self._args = args
         self._keys = keys
         self._listeners = listeners
         self._admin_listener = admin_listener
         self._board = LoadBoard(len(listeners))
         self._processes: dict[int, ApiServerProcess] = {}
-        self._seats: dict[int, ApiServerConnection] = {}
+        self._connections: dict[int, ApiServerConnection] = {}
 
     def start(self) -> None:
         """Begin the first life of each server. They wait for `run`."""
@@ -112,7 +112,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.on_signal)
-        hub = asyncio.ensure_future(self._run_hub(ending))
+        broker = asyncio.ensure_future(self._run_broker(ending))
         keepers = [asyncio.ensure_future(self._keep(row, ending)) for row in self._processes]
         announcing = asyncio.ensure_future(self._announce())
         try:
@@ -120,9 +120,9 @@ class Fleet:
             announcing.cancel()
             await self._end_all(ending, keepers)
         finally:
-            for task in (hub, announcing, *keepers):
+            for task in (broker, announcing, *keepers):
                 task.cancel()
-            await asyncio.gather(hub, announcing, *keepers, return_exceptions=True)
+            await asyncio.gather(broker, announcing, *keepers, return_exceptions=True)
         logger.info("Stopped.")
         return ending.exit_code
 
@@ -135,9 +135,9 @@ class Fleet:
 
     # lives
 
-    async def _run_hub(self, ending: ShutdownSignal) -> None:
+    async def _run_broker(self, ending: ShutdownSignal) -> None:
         try:
-            await self._hub.run()
+            await self._broker.run()
         except EngineDeadError as error:
             logger.error("The engine is dead: %s", error)
             ending.fail()
@@ -171,15 +171,15 @@ class Fleet:
     async def _live(self, row: int, process: ApiServerProcess) -> None:
         """Return when the server is gone; one that is silent for long is killed."""
         lost = asyncio.Event()
-        seat = await self._hub.join(process.client_index, process.pipe, lost.set)
-        self._seats[row] = seat
+        connection = await self._broker.join(process.client_index, process.pipe, lost.set)
+        self._connections[row] = connection
         looked_at = time.monotonic()
         while not lost.is_set():
             await asyncio.wait([waiting := asyncio.ensure_future(lost.wait())], timeout=LOOK_S)
             waiting.cancel()
             now = time.monotonic()
             was_asleep, looked_at = now - looked_at > 2 * LOOK_S, now
-            if not was_asleep and now - seat.last_sign > SILENT_S:
+            if not was_asleep and now - connection.last_sign > SILENT_S:
                 logger.error("No heartbeat from API server %d for %.0f s.", row, SILENT_S)
                 process.kill()
 
@@ -187,7 +187,7 @@ class Fleet:
         fds = [self._board.fd, self._listeners[row].fileno()]
         if row == 0 and self._admin_listener is not None:
             fds.append(self._admin_listener.fileno())
-        return ApiServerProcess(self._hub.new_index(), fds)
+        return ApiServerProcess(self._broker.new_index(), fds)
 
     def _message(self, row: int, client_index: int) -> ApiServerStart:
         admin = self._admin_listener if row == 0 else None
@@ -207,8 +207,8 @@ class Fleet:
 
     async def _announce(self) -> None:
         """Say where to find the servers when all of them take connections."""
-        while len(self._seats) < len(self._listeners) or not all(
-            seat.is_up for seat in self._seats.values()
+        while len(self._connections) < len(self._listeners) or not all(
+            connection.is_up for connection in self._connections.values()
         ):
             await asyncio.sleep(0.02)
         tls = listening_of(self._args).tls
