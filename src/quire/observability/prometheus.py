@@ -1,7 +1,7 @@
 """Metrics in the text form that Prometheus reads.
 
-The figures live in the engine; a scrape asks for them. So nothing is kept twice, and between two
-scrapes this costs nothing. `prometheus_client` is imported when it is needed.
+The engine keeps the totals; a scrape reads them, so nothing is kept twice. `prometheus_client` is
+imported when it is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class MetricsCollector:
     """A collector for any registry of `prometheus_client`; it asks `snapshot` at every scrape.
 
-    `prefix` stands before every name ("vllm:" is what existing dashboards look for). `since` is
+    `prefix` is put before every name ("vllm:" is what existing dashboards expect). `since` is
     the wall-clock time from which the totals count (seconds), shown as `_created`.
     """
 

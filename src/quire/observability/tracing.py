@@ -15,14 +15,15 @@ from quire.release import __version__
 
 SPAN_NAME = "llm_request"
 HEADERS = ("traceparent", "tracestate")
-"""What W3C's trace context travels in."""
+"""The headers of W3C's trace context."""
 
 _EXPORT_S = 5
 _FLUSH_MS = 3000
 
 
 class RequestSpan:
-    """One request that runs. `traceparent` names it to whoever continues the trace."""
+    """The span of one request. `traceparent` is its W3C name, for services that continue the trace.
+    """
 
     def __init__(self, span: Any) -> None:
         self._span = span
@@ -31,7 +32,7 @@ class RequestSpan:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
 
     def end(self, attributes: Mapping[str, object], failure: str | None = None) -> None:
-        """The request is over; `failure` says what went wrong, if something did."""
+        """End the span; `failure` is the error's text if the request failed."""
         self._span.set_attributes(dict(attributes))
         if failure is not None:
             from opentelemetry.trace import Status, StatusCode
@@ -74,7 +75,7 @@ class RequestTracer:
         return RequestSpan(span)
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Send the spans that are left, for a few seconds at most."""
         self._provider.force_flush(_FLUSH_MS)
         self._provider.shutdown()
 
@@ -83,7 +84,7 @@ def exporter_to(endpoint: str) -> Any:
     """What sends spans to an OTLP endpoint: over HTTP where it has a path
     (`http://host:4318/v1/traces`), else over gRPC (`http://host:4317`, `grpc://host:4317`).
 
-    Raises InvalidParameter for an address that is none, and where the packages are missing.
+    Raises InvalidParameter for an invalid address, and where the packages are missing.
     """
     name = "otlp_traces_endpoint"
     parts = urlsplit(endpoint)

@@ -1,4 +1,4 @@
-"""Looks after a loop: when one turn takes too long, the log says where every thread is."""
+"""Watches a loop: when one turn takes too long, the stacks of all threads are logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def thread_stacks() -> str:
-    """Where every thread of this process is, the innermost call last."""
+    """The stack of every thread of this process, the innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
@@ -24,11 +24,11 @@ def thread_stacks() -> str:
 
 
 class Watchdog:
-    """Is shown the age of a loop's turn again and again, by a thread that is not the loop.
+    """Gets the age of a loop's turn periodically, from another thread.
 
-    It barks when the age passes `limit_s`, and again whenever it has doubled. Where native code
-    keeps even that thread from running for `silence_s`, the interpreter's own watchdog writes the
-    stacks to standard error (a process has only one; None: it is not used).
+    It logs an error when the age exceeds `limit_s`, and again whenever it has doubled. Where native
+    code keeps even that thread from running for `silence_s`, the interpreter's own watchdog writes
+    the stacks to standard error (a process has only one; None: it is not used).
     """
 
     def __init__(self, what: str, limit_s: float, *, silence_s: float | None = None) -> None:
@@ -38,7 +38,7 @@ class Watchdog:
         self._silence_s = silence_s
 
     def look(self, age_s: float) -> bool:
-        """The present turn is so old (0: there is none); whether that was said in the log."""
+        """Take the age of the present turn (0: the loop waits). Whether an error was logged."""
         if self._silence_s is not None and sys.__stderr__ is not None:
             faulthandler.dump_traceback_later(self._silence_s, file=sys.__stderr__)
         if age_s < self._limit_s:
@@ -50,16 +50,15 @@ class Watchdog:
         return True
 
     def close(self) -> None:
-        """Nobody looks any more."""
+        """Stop the interpreter's own watchdog."""
         if self._silence_s is not None:
             faulthandler.cancel_dump_traceback_later()
 
 
 class LoopWatch:
-    """A thread that looks after an event loop from `start` to `close`.
+    """A thread that watches an event loop from `start` to `close`.
 
-    The loop leaves a sign every `period_s`; a loop that is not running leaves none and is not
-    missed.
+    The loop records the time every `period_s`; while the loop is not running that is not expected.
     """
 
     def __init__(self, watchdog: Watchdog, period_s: float = 1.0) -> None:
@@ -71,7 +70,7 @@ class LoopWatch:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Look after the running loop."""
+        """Watch the running loop."""
         self._loop = asyncio.get_running_loop()
         self._leave_sign()
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()

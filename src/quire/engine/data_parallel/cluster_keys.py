@@ -1,4 +1,4 @@
-"""How sockets between machines are closed to strangers: CurveZMQ with keys from a shared secret.
+"""Authentication and encryption between machines: CurveZMQ with keys from a shared secret.
 
 The front end's key pair is made from the secret. A peer proves that it knows the secret by knowing
 the public half, without which no connection is made; what travels is encrypted.

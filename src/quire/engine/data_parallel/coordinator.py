@@ -1,7 +1,7 @@
-"""The process between the cores of a group: it starts their waves, and tells front ends their load.
+"""The coordinator process of a group of cores: it starts their waves, and publishes their load.
 
-It holds nothing that cannot be had again: cores ask for a wave until it has begun, and say how much
-they have to do whenever that changes. So it may be killed and started anew at any moment.
+It has no state of its own: cores repeat the request for a wave until it has begun, and report their
+load whenever it changes. So it may be killed and restarted at any moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.engine.wire.messages import (
 logger = logging.getLogger(__name__)
 
 PUBLISH_S = 0.1
-"""Counts that have changed are told so often, others every `REPEAT_S`."""
+"""How often counts that have changed are published; others are every `REPEAT_S`."""
 REPEAT_S = 5.0
 
 
@@ -41,10 +41,10 @@ class CoordinatorMessage(ChildStart, kw_only=True):
 
 
 class Waves:
-    """Which wave the cores are in, as far as they have said. Pure.
+    """Which wave the cores are in, by their own reports. Pure.
 
-    All cores of a group are in the same life: what an earlier one says is passed over. A wave that
-    was asked for is started once every core listens; `due` tells whom.
+    All cores of a group have the same incarnation; reports of earlier ones are ignored. A wave that
+    was requested is started once every core has subscribed.
     """
 
     def __init__(self, num_cores: int) -> None:
@@ -56,7 +56,7 @@ class Waves:
         self._listeners: set[bytes] = set()
 
     def listens(self, identity: bytes, does: bool) -> None:
-        """A core has begun to listen, or has gone."""
+        """A core has subscribed, or has left."""
         if does:
             self._listeners.add(identity)
         else:
@@ -75,7 +75,7 @@ class Waves:
             self.wave, self.is_running, self._is_asked_for = wave + 1, False, False
 
     def due(self) -> list[bytes]:
-        """Who is to be told now that `wave` begins; nobody until all listen."""
+        """The cores to send the start of `wave` to; empty until all have subscribed."""
         group = [core_identity(index, self.incarnation) for index in range(self._num_cores)]
         if not self._is_asked_for or not self._listeners.issuperset(group):
             return []
@@ -89,7 +89,7 @@ class Waves:
 
 
 class DPCoordinatorProc:
-    """The loop of the process; it ends when its front end has gone."""
+    """The loop of the process; it ends when its front end has exited."""
 
     def __init__(self, message: CoordinatorMessage, pipe: socket.socket) -> None:
         self._pipe = pipe
@@ -127,15 +127,15 @@ class DPCoordinatorProc:
             try:
                 self._note(self._outputs.decode(self._from_cores.recv(zmq.NOBLOCK)))
             except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-                logger.error("A core sent what is no message: %s", error)
+                logger.error("Invalid message from a core: %s", error)
 
-    def _note(self, said: EngineCoreOutputs) -> None:
-        if said.stats is not None:
-            self._stats[said.engine_index] = said.stats
-        if said.wave_complete is not None:
-            self._waves.complete(said.incarnation, said.wave_complete)
-        if said.start_wave is not None:
-            self._waves.ask(said.incarnation, said.start_wave)
+    def _note(self, report: EngineCoreOutputs) -> None:
+        if report.stats is not None:
+            self._stats[report.engine_index] = report.stats
+        if report.wave_complete is not None:
+            self._waves.complete(report.incarnation, report.wave_complete)
+        if report.start_wave is not None:
+            self._waves.ask(report.incarnation, report.start_wave)
         self._has_news = True
 
     def _start_wave(self) -> None:

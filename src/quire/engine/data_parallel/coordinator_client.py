@@ -1,4 +1,5 @@
-"""The coordinator as a front end sees it: started, heard, started anew when it dies, ended."""
+"""The coordinator as a front end sees it: it is started, read, restarted when it dies, and ended.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 SHORT_LIFE_S = 1.0
 MAX_SHORT_LIVES = 5
-"""After so many lives in a row as short as that it is not started again."""
+"""After this many short lives in a row it is not restarted."""
 
 
 class DPCoordinator:
@@ -32,7 +33,7 @@ class DPCoordinator:
         self._num_cores = num_cores
         self._context = zmq.Context(io_threads=1)
         self.counts: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
-        """Readable when the coordinator has said something."""
+        """Readable when the coordinator has published counts."""
         self.counts.linger = 0
         self.counts.subscribe(b"")
         self.counts.connect(self._counts_out)
@@ -43,14 +44,14 @@ class DPCoordinator:
         self._start()
 
     def addresses(self, of_front_end: EngineZmqAddresses) -> EngineZmqAddresses:
-        """The same with where cores find the coordinator."""
+        """The same addresses, with those of the coordinator."""
         return msgspec.structs.replace(
             of_front_end, coordinator_input=self._cores_in, coordinator_output=self._cores_out
         )
 
     @property
     def pid(self) -> int:
-        """Of the present process."""
+        """The process id of the coordinator."""
         return self.process.pid
 
     def take(self, note: Callable[[int, SchedulerStats], None]) -> None:

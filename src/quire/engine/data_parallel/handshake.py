@@ -1,7 +1,7 @@
 """How cores on other machines join a front end: HELLO, WELCOME.
 
-A headless launcher says which cores it has; the front end tells it where the sockets are, or why it
-must not come.
+A headless launcher sends the indices of its cores; the front end answers with the addresses of the
+sockets, or with the reason why it refuses them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_MINS = 5
 
 MISSED_AFTER_S = 60.0
-"""A front end that looks has missed a core that died by then."""
+"""By then a front end has noticed the death of a core."""
 ASK_AGAIN_S = 0.25
 
 _DIGESTED = (
     *("hf_config", "load_format", "dtype", "quantization", "seed", "max_model_len", "kv_dtype"),
     *("block_size", "max_logprobs", "logprobs_mode", "data_parallel_size", "data_parallel_mode"),
 )
-"""What must be the same for two cores to give the same answers; threads and memory may differ."""
+"""The plan's fields that must be equal for two cores to give the same answers."""
 
 
 def plan_digest(plan: EnginePlan) -> str:
@@ -48,8 +48,8 @@ Join = Callable[[Sequence[int]], list[int] | None]
 class HandshakeServer:
     """Answers HELLO at `endpoint`. Each of `missing` is admitted once, and again after it died.
 
-    `join(engine_indices)` is asked for the incarnations of cores that come; it gives None when one
-    of them is there already. Never waits.
+    `join(engine_indices)` returns the incarnations of cores that join, or None when one of them is
+    connected already. Never waits.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class HandshakeServer:
         self._hello = msgspec.msgpack.Decoder(Hello)
 
     def take(self, join: Join) -> None:
-        """Answer everybody who has come."""
+        """Answer every HELLO that has arrived."""
         while has_input(self.socket):
             identity, *rest = self.socket.recv_multipart(zmq.NOBLOCK)
             try:
@@ -86,7 +86,7 @@ class HandshakeServer:
             self.socket.send_multipart([identity, msgspec.msgpack.encode(welcome)])
 
     def close(self) -> None:
-        """Nobody can join any more; those who have learn that we are gone."""
+        """Close the socket; launchers that have joined notice that."""
         self._context.destroy(linger=0)
 
     def _answer(self, hello: Hello, join: Join) -> Welcome:

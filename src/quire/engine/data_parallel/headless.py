@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 LOOK_MS = 500
 
 FAREWELL_S = 3.0
-"""Cores that were told to end have done so by then."""
+"""Cores that were told to end have ended by then."""
 
 
 def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 60) -> int:
@@ -109,7 +109,7 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], told: socket.socket) -> int:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[socket.socket]:
-    """A socket that becomes readable when SIGTERM or SIGINT comes; only the main thread hears."""
+    """A socket that becomes readable on SIGTERM or SIGINT, if this is the main thread."""
     ours, theirs = socket.socketpair()
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,10 +1,10 @@
 """A core that shares experts with others: they step together, in waves.
 
-While a wave lasts every core makes one round after the other (lockstep.py): its own steps where it
-has some, dummy rounds where it has not. Each round begins by telling the others whether work is
-left; when nobody has any, the wave is over for all of them at once, and they wait. Who gets work
-then asks the coordinator, which starts the next wave everywhere, and asks again until it has begun:
-neither the death of the coordinator nor a message lost with it leaves anybody waiting.
+During a wave every core makes one round after the other (core/lockstep.py): its own steps if it has
+work, dummy rounds if it has none. At the beginning of each round the cores exchange whether they
+have work left; when none has, the wave ends for all of them at once, and they wait. A core that
+then gets work asks the coordinator to start the next wave on every core, and repeats that until the
+wave has begun, so that no core waits forever if the coordinator dies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quire.errors import PeersLost
 ASK_AGAIN_S = 0.5
 
 FAREWELL_S = 0.5
-"""Cores that are told to end do not end at the same moment: so long may the word take to come."""
+"""How long the message to end may take to reach all cores."""
 
 
 class DPEngineCoreProc(EngineCoreProc):
@@ -64,7 +64,7 @@ class DPEngineCoreProc(EngineCoreProc):
             self._end_all()
 
     def _is_told_to_end_too(self) -> bool:
-        """Perhaps the others have ended since everybody was told to."""
+        """Whether the others have ended because all cores were told to."""
         end = time.monotonic() + FAREWELL_S
         while self._deadline is None and time.monotonic() < end:
             self._poller.poll(int(FAREWELL_S * 1000))
@@ -89,7 +89,7 @@ class DPEngineCoreProc(EngineCoreProc):
         return True
 
     def _is_all_over(self) -> bool:
-        """Nobody has work, and everybody has been told to end."""
+        """Whether no core has work, and all have been told to end."""
         return not self._has_more_to_do() and self._lock_step.all_end
 
     def _wait_for_input(self) -> None:
@@ -128,15 +128,17 @@ class DPEngineCoreProc(EngineCoreProc):
         if self._message.engine_index == 0:
             self._tell(EngineCoreOutputs(wave_complete=self._wave - 1))
 
-    # what the coordinator hears
+    # messages to the coordinator
 
     def _on_waiting(self) -> None:
-        """The others let us wait: their turn is long, not ours. Perhaps they missed the wave."""
+        """We wait for the others: their turn is long, not ours, or they missed the start of the
+        wave.
+        """
         self._turn_began = time.monotonic()
         self._ask()
 
     def _ask(self) -> None:
-        """Let the others join the wave that we need, or are in already."""
+        """Ask for the wave that we need, or are in already, so that the others join."""
         self._asked = self._wave, time.monotonic()
         self._tell(EngineCoreOutputs(start_wave=self._wave))
 
@@ -152,5 +154,5 @@ class DPEngineCoreProc(EngineCoreProc):
     def _tell(self, outputs: EngineCoreOutputs) -> None:
         message = self._message
         outputs.engine_index, outputs.incarnation = message.engine_index, message.incarnation
-        with contextlib.suppress(zmq.Again):  # what matters is said again
+        with contextlib.suppress(zmq.Again):  # what matters is repeated
             self._to_coordinator.send(msgspec.msgpack.encode(outputs), zmq.NOBLOCK)

@@ -1,7 +1,7 @@
 """A core in a process of its own: it takes requests from sockets, steps, and sends columns back.
 
 One thread does all of it: sending is a copy into a queue that ZeroMQ's own thread empties, and
-input is looked at between steps. A second thread (liveness.py) says that the process lives.
+input is read between steps. A second thread sends heartbeats (liveness.py).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ LINGER_MS = 4000
 """How long the last outputs may take to leave a process that ends."""
 
 STALL_S = 60.0
-"""A turn of the loop that takes so long is reported with the stacks of all threads. A long prompt
-takes tens of seconds on few cores, and is none.
+"""A turn of the loop that takes longer is reported with the stacks of all threads. A long prompt
+may take tens of seconds on few CPU cores, which is not a stall.
 """
 SILENCE_S = 8.0
-"""Less than a front end waits for a sign of life, so that a core that it kills has said why."""
+"""Less than a front end waits for a heartbeat, so that the log of a core that it kills says why."""
 
 _Kind = EngineCoreRequestType
 
@@ -124,7 +124,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         return 1
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Give the core a request, or answer it: while the core is shutting down with an abort."""
+        """Give the core a request; while the core is shutting down, end it with an abort."""
         if self._deadline is not None:
             self._end(request.handle, FinishReason.ABORT)
             return
@@ -169,7 +169,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         self._send(EngineCoreOutputs(finished=[Finished(h, FinishReason.ABORT) for h in live]))
 
     def _has_more_to_do(self) -> bool:
-        """Is there a reason not to wait for input?"""
+        """Whether the next turn has work without further input."""
         return self.core.has_work
 
     def _wait_for_input(self) -> None:
@@ -314,7 +314,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         return poller
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
-        """Runs between two instructions of the loop: it may only leave a note, and wake it."""
+        """Runs between two instructions of the loop: it may only set a flag and wake the loop."""
         self._is_told_to_end = True
         with contextlib.suppress(BlockingIOError):
             self._wake.send(b"\0")

@@ -1,4 +1,4 @@
-"""The folder that holds the sockets between one front end and its cores: nobody else may enter."""
+"""The folder of the sockets between one front end and its cores, which only this user may enter."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def make_socket_folder() -> Path:
 
 
 def remove_socket_folder(folder: Path) -> None:
-    """Take the folder away with what is in it; it may be gone already."""
+    """Remove the folder with its contents; it may have been removed already."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_left_behind(folder: Path) -> bool:
-    """Ours, and made by a process that is no more."""
+    """Whether it is this user's, and was made by a process that has ended."""
     try:
         is_ours = folder.stat().st_uid == os.getuid()
         pid = int(folder.name.removeprefix(_PREFIX).partition("-")[0])

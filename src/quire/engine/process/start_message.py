@@ -1,6 +1,6 @@
-"""The one message that a process of ours is started with, and the pipe that it comes through.
+"""The message that a child process is started with, and the pipe that it is sent through.
 
-The pipe stays open for life: its end is how each side learns at once that the other is gone.
+The pipe stays open until one side ends; EOF signals that to the other at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ChildStart(msgspec.Struct, kw_only=True):
-    """What every process must know; `ChildProcess.start` fills it in. `sys_path` is where the one
-    that starts it imports from, and `parent_pid` is that one. `dies_with_thread`: the system may
-    kill the process when the thread that started it ends.
+    """What every process must know; `ChildProcess.start` fills it in. `sys_path` and `parent_pid`
+    are those of the starter. `dies_with_thread`: the system may kill the process when the thread
+    that started it ends.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -54,13 +54,13 @@ M = TypeVar("M", bound=ChildStart)
 
 
 def send_start(pipe: socket.socket, message: ChildStart) -> None:
-    """Write the message. Raises OSError when the process is gone."""
+    """Write the message. Raises OSError when the process has exited."""
     data = msgspec.msgpack.encode(message, enc_hook=_named)
     pipe.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive_start(pipe: socket.socket, kind: type[M]) -> M:
-    """Wait for the message, of the struct `kind`. Raises EOFError when the sender is gone,
+    """Wait for the message, of the struct `kind`. Raises EOFError when the sender has exited,
     EngineError when it is of another version.
     """
     (length,) = _LENGTH.unpack(_receive(pipe, _LENGTH.size))
@@ -71,13 +71,13 @@ def receive_start(pipe: socket.socket, kind: type[M]) -> M:
 
 
 def send_last_words(pipe: socket.socket, error: Exception) -> None:
-    """Tell the front end why this process ends before it could serve."""
+    """Send the front end the error that keeps this process from serving."""
     with contextlib.suppress(OSError):
         pipe.sendall(msgspec.msgpack.encode((type(error).__name__, str(error))))
 
 
 def last_words(pipe: socket.socket) -> tuple[str, str] | None:
-    """The class and the text of the error that a process has ended with, if it left them."""
+    """The class and the text of the error that a process has sent before it ended, if it did."""
     data = bytearray()
     pipe.setblocking(False)
     try:
@@ -93,18 +93,18 @@ def _receive(pipe: socket.socket, length: int) -> bytes:
     while len(data) < length:
         part = pipe.recv(length - len(data))
         if not part:
-            raise EOFError("the front end is gone")
+            raise EOFError("the front end has exited")
         data += part
     return bytes(data)
 
 
 def _named(value: object) -> Any:
-    """A class goes by its name, under which the core imports it."""
+    """A class is encoded as its name, by which the core imports it."""
     if isinstance(value, type) and value.__module__ != "__main__" and "<" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
     raise InvalidParameter(
         "engine argument",
         value,
-        "another process imports it by name, which this has not",
+        "another process must be able to import it by name",
         "Put the class into a module of its own, or keep the core in this process.",
     )

@@ -17,9 +17,9 @@ _ITEM = 8
 
 
 class StepBoard:
-    """The board of one life of a core; `capacity` handles at most are told apart.
+    """The board of one incarnation of a core, with room for `capacity` handles.
 
-    While handles are being written, the first word says that they cannot be trusted.
+    While handles are being written, the first word marks them as incomplete.
     """
 
     def __init__(self, path: Path, capacity: int) -> None:
@@ -34,8 +34,8 @@ class StepBoard:
         self._written: Collection[int] | None = None
 
     def write(self, handles: Collection[int]) -> None:
-        """These requests are in the steps that run from now on. A list that was written last is
-        known to be the same.
+        """Write the requests of the steps that run from now on. The object that was written last is
+        not written again.
         """
         if handles is self._written:
             return
@@ -47,20 +47,18 @@ class StepBoard:
             words[0] = len(handles)
 
     def close(self) -> None:
-        """Let go of the memory; the file stays."""
+        """Unmap the memory; the file stays."""
         self._words.release()
         self._memory.close()
 
 
 def board_path(folder: Path, engine_index: int, incarnation: int) -> Path:
-    """Where a life of a core has its board."""
+    """The path of the board of one incarnation of a core."""
     return folder / f"step-{engine_index}-{incarnation}"
 
 
 def read_step_board(path: Path) -> frozenset[int] | None:
-    """What a core wrote last; None when it cannot be known. A core that never wrote had no
-    requests.
-    """
+    """What a core wrote last; None if it is incomplete. A core that never wrote had no requests."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -20,7 +20,7 @@ Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
 T = TypeVar("T")
 
 INLINE_BYTES = 256
-"""Smaller arrays travel inside the first frame: a frame of its own costs more than the copy."""
+"""Smaller arrays are part of the first frame: a frame of its own costs more than the copy."""
 
 _ARRAY = 3
 """The MessagePack extension code of an array."""
@@ -36,11 +36,11 @@ _POLLIN = int(zmq.POLLIN)
 
 
 class BadMessage(ValueError):
-    """Frames that are no message of the expected type."""
+    """Frames that are not a message of the expected type."""
 
 
 class _ArrayHeader(msgspec.Struct, array_like=True, gc=False):
-    """`place` is the number of the frame behind the first one, or the memory itself."""
+    """`place` is the index of the frame that holds the memory, or the memory itself."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -93,9 +93,9 @@ class FrameOrder:
 
 
 class MessageEncoder:
-    """Turns messages into frames. One for each thread.
+    """Turns messages into frames. For one thread.
 
-    Frames of large arrays are the arrays' own memory: it must not change until they are sent.
+    Frames of large arrays are the arrays' own memory, which must not change until they are sent.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class MessageEncoder:
         self._aside: list[Frame] = []
 
     def encode(self, message: Any) -> list[Frame]:
-        """The frames of a message. Raises TypeError for a value that cannot travel."""
+        """The frames of a message. Raises TypeError for a value that cannot be encoded."""
         self._aside = []
         first = self._encoder.encode(message)
         return [first, *self._aside] if self._aside else [first]
@@ -132,7 +132,7 @@ class MessageEncoder:
 
 
 class MessageDecoder(Generic[T]):
-    """Turns frames into messages of one type. One for each thread.
+    """Turns frames into messages of one type. For one thread.
 
     Arrays are read-only views of the frames' memory, which they keep alive.
     """
@@ -165,9 +165,9 @@ class MessageDecoder(Generic[T]):
         dtype = np.dtype(header.dtype)
         memory = self._memory(header.place)
         if len(header.shape) > 8 or any(size < 0 for size in header.shape):
-            raise BadMessage("an array has a shape that cannot be")
+            raise BadMessage("an array has an invalid shape")
         if math.prod(header.shape) * dtype.itemsize != len(memory):
-            raise BadMessage("an array's memory is not as large as its shape says")
+            raise BadMessage("an array's memory does not have the size of its shape")
         array = np.frombuffer(memory, dtype=dtype).reshape(header.shape)
         array.flags.writeable = False
         return array
@@ -176,7 +176,7 @@ class MessageDecoder(Generic[T]):
         if isinstance(place, bytes):
             return place
         if not 1 <= place < len(self._frames):
-            raise BadMessage(f"an array is said to be in frame {place}, which is not there")
+            raise BadMessage(f"an array refers to frame {place}, which does not exist")
         return _buffer(self._frames[place])
 
 
@@ -193,7 +193,7 @@ def _buffer(frame: Frame) -> bytes | memoryview:
 
 
 def _checked(kind: Any, value: object) -> object:
-    """An array where the message type wants one of a certain dtype."""
+    """Check an array against the dtype of the message type."""
     if not isinstance(value, np.ndarray):
         raise BadMessage("an array was expected")
     wanted = get_args(get_args(kind)[1])[0]

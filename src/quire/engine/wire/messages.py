@@ -83,8 +83,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt, as the type of `params` says.
 
     `seed` is concrete, so that the sampled tokens are a function of this message alone.
-    `output_token_ids` are tokens that an earlier life of the request has emitted already: the core
-    goes on behind them. `data_parallel_rank` pins it to one core. `resumable` says that more input
+    `output_token_ids` are tokens that were emitted before the core was restarted: the core
+    continues after them. `data_parallel_rank` pins it to one core. `resumable` says that more input
     may follow under the same handle. `timeout_s` counts from its arrival at the core.
     """
 
@@ -195,7 +195,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
 @dataclass(slots=True, frozen=True)
 class PrefixCacheStats:
-    """So many requests looked for so many tokens and found `hits` of them."""
+    """How many requests looked for how many tokens (`queries`), of which `hits` were found."""
 
     requests: int = 0
     queries: int = 0
@@ -315,7 +315,7 @@ class EngineCoreOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """What the prefix cache gave; 0 behind the first output."""
+        """How many tokens the prefix cache gave; 0 after the first output."""
         found = [s.num_cached_tokens for s in self.columns.started if s.handle == self.handle]
         return found[0] if found else 0
 
@@ -384,8 +384,8 @@ class EngineZmqAddresses(msgspec.Struct, array_like=True, omit_defaults=True, gc
 
 class Welcome(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The answer to HELLO: the addresses and the incarnation of each core in the order of HELLO, or
-    why there is none. `may_change`: a core of that number is there, or has died and is not missed
-    yet; ask again.
+    why they are refused. `may_change`: a core with that index is connected, or has died and that
+    has not been noticed yet; ask again.
     """
 
     protocol_version: int
