@@ -139,7 +139,6 @@ LIGHT = (
     "quire.config.resolve.resolve",
     "quire.scheduling.scheduler",
     "quire.scheduling.invariants",
-    "quire.testing.simulate",
 )
 WITHOUT_TORCH = (
     "quire.text.tokenizer",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quire.ops import AttentionArgs, Facts, bind, select
-from quire.ops.cases import CASES
 from tests.support import op_oracle
+from tests.support.op_cases import CASES
 from tests.support.op_conformance import check_error, results_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -13,9 +13,9 @@ from gpu.clock import median_seconds
 from gpu.told import Line
 from quire.errors import InvalidParameter
 from quire.ops import CATALOG, AttentionArgs, Ops, WeightFormat, select
-from quire.ops.cases import CASES
-from quire.ops.cases.case import Draw
 from quire.ops.fp8 import FP8
+from tests.support.op_cases import CASES
+from tests.support.op_cases.case import Draw
 
 _BLOCK_SIZE = 32
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128

@@ -7,7 +7,7 @@ from quire.runner.runner_output import RunnerOutput
 from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.testing.hash_model import HashRunner, oracle
+from tests.support.hash_model import HashRunner, oracle
 
 VOCAB = 50
 
