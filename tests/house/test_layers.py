@@ -138,7 +138,6 @@ LIGHT = (
     "quire.config.args.engine_args",
     "quire.config.resolve.resolve",
     "quire.scheduling.scheduler",
-    "quire.scheduling.invariants",
 )
 WITHOUT_TORCH = (
     "quire.text.tokenizer",

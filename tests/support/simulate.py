@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.params import RepetitionDetectionParams, SamplingParams
-from quire.scheduling import invariants
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
 from quire.scheduling.step import StepPlan, StepResult
+from tests.support import invariants
 from tests.support.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
 from tests.support.traces import run_as_command
 
