@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.ops.activation import gated, gated_with_limit
 from quire.ops.linear import LinearWeight, Plain, linear, pack_linear
 from quire.ops.quantized import WeightFormat
-from quire.ops.registry import WIDE, nbytes, op
+from quire.ops.registry import WIDE, op
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PlainExperts:
         return sum(w.nbytes for w in self.up + self.down)
 
 
-@op(num_bytes=lambda *tensors, **__: 2 * nbytes(*tensors), format="linear")
+@op(format="linear")
 def pack_experts(
     gate_up: Tensor,
     down: Tensor,
@@ -96,21 +96,7 @@ def _per_expert(
     return tuple(pack_linear(w, b, stored_as) for w, b in zip(weight.unbind(), biases, strict=True))
 
 
-def _moe_bytes(
-    x: Tensor, router: LinearWeight, experts: ExpertWeights, args: MoeArgs, *_: Any, **__: Any
-) -> int:
-    used = min(args.experts, x.shape[0] * args.top_k)
-    return 2 * nbytes(x) + router.nbytes + experts.nbytes * used // args.experts
-
-
-def _moe_flops(
-    x: Tensor, router: LinearWeight, experts: ExpertWeights, args: MoeArgs, *_: Any, **__: Any
-) -> int:
-    per_expert = experts.nbytes // x.element_size() // args.experts
-    return 2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert)
-
-
-@op(num_bytes=_moe_bytes, flops=_moe_flops, format="linear")
+@op(format="linear")
 def moe(
     x: Tensor,
     router: LinearWeight,

@@ -7,15 +7,15 @@ One op, because a native kernel does it in one pass over the projection's output
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.ops.kv import LayerKV, PlainKV
+from quire.ops.kv import PlainKV
 from quire.ops.norm import NormWeight, norm
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,7 @@ class QKNorm:
         assert not (self.over == "full" and self.after_rope)
 
 
-def _rope_store_bytes(qkv: Tensor, kv: LayerKV, slots: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * nbytes(qkv) + 2 * nbytes(slots)
-
-
-def _rope_store_flops(qkv: Tensor, *_: Any, **__: Any) -> int:
-    return 6 * qkv.numel()
-
-
-@op(num_bytes=_rope_store_bytes, flops=_rope_store_flops, mutates=("kv",), format="kv")
+@op(mutates=("kv",), format="kv")
 def rope_store(
     qkv: Tensor,
     kv: PlainKV,
