@@ -298,7 +298,8 @@ def _lanes_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
     return shape.block_size * _lane_bytes(shape, dtype)
 
 
-def _ids(block_ids: BlockIds, device: torch.device) -> Tensor:
+def ids_on(block_ids: BlockIds, device: torch.device) -> Tensor:
+    """Block ids as an index of tensors on `device`."""
     return torch.as_tensor(block_ids, dtype=torch.int64, device=device)
 
 
@@ -307,7 +308,7 @@ def export_kv(kv: PlainKV, block_ids: BlockIds) -> Tensor:
     """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids; of
     memory with scales [n, 2, S, K, D + 4].
     """
-    ids = _ids(block_ids, kv.lanes.device)
+    ids = ids_on(block_ids, kv.lanes.device)
     data = movable(kv.blocks).index_select(0, ids).transpose(1, 2).contiguous().view(kv.dtype)
     if kv.scales is None:
         return data
@@ -319,7 +320,7 @@ def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
     """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks; memory with scales
     also takes what it exports.
     """
-    ids = _ids(block_ids, kv.lanes.device)
+    ids = ids_on(block_ids, kv.lanes.device)
     data = data.to(kv.lanes.device)
     if kv.scales is None:
         data = data.to(kv.dtype)
@@ -333,7 +334,7 @@ def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
 def copy_kv(kv: BlockMemory, src_ids: BlockIds, dst_ids: BlockIds) -> None:
     """Copy block src_ids[i] to dst_ids[i]; all are read before the first is written."""
     for part in kv.parts:
-        source, target = (_ids(ids, part.device) for ids in (src_ids, dst_ids))
+        source, target = (ids_on(ids, part.device) for ids in (src_ids, dst_ids))
         part.index_copy_(0, target, part.index_select(0, source))
 
 
@@ -341,4 +342,4 @@ def copy_kv(kv: BlockMemory, src_ids: BlockIds, dst_ids: BlockIds) -> None:
 def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> None:
     """Fill the blocks with zeros."""
     for part in kv.parts:
-        part.index_fill_(0, _ids(block_ids, part.device), 0)
+        part.index_fill_(0, ids_on(block_ids, part.device), 0)

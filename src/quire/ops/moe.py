@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -53,14 +53,14 @@ class ExpertWeights(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainExperts:
-    """Plain torch's format: one gate/up and one down weight per expert, views of the packed
-    tensors.
+class SeparateExperts:
+    """One gate/up and one down weight per expert, in a provider's format of such weights. Those of
+    plain torch are views of the packed tensors.
     """
 
     experts: int
-    up: tuple[Plain, ...]
-    down: tuple[Plain, ...]
+    up: tuple[Any, ...]
+    down: tuple[Any, ...]
 
     @property
     def nbytes(self) -> int:
@@ -74,33 +74,34 @@ def pack_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     stored_as: WeightFormat | None = None,
-) -> PlainExperts:
+) -> SeparateExperts:
     """Take gate_up [E, 2F, C] (gate rows, then up rows), down [E, C, F] and biases [E, 2F], [E, C]
     into the format; `stored_as` is that of `pack_linear`.
 
     Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """
-    experts = gate_up.shape[0]
-    assert down.shape == (experts, gate_up.shape[2], gate_up.shape[1] // 2)
-    return PlainExperts(
-        experts,
-        _per_expert(gate_up, gate_up_bias, stored_as),
-        _per_expert(down, down_bias, stored_as),
-    )
+    assert down.shape == (len(gate_up), gate_up.shape[2], gate_up.shape[1] // 2)
+    up = pack_each(pack_linear, gate_up, gate_up_bias, stored_as)
+    return SeparateExperts(len(up), up, pack_each(pack_linear, down, down_bias, stored_as))
 
 
-def _per_expert(
-    weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None
-) -> tuple[Plain, ...]:
+def pack_each(
+    pack: Callable[[Tensor, Tensor | None, WeightFormat | None], Any],
+    weight: Tensor,
+    bias: Tensor | None,
+    stored_as: WeightFormat | None,
+) -> tuple[Any, ...]:
+    """The experts of weight [E, out, in] and bias [E, out], each packed by itself."""
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    return tuple(pack_linear(w, b, stored_as) for w, b in zip(weight.unbind(), biases, strict=True))
+    pairs = zip(weight.unbind(), biases, strict=True)
+    return tuple(pack(w, b, stored_as) for w, b in pairs)
 
 
 @op(format="linear")
 def moe(
     x: Tensor,
     router: LinearWeight,
-    experts: PlainExperts,
+    experts: SeparateExperts,
     args: MoeArgs,
     select_bias: Tensor | None = None,
 ) -> Tensor:

@@ -75,9 +75,7 @@ def rope_store(
     view of memory that nobody else uses. Rounding follows `apply_rotary_pos_emb` in transformers:
     cos and sin are cast to qkv's dtype, both products are rounded.
     """
-    if positions.shape[0] != 1:
-        hint = "Serve a model whose positions are one number per token."
-        raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
+    refuse_several_positions(positions)
     if clip is not None:
         qkv = qkv.clamp(-clip, clip)
     x = qkv.view(-1, heads + 2 * kv_heads, head_dim)
@@ -92,6 +90,13 @@ def rope_store(
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
     kv.write(slots, k, v)
     return q
+
+
+def refuse_several_positions(positions: Tensor) -> None:
+    """Raise NotBuiltYet for positions [P, T] with P above 1."""
+    if positions.shape[0] != 1:
+        hint = "Serve a model whose positions are one number per token."
+        raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
 
 
 def _norm_qk(qk: Tensor, heads: int, n: QKNorm) -> Tensor:
