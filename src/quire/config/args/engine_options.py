@@ -1,19 +1,18 @@
 """The options of an engine: `EngineOptions`, one flat declaration with the field's names.
 
-Each field carries its type, default, unit and one sentence. The command line (`add_cli_args`), the
+Each field carries its type, default, unit and one sentence. The command line, the
 checks and `docs/engine_args.md` are made from it. The names that are documented but not built are
 in `unbuilt_args.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from quire.config.args.command_line import add_options
+from quire.config.args.command_line import CommandLineOptions
 from quire.config.args.option import Kind, OptionGroup
 from quire.config.args.unbuilt_args import UnbuiltArgs
 from quire.errors import UnknownParameter
@@ -27,7 +26,7 @@ SAMPLING_AND_OUTPUT = OptionGroup("Sampling and output")
 
 
 @dataclass
-class EngineOptions(UnbuiltArgs):
+class EngineOptions(UnbuiltArgs, CommandLineOptions):
     """The fields of `EngineArgs` (engine_args.py), as `resolve()` reads them."""
 
     serves_several_callers: ClassVar[bool] = False
@@ -330,23 +329,6 @@ class EngineOptions(UnbuiltArgs):
             if name not in cls.__dataclass_fields__:
                 raise _unknown(name, list(cls.__dataclass_fields__))
         return super().__new__(cls)
-
-    @classmethod
-    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give `parser` a flag for every field; names that are not built are taken too, but not
-        shown in the help.
-        """
-        return add_options(parser, cls)
-
-    @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """The arguments from what `argparse` made of the command line; further names in it are left
-        alone.
-        """
-        given = vars(args)
-        return cls(
-            **{field.name: given[field.name] for field in fields(cls) if field.name in given}
-        )
 
 
 def _unknown(name: str, known: list[str]) -> UnknownParameter:

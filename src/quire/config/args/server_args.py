@@ -4,11 +4,10 @@ of `quire serve`.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from quire.config.args.command_line import add_options
+from quire.config.args.command_line import CommandLineOptions
 from quire.config.args.option import OptionGroup, check, options_of, unbuilt
 from quire.errors import InvalidParameter
 
@@ -23,7 +22,7 @@ _NO_MIDDLEWARE = "Put a proxy in front; the server runs no code but its own."
 
 
 @dataclass
-class ServerArgs:
+class ServerArgs(CommandLineOptions):
     """The front end's own options, with the reference's names where it has them."""
 
     host: str | None = _LISTEN.text(None, "Address to listen on; None: 127.0.0.1 alone.")
@@ -216,16 +215,6 @@ class ServerArgs:
         if self.max_stored_responses is None:
             return _KEPT_RESPONSES if self.num_api_servers == 1 else 0
         return self.max_stored_responses
-
-    @classmethod
-    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give `parser` the flags of the server."""
-        return add_options(parser, cls)
-
-    @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """The options among the parsed arguments."""
-        return cls(**{name: getattr(args, name) for name in options_of(cls)})
 
     @property
     def origins(self) -> list[str]:
