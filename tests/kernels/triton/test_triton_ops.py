@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cases import CASES, FP8_CASES
 from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
+from tests.support.op_cases import CASES, FP8_CASES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
