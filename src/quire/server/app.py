@@ -38,8 +38,8 @@ class Access:
 
 
 def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> ASGIApp:
-    """The app that answers `entries`: its outermost part sees to failures, then come CORS and the
-    keys.
+    """The app that answers `entries`. A request passes the request log, which also answers
+    failures, then CORS if there are origins, then the key guard if there are keys.
     """
     inner = Starlette(
         routes=[_route(server, entry) for entry in entries],
@@ -47,7 +47,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     )
     inner.router.redirect_slashes = False
     inner.state.entries = entries
-    app: ASGIApp = KeyGuard(inner, access.keys, access.root_path)
+    app: ASGIApp = KeyGuard(inner, access.keys, access.root_path) if access.keys else inner
     if access.origins:
         app = CORSMiddleware(
             app,

@@ -21,7 +21,7 @@ from quire.server.http.failures import Refusal
 from quire.server.http.request_log import ID_SLOT, TRACE_SLOT, own_request_id
 from quire.server.http.security import KEY_SLOT
 from quire.server.in_flight_requests import InFlightRequests
-from quire.server.openai.fields import GenerationFields
+from quire.server.openai.requests import GenerationFields
 from quire.server.outcome import Outputs, close_all
 from quire.server.output_parsing import TranscriptPlan
 from quire.server.request_limits import Limits

@@ -113,8 +113,9 @@ class WordTable(PieceTable):
 class TokenPieces:
     """The piece tables of one tokenizer, shared by all its streams.
 
-    `kind` says which of the properties below apply. `num_stripped` and `stripped` (byte_fallback):
-    how many leading `stripped` characters the decoder takes from the beginning of the whole text.
+    `tables`: whether special tokens are skipped -> table; `first_tables`: the same for the first
+    token of a text ("words" only). `num_stripped` and `stripped` ("byte_fallback"): how many
+    leading `stripped` characters the decoder takes from the beginning of the whole text.
     """
 
     def __init__(self, library: LibraryTokenizer) -> None:
@@ -132,16 +133,10 @@ class TokenPieces:
             for stage in stages
             if stage["type"] == "Replace" and "String" in stage["pattern"]
         ]
-        self._tables: dict[tuple[bool, bool], PieceTable] = {}
+        self.tables = {skips: self._table(skips, first=False) for skips in (False, True)}
+        self.first_tables = {skips: self._table(skips, first=True) for skips in (False, True)}
 
-    def table(self, skip_special_tokens: bool, *, first: bool = False) -> PieceTable:
-        """The table with or without special tokens; `first` matters for words alone."""
-        key = (skip_special_tokens, first)
-        if key not in self._tables:
-            self._tables[key] = self._make_table(*key)
-        return self._tables[key]
-
-    def _make_table(self, skip_special_tokens: bool, first: bool) -> PieceTable:
+    def _table(self, skip_special_tokens: bool, first: bool) -> PieceTable:
         skipped = self._special if skip_special_tokens else frozenset()
         if self.kind == "byte_level":
             return ByteLevelTable(self.library, skipped)

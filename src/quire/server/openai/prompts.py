@@ -9,8 +9,7 @@ from typing import Any
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import Refusal
-from quire.server.openai.fields import GenerationFields
-from quire.server.openai.requests import ChatRequest
+from quire.server.openai.requests import ChatRequest, GenerationFields
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
