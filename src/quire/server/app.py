@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from quire.server.context import Server
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.request_log import RequestLog
+from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.route_entry import RouteEntry
 from quire.server.http.security import KeyGuard
 
@@ -57,7 +57,9 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
             allow_credentials=access.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return RequestLog(app, server.traffic, shows_ids=access.shows_request_ids, logs=access.logs)
+    return InFlightMiddleware(
+        app, server.in_flight, shows_ids=access.shows_request_ids, logs=access.logs
+    )
 
 
 def _route(server: Server, entry: RouteEntry) -> Route:

@@ -14,8 +14,8 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
-from quire.server.in_flight_requests import InFlightRequests
 from quire.server.output_parsing import TranscriptPlan, choose_transcripts
 from quire.server.request_limits import Limits
 from quire.server.responses.store import ResponseStore
@@ -84,7 +84,7 @@ def build_server(
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),
-        traffic=InFlightRequests(beside.neighbours),
+        in_flight=InFlightRequests(beside.neighbours),
         abort_elsewhere=beside.abort_elsewhere,
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}

@@ -15,12 +15,11 @@ from starlette.requests import Request
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
-from quire.server.http.body import T, read_json
+from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal
-from quire.server.http.request_log import ID_SLOT, TRACE_SLOT, own_request_id
+from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import KEY_SLOT
-from quire.server.in_flight_requests import InFlightRequests
 from quire.server.openai.requests import GenerationFields
 from quire.server.outcome import Outputs, close_all
 from quire.server.output_parsing import TranscriptPlan
@@ -81,7 +80,7 @@ class Server:
     num_keys: int = 0
     metrics_prefix: str = "vllm:"
     plan: Mapping[str, Any] = field(default_factory=dict)
-    traffic: InFlightRequests = field(default_factory=InFlightRequests)
+    in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
@@ -95,7 +94,7 @@ class Server:
 
     async def abort_here(self, names: Sequence[str] | None) -> int:
         """The same in this process alone."""
-        keys = self.traffic.keys(names)
+        keys = self.in_flight.keys(names)
         await self.engine.abort(keys)
         return len(keys)
 
@@ -163,11 +162,11 @@ class Server:
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
-        self.traffic.enter(key, name.shown)
+        self.in_flight.enter(key, name.shown)
         return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
 
     async def _leave(self, key: str, internal_id: str) -> None:
-        self.traffic.leave(key)
+        self.in_flight.leave(key)
         await self.engine.abort(internal_id, internal=True)
 
     def stream(self, events: AsyncGenerator[bytes], streams: Sequence[Outputs]) -> EventStream:

@@ -21,7 +21,7 @@ async def health(server: Server, request: Request) -> Response:
 
 async def ready(server: Server, request: Request) -> Response:
     """200 while requests are taken and get on; a balancer sends none otherwise."""
-    if server.traffic.is_draining:
+    if server.in_flight.is_draining:
         refusal = Refusal(503, "The server is about to stop.", headers={"Retry-After": "1"})
         return error_response(refusal)
     if server.engine.is_ready():
@@ -36,7 +36,7 @@ async def version(server: Server, request: Request) -> Response:
 
 async def load(server: Server, request: Request) -> Response:
     """How many requests are being answered."""
-    count = {"server_load": server.traffic.num_everywhere}
+    count = {"server_load": server.in_flight.num_everywhere}
     return Response(msgspec.json.encode(count), media_type=JSON)
 
 

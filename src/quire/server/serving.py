@@ -56,11 +56,11 @@ async def serve(
         logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
 
     async def drain() -> None:
-        server.traffic.is_draining = True
-        await server.traffic.wait_until_idle()
+        server.in_flight.is_draining = True
+        await server.in_flight.wait_until_idle()
 
     async def abort() -> None:
-        await engine.abort(server.traffic.keys())
+        await engine.abort(server.in_flight.keys())
 
     watch = asyncio.create_task(_watch(engine, ending))
     try:

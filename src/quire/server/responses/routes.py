@@ -108,7 +108,7 @@ async def cancel(server: Server, request: Request) -> Response:
     stored = _kept(server, request, request.path_params["id"])
     if stored.task is None:
         raise Refusal(400, "Only a response with background=true can be cancelled.")
-    await server.engine.abort(server.traffic.keys([stored.response.id]))
+    await server.engine.abort(server.in_flight.keys([stored.response.id]))
     await asyncio.shield(stored.task)
     return _whole(stored.response)
 
@@ -117,7 +117,7 @@ async def delete(server: Server, request: Request) -> Response:
     """Forget a response; one that is being made is ended first."""
     stored = _kept(server, request, request.path_params["id"])
     if stored.task is not None and not stored.is_over:
-        await server.engine.abort(server.traffic.keys([stored.response.id]))
+        await server.engine.abort(server.in_flight.keys([stored.response.id]))
     server.responses.remove(stored.response.id)
     return Response(msgspec.json.encode(Deleted(stored.response.id)), media_type=JSON)
 
