@@ -16,7 +16,7 @@ from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
-from quire.server.output_parsing import TranscriptPlan, choose_transcripts
+from quire.server.output_parsing import ParserPlan, choose_parsers
 from quire.server.request_limits import Limits
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
@@ -47,9 +47,9 @@ def build_server(
 ) -> Server:
     """What the handlers are given. `keys` are all keys that the server asks for."""
     beside = beside or Beside()
-    transcripts = _transcripts(tokenizer, plan, args)
+    parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.reasoning_marks:
-        engine.front_end.inputs.reasoning_marks = _marks(transcripts)
+        engine.front_end.inputs.reasoning_marks = _reasoning_marks(parser_plan)
     return Server(
         engine=engine,
         tokenizer=tokenizer,
@@ -72,7 +72,7 @@ def build_server(
             default_kwargs=args.default_chat_template_kwargs or {},
             response_role=args.response_role,
             hides_tools=args.exclude_tools_when_tool_choice_none,
-            transcripts=transcripts,
+            parser_plan=parser_plan,
         ),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
@@ -93,17 +93,17 @@ def build_server(
     )
 
 
-def _transcripts(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> TranscriptPlan:
+def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> ParserPlan:
     """How outputs are taken apart. Raises InvalidParameter for a format that does not exist."""
     template = None
     if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
         template = tokenizer.get_chat_template(plan.chat_template, tools=())
-    return choose_transcripts(args.tool_call_parser, args.reasoning_parser, template)
+    return choose_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
 
-def _marks(transcripts: TranscriptPlan) -> ReasoningMarks | None:
+def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
     """What bounds a reasoning's length, for formats that are a pair of marks."""
-    found = transcripts.reasoning
+    found = parser_plan.reasoning
     if found is None or found.table is not None:
         return None
     return ReasoningMarks(found.starts[0], found.ends[0], found.is_assumed)

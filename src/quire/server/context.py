@@ -15,14 +15,14 @@ from starlette.requests import Request
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
+from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import KEY_SLOT
 from quire.server.openai.requests import GenerationFields
-from quire.server.outcome import Outputs, close_all
-from quire.server.output_parsing import TranscriptPlan
+from quire.server.output_parsing import ParserPlan
 from quire.server.request_limits import Limits
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class ChatSettings:
     default_kwargs: Mapping[str, Any] = field(default_factory=dict)
     response_role: str = "assistant"
     hides_tools: bool = False
-    transcripts: TranscriptPlan = field(default_factory=TranscriptPlan)
+    parser_plan: ParserPlan = field(default_factory=ParserPlan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ async def serve(
             return
         if admin_listener is not None:
             logger.info("Administration at %s", address_of(admin_listener, how.tls))
-        logger.info("Output parsing: %s", server.chat.transcripts.described)
+        logger.info("Output parsing: %s", server.chat.parser_plan.described)
         logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
 
     async def drain() -> None:

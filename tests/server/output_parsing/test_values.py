@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.output_parsing import plan_transcripts
-from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing import plan_parsers
+from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End
 from quire.server.output_parsing.formats.json_value import JsonValue
 from quire.server.output_parsing.formats.parameters_as_text import typed_json
@@ -77,7 +77,7 @@ def test_what_is_no_literal_is_no_value(text):
 def test_a_json_value_ends_where_json_says(value, indent, data):
     text = json.dumps(value, indent=indent, ensure_ascii=data.draw(st.booleans()))
     behind = data.draw(st.sampled_from([" ", "\n}", "]", ", 1", "}"]))
-    reader = JsonValue(Marks(["</end>"]))
+    reader = JsonValue(Delimiters(["</end>"]))
     position = 0
     for size in range(1, len(text + behind) + 1):
         position, end = reader.read((text + behind)[:size], position)
@@ -131,7 +131,7 @@ SCHEMAS = ToolSchemas([{"function": {"name": "f", "parameters": {"properties": S
 def test_text_becomes_the_type_of_the_schema(argument, written, value):
     output = f"<function=f>\n<parameter={argument}>\n{written}\n</parameter>\n</function>"
     tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
-    [call] = plan_transcripts("qwen3_coder").read(output, tools=tools).tool_calls
+    [call] = plan_parsers("qwen3_coder").read(output, tools=tools).tool_calls
     if argument == "count" and len(written) > 5000:
         assert call.arguments == f'{{"{argument}": {written}}}'  # a number that Python refuses
     else:
@@ -149,5 +149,5 @@ def test_a_text_argument_is_kept_to_the_letter(text):
         return
     output = f"<function=f>\n<parameter=text>\n{text}\n</parameter>\n</function>"
     tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
-    [call] = plan_transcripts("qwen3_coder").read(output, tools=tools).tool_calls
+    [call] = plan_parsers("qwen3_coder").read(output, tools=tools).tool_calls
     assert json.loads(call.arguments) == {"text": text}

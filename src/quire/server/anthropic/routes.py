@@ -14,11 +14,11 @@ from quire.server.anthropic.replies import Count, MessageReply, MessageUsage
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.anthropic.writer import MessageWriter
 from quire.server.context import RequestName, Server
+from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
 from quire.server.http.event_stream import event
 from quire.server.http.failures import JSON, Refusal, as_refusal
 from quire.server.openai.chat import chat_prompt
-from quire.server.openai.chat_deltas import open_answers
-from quire.server.outcome import Outputs, close_all, raise_error, while_connected
+from quire.server.openai.parsed_chat import open_answers
 
 _KINDS = {
     400: "invalid_request_error",

@@ -15,7 +15,7 @@ from quire.server.anthropic.replies import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from quire.server.openai.chat_deltas import Answer
+from quire.server.openai.parsed_chat import Answer
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, ReasoningText
 
 Tale = dict[str, Any]

@@ -17,7 +17,9 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
-from quire.server.openai.chat_deltas import (
+from quire.server.openai.delivery import deliver
+from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from quire.server.openai.parsed_chat import (
     ChatPrompt,
     answer_form,
     begin_at,
@@ -26,8 +28,6 @@ from quire.server.openai.chat_deltas import (
     open_answers,
     tool_use,
 )
-from quire.server.openai.delivery import deliver
-from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire.server.openai.prompts import output_budget, prompt_ids, render
 from quire.server.openai.replies import (
     ChatChoice,
@@ -105,7 +105,7 @@ class ChatWriter:
         self._answers = open_answers(server, body, prompt, role)
         # Tokens would tell the reasoning that is to be left out.
         self._hides_tokens = (
-            body.include_reasoning is False and server.chat.transcripts.reasoning is not None
+            body.include_reasoning is False and server.chat.parser_plan.reasoning is not None
         )
         self._shows_ids = bool(body.return_token_ids) and not self._hides_tokens
         self._has_begun = False
@@ -207,7 +207,7 @@ class ChatWriter:
 
     def _count_reasoning(self) -> None:
         """Tokens of the reasoning, by its text: the marks around it are not counted."""
-        if self._server.chat.transcripts.reasoning is not None:
+        if self._server.chat.parser_plan.reasoning is not None:
             encode = self._server.need_tokenizer().encode
             texts = [answer.reasoning for answer in self._answers]
             self._usage.reasoning_tokens = sum(
@@ -217,7 +217,7 @@ class ChatWriter:
     @property
     def _sends_blanks(self) -> bool:
         """Without anything to take apart, a delta whose text is held back is sent all the same."""
-        plan = self._server.chat.transcripts
+        plan = self._server.chat.parser_plan
         return plan.tool_format is None and plan.reasoning is None
 
     def _shows_usage(self) -> bool:

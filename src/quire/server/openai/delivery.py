@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from quire.outputs import RequestOutput
 from quire.server.context import Prompt, RequestName, Server
+from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import JSON, error_json
 from quire.server.openai.requests import GenerationFields
-from quire.server.outcome import Outputs, close_all, last_outputs, merged, raise_error
 
 
 class Reply(Protocol):

@@ -19,19 +19,19 @@ from quire.server.output_parsing.events import (
     ContentText,
     Event,
     OutputReader,
+    ParsedOutput,
     ReasoningText,
     ToolCall,
-    Transcript,
     whole,
 )
-from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.output_parser import OutputParser
+from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.parser_registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
-    choose_transcripts,
-    plan_transcripts,
+    choose_parsers,
+    plan_parsers,
 )
-from quire.server.output_parsing.reader import TranscriptReader
 from quire.server.output_parsing.state_table import (
     Head,
     ParserState,
@@ -60,13 +60,13 @@ __all__ = [
     "ToolCall",
     "ToolFormat",
     "ToolUse",
-    "Transcript",
-    "TranscriptPlan",
-    "TranscriptReader",
-    "choose_transcripts",
+    "ParsedOutput",
+    "ParserPlan",
+    "OutputParser",
+    "choose_parsers",
     "decide_tool_use",
     "detect_reasoning_parser",
     "detect_tool_parser",
-    "plan_transcripts",
+    "plan_parsers",
     "whole",
 ]

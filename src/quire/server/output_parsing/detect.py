@@ -1,4 +1,6 @@
-"""Which formats a model writes, by its chat template: it shows the model the very marks to use."""
+"""Which formats a model writes, by its chat template: it shows the model the very delimiters to
+use.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
+class ParsedOutput:
     """An output taken apart. `reasoning` and `content` are None where there was none."""
 
     reasoning: str | None
@@ -59,7 +59,7 @@ class Transcript:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-def whole(events: Iterable[Event]) -> Transcript:
+def whole(events: Iterable[Event]) -> ParsedOutput:
     """What a stream of events adds up to: the answer of a request that is not streamed."""
     reasoning: list[str] = []
     content: list[str] = []
@@ -80,7 +80,7 @@ def whole(events: Iterable[Event]) -> Transcript:
         ToolCall(call.id, call.name, "".join(pieces))
         for call, pieces in zip(started, arguments, strict=True)
     ]
-    return Transcript("".join(reasoning) or None, "".join(content) or None, tuple(calls))
+    return ParsedOutput("".join(reasoning) or None, "".join(content) or None, tuple(calls))
 
 
 class OutputReader(Protocol):

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId
-from quire.server.output_parsing.events import OutputReader, PlainReader, Transcript, whole
+from quire.server.output_parsing.events import OutputReader, ParsedOutput, PlainReader, whole
 from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
-from quire.server.output_parsing.reader import Table, TranscriptReader
+from quire.server.output_parsing.output_parser import OutputParser, Table
 from quire.server.output_parsing.state_table import (
     FLOWING,
     ParserState,
@@ -24,7 +24,7 @@ PROMPT_END_CHARS = 256
 """How much of the prompt's end can say where the output begins."""
 
 
-class TranscriptPlan:
+class ParserPlan:
     """What is decided once for a model; each output then gets its own reader.
 
     Raises ValueError if the two formats do not go together.
@@ -45,19 +45,23 @@ class TranscriptPlan:
         reasoning = "none" if self.reasoning is None else self.reasoning.name
         return f"tool parser: {tools}, reasoning parser: {reasoning}"
 
-    def marks(self, *, reads_calls: bool = True) -> frozenset[str]:
+    def delimiters(self, *, reads_calls: bool = True) -> frozenset[str]:
         """Every text that the formats look for, with or without those of calls."""
         states = (self._with_tools if reads_calls else self._plain).states.values()
-        return frozenset(mark for state in states for mark in (*state.marks, *state.begins))
+        return frozenset(
+            delimiter for state in states for delimiter in (*state.delimiters, *state.begins)
+        )
 
     def needs_special_tokens(
         self, special_tokens: Collection[str], *, reads_calls: bool = True
     ) -> bool:
-        """Whether outputs must be decoded with `skip_special_tokens=False`, because a mark has one
-        of the tokenizer's special tokens in it.
+        """Whether outputs must be decoded with `skip_special_tokens=False`, because a delimiter has
+        one of the tokenizer's special tokens in it.
         """
-        marks = self.marks(reads_calls=reads_calls)
-        return any(token in mark for mark in marks for token in special_tokens if token)
+        delimiters = self.delimiters(reads_calls=reads_calls)
+        return any(
+            token in delimiter for delimiter in delimiters for token in special_tokens if token
+        )
 
     @property
     def writes_forced_calls_itself(self) -> bool:
@@ -69,9 +73,9 @@ class TranscriptPlan:
     def place(self, prompt: str, continued: str = "") -> str:
         """Where an output begins, by the text of its prompt.
 
-        A chat template that opens or closes the reasoning does so at the very end; marks before the
-        end may be anybody's words. `continued` is the text of the message that the output goes on
-        with, which the prompt then ends with.
+        A chat template that opens or closes the reasoning does so at the very end; delimiters
+        before the end may be anybody's words. `continued` is the text of the message that the
+        output goes on with, which the prompt then ends with.
         """
         if self.reasoning is None:
             return "content" if continued.strip() else ANSWER
@@ -102,7 +106,7 @@ class TranscriptPlan:
         """Whether an output that begins at `place` begins with reasoning."""
         return place in ("again", "reasoning")
 
-    def answer_mark(self, place: str) -> str | None:
+    def answer_delimiter(self, place: str) -> str | None:
         """The text behind which the answer of an output that begins at `place` starts, and with it
         a grammar; None: it starts at once.
 
@@ -139,14 +143,14 @@ class TranscriptPlan:
         forced: str | bool,
         parallel: bool,
         call_id: CallId | None,
-    ) -> TranscriptReader:
+    ) -> OutputParser:
         table = self._table(tools, forced)
         place = self._place("") if place is None else place
         if place == ANSWER:
             place = table.start
         maker = call_id or (self.tool_format or table.format).call_id
         max_calls = None if parallel else 1
-        return TranscriptReader(table, place, ToolSchemas(tools or ()), maker, max_calls)
+        return OutputParser(table, place, ToolSchemas(tools or ()), maker, max_calls)
 
     def _table(self, tools: Sequence[Any] | None, forced: str | bool) -> Table:
         if forced is False:
@@ -154,7 +158,7 @@ class TranscriptPlan:
         assert not self.writes_forced_calls_itself, "its grammar makes calls of its own form"
         return joined(required_calls() if forced is True else named_call(forced), self.reasoning)
 
-    def read(self, text: str, place: str | None = None, **options: Any) -> Transcript:
+    def read(self, text: str, place: str | None = None, **options: Any) -> ParsedOutput:
         """A whole output at once, for a request that is not streamed; options as for `open`."""
         reader = self.open(place, **options)
         return whole([*reader.feed(text), *reader.finish()])
@@ -184,11 +188,11 @@ def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -
 
 def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[str, ParserState]:
     """The states before the answer. "before": the reasoning may begin. "again": it has begun, and
-    some models write its opening mark once more.
+    some models write its opening delimiter once more.
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
     ends = dict.fromkeys(reasoning.ends, tools.start)
-    calls = tools.states["content"].marks if reasoning.ends_at_calls else {}
+    calls = tools.states["content"].delimiters if reasoning.ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, openings, then=tools.start),
         "again": ParserState(Reads.LEAD, openings, then="reasoning"),

@@ -13,7 +13,7 @@ from quire.server.output_parsing.detect import (
     detect_tool_parser,
 )
 from quire.server.output_parsing.formats import reasoning_formats, tool_formats
-from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
 
 T = TypeVar("T", ToolFormat, ReasoningFormat)
@@ -24,13 +24,11 @@ def _named(formats: tuple[T, ...], other_names: Mapping[str, str]) -> dict[str, 
     return by_name | {name: by_name[origin] for name, origin in other_names.items()}
 
 
-TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.OTHER_NAMES)
-REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.OTHER_NAMES)
+TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.ALIASES)
+REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.ALIASES)
 
 
-def plan_transcripts(
-    tool_parser: str | None = None, reasoning_parser: str | None = None
-) -> TranscriptPlan:
+def plan_parsers(tool_parser: str | None = None, reasoning_parser: str | None = None) -> ParserPlan:
     """The plan of a server with these parsers; None: none.
 
     Raises InvalidParameter for a name that does not exist, with those that do, or for two formats
@@ -39,22 +37,20 @@ def plan_transcripts(
     tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS)
     reasoning = _find("reasoning_parser", reasoning_parser, REASONING_PARSERS)
     try:
-        return TranscriptPlan(tools, reasoning)
+        return ParserPlan(tools, reasoning)
     except ValueError as error:
         raise InvalidParameter("reasoning_parser", reasoning_parser, str(error)) from error
 
 
-def choose_transcripts(
+def choose_parsers(
     tool_parser: str | None, reasoning_parser: str | None, template: str | None
-) -> TranscriptPlan:
+) -> ParserPlan:
     """The plan of a server whose operator says AUTO, NONE or a name for each, and whose model has
-    this chat template. Raises InvalidParameter as `plan_transcripts` does.
+    this chat template. Raises InvalidParameter as `plan_parsers` does.
     """
     tools = detect_tool_parser(template) if tool_parser == AUTO else tool_parser
     reasoning = detect_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
-    return plan_transcripts(
-        None if tools == NONE else tools, None if reasoning == NONE else reasoning
-    )
+    return plan_parsers(None if tools == NONE else tools, None if reasoning == NONE else reasoning)
 
 
 def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | None:

@@ -94,8 +94,8 @@ class Writer:
             self._events.append(ArgumentText(self.num_calls - 1, text))
 
     def finish(self, rest: str) -> None:
-        """The output ended in the answer. Blanks that follow a call, and the beginning of the mark
-        that would have ended it, were markup; other held text is content.
+        """The output ended in the answer. Blanks that follow a call, and the beginning of the
+        delimiter that would have ended it, were markup; other held text is content.
         """
         if not (self.touches_call and self.num_calls):
             text = "".join(self._held) + rest

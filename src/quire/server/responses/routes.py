@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import RequestName, Server
+from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
 from quire.server.http.event_stream import event
 from quire.server.http.failures import JSON, Refusal, as_refusal
 from quire.server.http.security import KEY_SLOT
 from quire.server.openai.chat import chat_prompt
-from quire.server.openai.chat_deltas import ChatPrompt, open_answers
+from quire.server.openai.parsed_chat import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
-from quire.server.outcome import Outputs, close_all, raise_error, while_connected
 from quire.server.responses.input_items import named_items, page_of
 from quire.server.responses.items import conversation
 from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem, ResponseObject

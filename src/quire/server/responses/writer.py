@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.server.openai.chat_deltas import Answer
 from quire.server.openai.logprobs import chat_logprobs
+from quire.server.openai.parsed_chat import Answer
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quire.server.output_parsing.delimiters import NON_BLANK, Marks
+from quire.server.output_parsing.delimiters import NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import FIRST_CHARS, JsonValue
 from quire.server.output_parsing.state_table import ToolFormat
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
 NAME_KEY = "name"
-NO_MARKS = Marks(())
+NO_DELIMITERS = Delimiters(())
 
 Step = tuple[int, Outcome | None]
 
@@ -26,23 +26,23 @@ class JsonCall:
     keys are part of the markup.
     """
 
-    __slots__ = ("_early", "_format", "_has_arguments", "_key", "_marks", "_name", "_next",
+    __slots__ = ("_early", "_format", "_has_arguments", "_key", "_delimiters", "_name", "_next",
                  "_raw", "_started", "_value")  # fmt: skip
 
-    def __init__(self, tool_format: ToolFormat, marks: Marks) -> None:
+    def __init__(self, tool_format: ToolFormat, delimiters: Delimiters) -> None:
         self._format = tool_format
-        self._marks = marks
+        self._delimiters = delimiters
         self._key: Any = None
         self._name: str | None = None
         self._early: list[str] = []
         self._has_arguments = False
         self._started = False
         self._raw: list[str] = []
-        self._value = JsonValue(NO_MARKS)
+        self._value = JsonValue(NO_DELIMITERS)
         self._next: Callable[[str, int, Writer], Step] = self._open
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """How far the object goes. A mark counts before it, and once its call has started."""
+        """How far the object goes. A delimiter counts before it, and once its call has started."""
         outcome: Outcome | None = None
         while outcome is None:
             start, outcome = self._next(text, start, out)
@@ -65,9 +65,9 @@ class JsonCall:
         if found is None:
             return len(text), End.MORE
         start = found.start()
-        mark = self._marks.at(text, start)
-        if mark is not None:
-            return start, mark or End.MORE
+        delimiter = self._delimiters.at(text, start)
+        if delimiter is not None:
+            return start, delimiter or End.MORE
         if text[start] != "{":
             return start, End.MISFIT
         self._next = self._first_key
@@ -85,11 +85,13 @@ class JsonCall:
     def _to_key(self, start: int, char: Outcome) -> Step:
         if isinstance(char, End):
             return start, char
-        self._begin_value(NO_MARKS, self._key_text)
+        self._begin_value(NO_DELIMITERS, self._key_text)
         return start, None
 
-    def _begin_value(self, marks: Marks, then: Callable[[str, int, Writer], Step]) -> None:
-        self._value = JsonValue(marks)
+    def _begin_value(
+        self, delimiters: Delimiters, then: Callable[[str, int, Writer], Step]
+    ) -> None:
+        self._value = JsonValue(delimiters)
         self._raw.clear()
         self._next = then
 
@@ -124,13 +126,15 @@ class JsonCall:
         if isinstance(char, End):
             return start, char
         if is_name:
-            self._begin_value(NO_MARKS, self._name_text)
+            self._begin_value(NO_DELIMITERS, self._name_text)
         elif self._key in self._format.argument_keys and not self._has_arguments:
             self._has_arguments = True
-            self._begin_value(self._marks, self._arguments)
+            self._begin_value(self._delimiters, self._arguments)
             self._start_if_known(out)
         else:
-            self._begin_value(self._marks if self._started else NO_MARKS, self._other_value)
+            self._begin_value(
+                self._delimiters if self._started else NO_DELIMITERS, self._other_value
+            )
         return start, None
 
     def _name_text(self, text: str, start: int, out: Writer) -> Step:
@@ -174,9 +178,9 @@ class JsonCall:
         if found is None:
             return len(text), End.MORE
         start = found.start()
-        mark = self._marks.at(text, start) if self._started else None
-        if mark is not None:
-            return start, mark or End.MORE
+        delimiter = self._delimiters.at(text, start) if self._started else None
+        if delimiter is not None:
+            return start, delimiter or End.MORE
         if text[start] == "}":
             return start + 1, self._close(out)
         self._next = self._later_key

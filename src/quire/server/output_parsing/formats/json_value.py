@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 
 STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -18,7 +18,7 @@ FIRST_CHARS = '"{[-0123456789tfn'
 class JsonValue:
     """The lexer of one value, blanks before it left to the caller.
 
-    A mark outside a string ends a value that the model did not finish.
+    A delimiter outside a string ends a value that the model did not finish.
     """
 
     __slots__ = (
@@ -27,21 +27,21 @@ class JsonValue:
         "_in_scalar",
         "_in_string",
         "_is_escaped",
-        "_marks",
+        "_delimiters",
         "_plain",
     )
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
+    def __init__(self, delimiters: Delimiters) -> None:
+        self._delimiters = delimiters
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
         self._in_scalar = False
-        self._between = re.compile(rf'[^"{{}}\[\]{re.escape(marks.first_chars)}]*+')
-        self._plain = re.compile(rf"[^{re.escape(SCALAR_END + marks.first_chars)}]*+")
+        self._between = re.compile(rf'[^"{{}}\[\]{re.escape(delimiters.first_chars)}]*+')
+        self._plain = re.compile(rf"[^{re.escape(SCALAR_END + delimiters.first_chars)}]*+")
 
     def read(self, text: str, start: int) -> tuple[int, Outcome]:
-        """How far the value goes in this text; a mark is given back without being passed."""
+        """How far the value goes in this text; a delimiter is given back without being passed."""
         outcome: Outcome | None = None
         while outcome is None and start < len(text):
             if self._in_string:
@@ -69,8 +69,11 @@ class JsonValue:
             if start == len(text):
                 return start, None
         char = text[start]
-        if char in self._marks.first_chars and (mark := self._marks.at(text, start)) is not None:
-            return start, mark or End.MORE
+        if (
+            char in self._delimiters.first_chars
+            and (delimiter := self._delimiters.at(text, start)) is not None
+        ):
+            return start, delimiter or End.MORE
         return self._read_structure(char, start)
 
     def _read_structure(self, char: str, start: int) -> tuple[int, Outcome | None]:

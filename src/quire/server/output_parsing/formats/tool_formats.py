@@ -248,7 +248,7 @@ TOOL_FORMATS = (
     HERMES, LLAMA_JSON, GRANITE, JAMBA, PHI4_MINI, MISTRAL, PYTHONIC, LLAMA4_PYTHONIC,
     LFM2, QWEN_XML, SEED_OSS, MINIMAX_M2, GLM, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, HARMONY,
 )  # fmt: skip
-OTHER_NAMES = {
+ALIASES = {
     "qwen": "hermes",
     "granite4": "hermes",
     "llama4_json": "llama3_json",

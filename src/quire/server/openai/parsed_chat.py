@@ -53,7 +53,7 @@ def tool_use(server: Server, body: ChatRequest) -> ToolUse:
     return decide_tool_use(
         body.tools,
         body.tool_choice,
-        server.chat.transcripts,
+        server.chat.parser_plan,
         parallel=body.parallel_tool_calls is not False,
         hides_unused=server.chat.hides_tools,
     )
@@ -62,14 +62,14 @@ def tool_use(server: Server, body: ChatRequest) -> ToolUse:
 def begin_at(server: Server, body: ChatRequest, prompt: str) -> str:
     """The place in a transcript where the answers to `prompt` begin."""
     last = body.messages[-1].get("content") if body.continue_final_message else None
-    return server.chat.transcripts.place(prompt, last if isinstance(last, str) else "")
+    return server.chat.parser_plan.place(prompt, last if isinstance(last, str) else "")
 
 
 def needs_special_tokens(server: Server, tools: ToolUse) -> bool:
     """Whether the marks that outputs are taken apart by are special tokens, which must be seen."""
     special = server.need_tokenizer().all_special_tokens
     reads_calls = tools.tools is not None and not tools.forced
-    return server.chat.transcripts.needs_special_tokens(special, reads_calls=reads_calls)
+    return server.chat.parser_plan.needs_special_tokens(special, reads_calls=reads_calls)
 
 
 def answer_form(
@@ -80,7 +80,7 @@ def answer_form(
 
     Raises InvalidParameter where an answer cannot have it.
     """
-    plan = server.chat.transcripts
+    plan = server.chat.parser_plan
     if asked is not None and (tools.schema is not None or tools.grammar is not None):
         allowed = "a forced call has a form of its own"
         raise InvalidParameter("response_format", asked.kind, allowed, "Leave one of them out.")
@@ -90,7 +90,7 @@ def answer_form(
             raise InvalidParameter("continue_final_message", True, allowed)
         return StructuredOutputsParams(grammar=tools.grammar)
     form = asked if tools.schema is None else StructuredOutputsParams(json=dict(tools.schema))
-    mark = plan.answer_mark(place)
+    mark = plan.answer_delimiter(place)
     if form is None or mark is None or form.starts_after is not None:
         return form
     return replace(form, starts_after=mark)
@@ -186,7 +186,7 @@ def open_answers(
     server: Server, body: ChatRequest, prompt: ChatPrompt, role: str
 ) -> Sequence[Answer]:
     """A reader for each answer to `prompt`."""
-    plan, use = server.chat.transcripts, prompt.tools
+    plan, use = server.chat.parser_plan, prompt.tools
     return [
         Answer(
             role,
