@@ -15,7 +15,7 @@ from quire.server.anthropic.replies import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from quire.server.openai.parsed_chat import Answer
+from quire.server.openai.parsed_chat import ParsedAnswer
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, ReasoningText
 
 Tale = dict[str, Any]
@@ -25,7 +25,7 @@ Tale = dict[str, Any]
 class MessageWriter:
     """Builds one message. Every change of `message` is told by an event, in order."""
 
-    def __init__(self, message: MessageReply, answer: Answer, *, shows_cached: bool) -> None:
+    def __init__(self, message: MessageReply, answer: ParsedAnswer, *, shows_cached: bool) -> None:
         self.message = message
         self._answer = answer
         self._shows_cached = shows_cached

@@ -45,7 +45,7 @@ class Delimiters:
         return self._beginning(text, max(start, len(text) - self._longest + 1)), None
 
     def at(self, text: str, position: int) -> str | None:
-        """The delimiter at this very position; "" if it may be the beginning of one, None if not."""
+        """The delimiter at this position; "" if it may be the beginning of one, None if not."""
         found = self._any.match(text, position) if self._first is not None else None
         if found is not None:
             return found.group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +80,3 @@ def whole(events: Iterable[Event]) -> ParsedOutput:
         for call, pieces in zip(started, arguments, strict=True)
     ]
     return ParsedOutput("".join(reasoning) or None, "".join(content) or None, tuple(calls))
-
-
-class OutputReader(Protocol):
-    """Reads one output as its text arrives; the events do not depend on how the text was cut."""
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls have started, those that were left out included."""
-        ...
-
-    def feed(self, text: str) -> list[Event]:
-        """What the next piece of the output says; often nothing, never an exception."""
-        ...
-
-    def finish(self) -> list[Event]:
-        """What is left to say when the output has ended; nothing may be fed after it."""
-        ...
-
-
-class PlainReader:
-    """The reader of outputs in which no format is looked for: all of it is content."""
-
-    num_calls = 0
-
-    def feed(self, text: str) -> list[Event]:
-        return [ContentText(text)] if text else []
-
-    def finish(self) -> list[Event]:
-        return []

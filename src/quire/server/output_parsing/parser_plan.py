@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId
-from quire.server.output_parsing.events import OutputReader, ParsedOutput, PlainReader, whole
+from quire.server.output_parsing.events import ParsedOutput, whole
 from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
 from quire.server.output_parsing.output_parser import OutputParser, Table
 from quire.server.output_parsing.state_table import (
@@ -25,9 +25,10 @@ PROMPT_END_CHARS = 256
 
 
 class ParserPlan:
-    """What is decided once for a model; each output then gets its own reader.
+    """What is decided once for a model; each output then gets its own parser.
 
-    Raises ValueError if the two formats do not go together.
+    `is_needed`: there is a format, so that every output has to be parsed. Raises ValueError if the
+    two formats do not go together.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ParserPlan:
     ) -> None:
         self.tool_format = tool_format
         self.reasoning = reasoning
+        self.is_needed = tool_format is not None or reasoning is not None
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
 
@@ -83,9 +85,9 @@ class ParserPlan:
         place = self._place(before[-PROMPT_END_CHARS:].rstrip())
         if not continued.strip():
             return place
-        reader = self._open(place, None, False, True, None)
-        reader.feed(continued)
-        return reader.place if reader.state.reads in FLOWING else "content"
+        parser = self.open(place)
+        parser.feed(continued)
+        return parser.place if parser.state.reads in FLOWING else "content"
 
     def _place(self, prompt_end: str) -> str:
         reasoning = self.reasoning
@@ -124,26 +126,14 @@ class ParserPlan:
         forced: str | bool = False,
         parallel: bool = True,
         call_id: CallId | None = None,
-    ) -> OutputReader:
-        """A reader of one output that begins at `place` (see there; None: after a prompt that says
-        nothing).
+    ) -> OutputParser:
+        """A parser of one output that begins at `place` (see there; None: after a prompt that does
+        not say).
 
         `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
         calls in the form of `tool_choice` "required" (True) or of the one named. `parallel=False`
         leaves out all calls but the first. `call_id` makes ids in place of the format's own.
         """
-        if self.reasoning is None and tools is None and forced is False:
-            return PlainReader()
-        return self._open(place, tools, forced, parallel, call_id)
-
-    def _open(
-        self,
-        place: str | None,
-        tools: Sequence[Any] | None,
-        forced: str | bool,
-        parallel: bool,
-        call_id: CallId | None,
-    ) -> OutputParser:
         table = self._table(tools, forced)
         place = self._place("") if place is None else place
         if place == ANSWER:
@@ -160,8 +150,8 @@ class ParserPlan:
 
     def read(self, text: str, place: str | None = None, **options: Any) -> ParsedOutput:
         """A whole output at once, for a request that is not streamed; options as for `open`."""
-        reader = self.open(place, **options)
-        return whole([*reader.feed(text), *reader.finish()])
+        parser = self.open(place, **options)
+        return whole([*parser.feed(text), *parser.finish()])
 
 
 def joined(tool_format: ToolFormat | None, reasoning: ReasoningFormat | None) -> Table:

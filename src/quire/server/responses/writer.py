@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.openai.logprobs import chat_logprobs
-from quire.server.openai.parsed_chat import Answer
+from quire.server.openai.parsed_chat import ParsedAnswer
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText
@@ -38,7 +38,11 @@ class ResponseWriter:
     """
 
     def __init__(
-        self, response: ResponseObject, chat: ChatRequest, answer: Answer, tokenizer: Tokenizer
+        self,
+        response: ResponseObject,
+        chat: ChatRequest,
+        answer: ParsedAnswer,
+        tokenizer: Tokenizer,
     ) -> None:
         self.response = response
         self._chat = chat
