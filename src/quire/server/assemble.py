@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
@@ -32,7 +32,7 @@ class Beside:
     `on_started` is told instead of the log when connections are taken.
     """
 
-    neighbours: Neighbours = field(default_factory=Neighbours)
+    neighbours: Neighbours | None = None
     abort_elsewhere: AbortElsewhere | None = None
     on_started: Callable[[Server], None] | None = None
 

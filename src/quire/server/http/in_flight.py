@@ -43,7 +43,7 @@ class InFlightRequests:
     """
 
     def __init__(self, neighbours: Neighbours | None = None) -> None:
-        self._neighbours = neighbours or Neighbours()
+        self._neighbours = neighbours
         self.num_requests = 0
         self.is_draining = False
         self._keys: dict[str, str] = {}
@@ -65,11 +65,13 @@ class InFlightRequests:
     @property
     def num_everywhere(self) -> int:
         """The requests in progress here and at the neighbours."""
-        return self.num_requests + int(self._neighbours.load().num_answered)
+        others = 0 if self._neighbours is None else int(self._neighbours.load().num_answered)
+        return self.num_requests + others
 
     def _count(self, change: int) -> None:
         self.num_requests += change
-        self._neighbours.tell(num_answered=self.num_requests)
+        if self._neighbours is not None:
+            self._neighbours.tell(num_answered=self.num_requests)
 
     async def wait_until_idle(self) -> None:
         """Return when no request is in progress."""

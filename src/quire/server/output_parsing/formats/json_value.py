@@ -1,14 +1,18 @@
-"""Where a JSON value ends, in text that arrives in pieces: brackets and strings, no more.
+"""JSON values in outputs: where one ends in text that arrives in pieces, and the type of a whole
+one.
 
-The value is passed on as it was written, so it is not checked: a model's mistake stays visible.
+A value that is passed on as it was written is not checked: a model's mistake stays visible.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End, Outcome
+from quire.server.output_parsing.tool_schemas import type_name
 
 STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 SCALAR_END = " \t\r\n,]}"
@@ -91,3 +95,20 @@ class JsonValue:
             self._in_scalar = True
             return start, None if char not in SCALAR_END else End.DONE
         return start + 1, None
+
+
+def json_type(text: str) -> str | None:
+    """The type of a JSON text; None if it is none."""
+    try:
+        return type_name(json.loads(text, parse_int=_an_integer, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _an_integer(digits: str) -> int:
+    """Which integer does not matter, and Python refuses to read very long ones."""
+    return 0
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from quire.server.output_parsing.delimiters import BLANKS, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
-from quire.server.output_parsing.formats.python_value import PythonValue
+from quire.server.output_parsing.formats.json_value import json_type
+from quire.server.output_parsing.formats.python_literal import python_as_json
 from quire.server.output_parsing.stream_writer import Writer
-from quire.server.output_parsing.tool_schemas import ToolSchemas, type_name
+from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 
 class Parameters:
@@ -159,28 +159,3 @@ def fits(kind: str | None, types: frozenset[str]) -> bool:
     return kind in types or (
         kind in ("integer", "number") and not types.isdisjoint({"integer", "number"})
     )
-
-
-def json_type(text: str) -> str | None:
-    """The type of a JSON text; None if it is none."""
-    try:
-        return type_name(json.loads(text, parse_int=_an_integer, parse_constant=_refuse))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _an_integer(digits: str) -> int:
-    """Which integer does not matter, and Python refuses to read very long ones."""
-    return 0
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def python_as_json(text: str) -> str | None:
-    """A Python literal as JSON; None if it is none."""
-    written: list[str] = []
-    # A blank behind it ends a number.
-    position, end = PythonValue(written.append).read(f"{text} ", 0)
-    return "".join(written) if end is End.DONE and position >= len(text) else None
