@@ -18,7 +18,6 @@ from quire.server.output_parsing.formats.python_call import PythonCall
 from quire.server.output_parsing.readers import (
     HeadReader,
     JsonReader,
-    Passage,
     Reader,
     TextReader,
     Undecided,
@@ -73,7 +72,7 @@ class OutputParser:
         self._text, self._at, self._rest = "", 0, ""
         self._home = self.place = "content"
         self.state = table.states["content"]
-        self._reader: Reader = Passage(self.state, table.delimiters["content"])
+        self._reader: Reader = TextReader(self.state, table.delimiters["content"])
         self._enter(place)
 
     def feed(self, text: str) -> list[Event]:
@@ -182,8 +181,8 @@ class OutputParser:
 
     def _reader_of(self, state: ParserState, delimiters: Delimiters) -> Reader:
         match state.reads:
-            case Reads.CONTENT | Reads.REASONING:
-                return Passage(state, delimiters)
+            case Reads.CONTENT | Reads.REASONING | Reads.TEXT:
+                return TextReader(state, delimiters)
             case Reads.LEAD | Reads.BLANK:
                 return Undecided(state, delimiters)
             case Reads.HEAD:
@@ -192,8 +191,6 @@ class OutputParser:
                 return JsonCall(self._table.format, delimiters)
             case Reads.JSON:
                 return JsonReader(delimiters)
-            case Reads.TEXT:
-                return TextReader(delimiters)
             case Reads.PYTHON:
                 return PythonCall()
             case Reads.KEY:

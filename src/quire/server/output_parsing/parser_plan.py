@@ -104,10 +104,6 @@ class ParserPlan:
             return ANSWER
         return "again" if reasoning.is_assumed else "before"
 
-    def begins_inside_reasoning(self, place: str) -> bool:
-        """Whether an output that begins at `place` begins with reasoning."""
-        return place in ("again", "reasoning")
-
     def answer_delimiter(self, place: str) -> str | None:
         """The text behind which the answer of an output that begins at `place` starts, and with it
         a grammar; None: it starts at once.

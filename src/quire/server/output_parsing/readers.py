@@ -27,21 +27,23 @@ class Reader(Protocol):
         ...
 
 
-class Passage:
-    """Text for a reader of the answer, up to a delimiter."""
+class TextReader:
+    """Text up to a delimiter: content, reasoning, or arguments as written."""
 
-    __slots__ = ("_is_reasoning", "_leaves", "_delimiters")
+    __slots__ = ("_delimiters", "_leaves", "_reads")
 
     def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
         self._delimiters = delimiters
-        self._is_reasoning = state.reads is Reads.REASONING
+        self._reads = state.reads
         self._leaves = state.then is not None
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """All that cannot be the beginning of a delimiter."""
         end, delimiter = self._delimiters.find(text, start)
-        if self._is_reasoning:
+        if self._reads is Reads.REASONING:
             out.reasoning(text[start:end])
+        elif self._reads is Reads.TEXT:
+            out.arguments(text[start:end])
         elif self._leaves and (found := NON_BLANK.search(text, start, end)) is not None:
             out.content(text[start : found.start()])
             return found.start(), End.DONE
@@ -51,10 +53,13 @@ class Passage:
 
     def finish(self, rest: str, out: Writer) -> None:
         """The beginning of a delimiter that never came is text."""
-        if self._is_reasoning:
-            out.reasoning(rest)
-        else:
-            out.finish(rest)
+        match self._reads:
+            case Reads.REASONING:
+                out.reasoning(rest)
+            case Reads.TEXT:
+                out.arguments(rest)
+            case _:
+                out.finish(rest)
 
 
 class Undecided:
@@ -145,25 +150,6 @@ class JsonReader:
         end, outcome = self._value.read(text, start)
         out.arguments(text[start:end])
         return end, outcome
-
-    def finish(self, rest: str, out: Writer) -> None:
-        """The beginning of a delimiter that never came belongs to the arguments."""
-        out.arguments(rest)
-
-
-class TextReader:
-    """Arguments as written, up to a delimiter."""
-
-    __slots__ = ("_delimiters",)
-
-    def __init__(self, delimiters: Delimiters) -> None:
-        self._delimiters = delimiters
-
-    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """All that cannot be the beginning of a delimiter."""
-        end, delimiter = self._delimiters.find(text, start)
-        out.arguments(text[start:end])
-        return end, delimiter or End.MORE
 
     def finish(self, rest: str, out: Writer) -> None:
         """The beginning of a delimiter that never came belongs to the arguments."""
