@@ -13,8 +13,8 @@ from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
 from quire.server.context import ChatSettings, Server
+from quire.server.openai.requests import Limits
 from quire.server.output_parsing import plan_parsers
-from quire.server.request_limits import Limits
 from quire.server.routes import ROUTES
 from quire.testing.loop_client import LoopClient
 from quire.testing.scripted_core import ScriptedCore

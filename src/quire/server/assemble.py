@@ -16,8 +16,8 @@ from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
+from quire.server.openai.requests import Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
-from quire.server.request_limits import Limits
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 

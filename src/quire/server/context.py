@@ -21,9 +21,8 @@ from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import KEY_SLOT
-from quire.server.openai.requests import GenerationFields
+from quire.server.openai.requests import GenerationFields, Limits
 from quire.server.output_parsing import ParserPlan
-from quire.server.request_limits import Limits
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError
 from quire.outputs import RequestOutput
+from quire.server.http.event_stream import until_disconnected
 
 T = TypeVar("T")
 
@@ -124,7 +125,7 @@ def raise_error(output: RequestOutput) -> None:
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`; cancelled, and ClientDisconnect raised, when the client disconnects."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(until_disconnected(request.receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -134,8 +135,3 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         gone.cancel()
         task.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

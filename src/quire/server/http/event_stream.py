@@ -60,7 +60,7 @@ class EventStream(Response):
         try:
             await send({**start, "headers": self.raw_headers})
             tasks.append(asyncio.ensure_future(self._send(send)))
-            tasks.append(asyncio.ensure_future(_until_gone(receive)))
+            tasks.append(asyncio.ensure_future(until_disconnected(receive)))
             tasks.append(asyncio.ensure_future(self._watch(send)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -96,7 +96,8 @@ class EventStream(Response):
                 await self._put(send, _KEEP_ALIVE)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

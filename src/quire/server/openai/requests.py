@@ -7,6 +7,7 @@ few that do not affect the answer are declared and accepted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,7 +19,6 @@ from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.openai.structured import SHAPE_FIELDS, StructuredFields, structured_outputs
-from quire.server.request_limits import Limits
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -29,6 +29,21 @@ _PASSED_ON = (
     *("bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids"),
     *("prompt_logprobs", "thinking_token_budget", "stream_interval"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on one request. `completions`: prompts times n; `token_ids`: the ids of one list, of
+    which more than the vocabulary has make no sense.
+    """
+
+    max_model_len: int
+    body_bytes: int = 32 * 2**20
+    body_timeout_s: float = 60.0
+    completions: int = 128
+    stop_strings: int = 16
+    token_ids: int = 2**18
+    reader_timeout_s: float = 120.0
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
