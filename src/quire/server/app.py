@@ -1,4 +1,4 @@
-"""The routes, and what stands in front of them."""
+"""The ASGI app: the routes and the middleware around them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from quire.server.http.route_entry import RouteEntry
 from quire.server.http.security import KeyGuard
 
 _CLIENT_GONE = 499
-"""For the log alone: nobody is there to read it."""
+"""For the access log: the client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the server, and what is told of it. `origins`: web pages that may."""
+    """Who may use the server, and what is logged. `origins`: web pages that may."""
 
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
@@ -75,7 +75,7 @@ def _route(server: Server, entry: RouteEntry) -> Route:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: an unknown path, a wrong method."""
+    """The reply to an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     text = {
         404: "There is no such route here; GET /openapi.json lists them.",

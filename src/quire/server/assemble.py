@@ -1,4 +1,4 @@
-"""Takes an engine's plan and the server's options apart and hands their values to the parts."""
+"""Builds the parts of a server from the values of an engine's plan and the server's options."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
-"""What of a plan an answer depends on."""
+"""The fields of a plan that answers depend on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Other processes that serve the same engine at the same address, if there are some.
-    `on_started` is told instead of the log when connections are taken.
+class Siblings:
+    """The other API servers of the same engine at the same address, if there are any.
+
+    `on_started` is called when connections are accepted, in place of the log line.
     """
 
     neighbours: Neighbours | None = None
@@ -43,10 +44,10 @@ def build_server(
     plan: EnginePlan,
     args: ServerArgs,
     keys: Sequence[str],
-    beside: Beside | None = None,
+    siblings: Siblings | None = None,
 ) -> Server:
-    """What the handlers are given. `keys` are all keys that the server asks for."""
-    beside = beside or Beside()
+    """What every handler needs. `keys` are the API keys that are accepted."""
+    siblings = siblings or Siblings()
     parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.reasoning_marks:
         engine.front_end.inputs.reasoning_marks = _reasoning_marks(parser_plan)
@@ -84,8 +85,8 @@ def build_server(
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),
-        in_flight=InFlightRequests(beside.neighbours),
-        abort_elsewhere=beside.abort_elsewhere,
+        in_flight=InFlightRequests(siblings.neighbours),
+        abort_elsewhere=siblings.abort_elsewhere,
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()
@@ -94,7 +95,7 @@ def build_server(
 
 
 def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> ParserPlan:
-    """How outputs are taken apart. Raises InvalidParameter for a format that does not exist."""
+    """How outputs are parsed. Raises InvalidParameter for a format that does not exist."""
     template = None
     if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
         template = tokenizer.get_chat_template(plan.chat_template, tools=())
@@ -102,7 +103,7 @@ def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs
 
 
 def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
-    """What bounds a reasoning's length, for formats that are a pair of marks."""
+    """The delimiters of the reasoning, where it has a fixed pair; its length is bounded by them."""
     found = parser_plan.reasoning
     if found is None or found.table is not None:
         return None
@@ -124,7 +125,7 @@ def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
 
 
 def listening_of(args: ServerArgs) -> Listening:
-    """How connections are treated."""
+    """How connections are accepted and bounded."""
     tls = Tls(
         certfile=args.ssl_certfile,
         keyfile=args.ssl_keyfile,
@@ -154,7 +155,7 @@ def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
 
 
 def _plain(value: object) -> object:
-    """A value of the plan as JSON has it; what JSON has not, by its text."""
+    """A value of the plan as JSON; the text of a value that JSON does not have."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)

@@ -1,4 +1,4 @@
-"""What every handler needs: the engine, the names it answers to, and the limits of one request."""
+"""What every handler needs: the engine, the model's names, the settings and the limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How conversations become prompts, and outputs answers."""
+    """How conversations become prompts and outputs become answers."""
 
     template: str | None = None
     content_format: str = "auto"
@@ -44,7 +44,7 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplySettings:
-    """What replies carry beside the answer."""
+    """What replies carry in addition to the answer."""
 
     tokens_as_ids: bool = False
     forces_usage: bool = False
@@ -64,8 +64,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Server:
-    """One model served over HTTP. `names`: what it answers to, the first is reported. `plan` is
-    what `/server_info` tells.
+    """One model served over HTTP. `names`: its names, of which replies have the first. `plan`: the
+    reply of `/server_info`.
     """
 
     engine: AsyncLLM
@@ -85,14 +85,14 @@ class Server:
     abort_elsewhere: AbortElsewhere | None = None
 
     async def abort_shown(self, names: Sequence[str] | None) -> int:
-        """End the requests that clients know by these names (None: all), at the other processes
-        that serve the same too; how many there were.
+        """End the requests that clients know by these names (None: all), in all API servers of
+        the engine; how many there were.
         """
         num_elsewhere = 0 if self.abort_elsewhere is None else await self.abort_elsewhere(names)
         return num_elsewhere + await self.abort_here(names)
 
     async def abort_here(self, names: Sequence[str] | None) -> int:
-        """The same in this process alone."""
+        """The same in this process only."""
         keys = self.in_flight.keys(names)
         await self.engine.abort(keys)
         return len(keys)
@@ -187,7 +187,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """What a reply is called. `shown` may come from the client and is never used as a key."""
+    """The id of a reply. `shown` may come from the client and is never used as a key."""
 
     shown: str
     key: str
@@ -201,7 +201,7 @@ class RequestName:
 
 
 def _priority(request: Request, asked: int | None) -> int:
-    """The header of proxies rules over the body."""
+    """The priority header, which a proxy may set, else the body's field."""
     text = request.headers.get("x-vllm-priority") or request.headers.get("x-quire-priority")
     if text is None:
         return asked or 0
@@ -212,7 +212,7 @@ def _priority(request: Request, asked: int | None) -> int:
 
 
 def _rank(request: Request) -> int | None:
-    """The core that the sender wants; what is no number is passed over, as proxies rely on."""
+    """The core that the client asks for; other values than numbers are ignored."""
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 

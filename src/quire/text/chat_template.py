@@ -38,7 +38,7 @@ MAX_CHARACTERS = 1 << 24
 MAX_STEPS = 1_000_000
 STEPS_OF_A_CALL = 4
 MAX_POWER_BITS = 4096
-# Stands behind the text that the model is to continue; the trailing blank tells whether the
+# Follows the text that the model is to continue; the trailing blank tells whether the
 # template strips contents.
 _CONTINUE_MARK = "continue-this-text-here-5c0f9 "
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -212,7 +212,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _mark_end(message: dict[str, Any]) -> str:
-    """Put the mark behind the message's last text, in place; the text without it."""
+    """Append the mark to the message's last text, in place; the text without it."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + _CONTINUE_MARK

@@ -102,7 +102,7 @@ class WordTable(PieceTable):
         self._first = first
 
     def piece(self, token: str) -> Piece:
-        """What the decoder makes of the token at the beginning, or behind another one."""
+        """What the decoder makes of the token at the beginning, or after another one."""
         if self._decoder is None:
             return token if self._first else " " + token
         if self._first:

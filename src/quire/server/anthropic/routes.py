@@ -92,12 +92,12 @@ async def _events(streams: Sequence[Outputs], writer: MessageWriter) -> AsyncGen
     [stream] = streams
     encoder = msgspec.json.Encoder()
     try:
-        for tale in writer.begin():
-            yield event(encoder.encode(tale), tale["type"])
+        for data in writer.begin():
+            yield event(encoder.encode(data), data["type"])
         async for output in stream:
             raise_error(output)
-            for tale in writer.take(output):
-                yield event(encoder.encode(tale), tale["type"])
+            for data in writer.take(output):
+                yield event(encoder.encode(data), data["type"])
     except Exception as error:
         yield event(_error_json(as_refusal(error)), "error")
 

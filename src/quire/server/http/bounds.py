@@ -155,7 +155,7 @@ async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
         text = f"The body did not arrive within {timeout_s:g} s."
         raise Refusal(408, text, headers={"Connection": "close"}) from None
     except ClientDisconnect:
-        raise Refusal(400, "The client went away while it was sending.") from None
+        raise Refusal(400, "The client disconnected while it was sending.") from None
     return b"".join(pieces)
 
 
@@ -165,7 +165,7 @@ def _too_large(max_bytes: int) -> Refusal:
 
 
 def _invalid(text: str) -> Refusal:
-    """The decoder's sentence with the place in our words: `body.messages[0].role`."""
+    """The decoder's sentence with the field as `body.messages[0].role`."""
     place = ""
     if found := _PLACE.search(text):
         place, text = found.group(1), text[: found.start()]

@@ -30,7 +30,7 @@ _UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/met
 
 
 def own_request_id(connection: HTTPConnection) -> str | None:
-    """The id that the client gave in X-Request-Id; None if there is none that can be shown."""
+    """The X-Request-Id that the client gave; None without one that can be sent back."""
     given = connection.headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else None
 

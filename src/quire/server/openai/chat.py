@@ -174,7 +174,7 @@ class ChatWriter(ReplyWriter):
         )
 
     def _openings(self) -> Iterable[ChatChunk]:
-        """The chunks that say whose words follow, one for each answer."""
+        """The first chunks, with the role, one for each answer."""
         for index in range(len(self._answers)):
             delta = ChatDelta(role=self._role, content="")
             first = self.chunk(0, index, ChatChunkChoice(index, delta))

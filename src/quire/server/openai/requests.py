@@ -47,7 +47,7 @@ class Limits:
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream carries beside its deltas."""
+    """What a stream carries in addition to its deltas."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -55,7 +55,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """When repetition ends the output."""
+    """Which repetition ends the output."""
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0

@@ -1,4 +1,4 @@
-"""What a transcript says while it is read, and the whole that the pieces add up to."""
+"""The events of an output while it is parsed, and the whole that they add up to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """An output taken apart. `reasoning` and `content` are None where there was none."""
+    """An output as parsed. `reasoning` and `content` are None where there is no such text."""
 
     reasoning: str | None
     content: str | None

@@ -76,7 +76,7 @@ class ParserPlan:
         """Where an output begins, by the text of its prompt.
 
         A chat template that opens or closes the reasoning does so at the very end; delimiters
-        before the end may be anybody's words. `continued` is the text of the message that the
+        before the end may be text of a message. `continued` is the text of the message that the
         output goes on with, which the prompt then ends with.
         """
         if self.reasoning is None:
@@ -105,7 +105,7 @@ class ParserPlan:
         return "again" if reasoning.is_assumed else "before"
 
     def answer_delimiter(self, place: str) -> str | None:
-        """The text behind which the answer of an output that begins at `place` starts, and with it
+        """The text after which the answer of an output that begins at `place` starts, and with it
         a grammar; None: it starts at once.
 
         Where the model may do without reasoning and nothing in the prompt says so, it is expected.

@@ -1,7 +1,7 @@
 """Readers of the states' texts that need little: passages, heads, blanks, arguments as written.
 
 Each `read(text, start, out)` writes what it is sure of and gives back how far it came and why it
-stopped. Whatever it did not take is given to it again, with more behind it.
+stopped. Whatever it did not take is given to it again, with more text after it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class HeadReader:
         return "".join(self._text)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to a delimiter; too much text, or a character that no head has, is none."""
+        """Up to a delimiter; too much text, or a character that no head has, is a misfit."""
         if not self._has_begun:
             rest = text[start : start + MAX_HEAD_CHARS]
             if not rest.startswith(self._state.begins):

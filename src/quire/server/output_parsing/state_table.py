@@ -186,4 +186,4 @@ def _check_then(where: str, state: ParserState, states: Mapping[str, ParserState
         if follower.then is not None:
             raise ValueError(f"The {where} hands on to a state that hands on.")
     if unknown := sorted(set(state.kept) - set(state.delimiters)):
-        raise ValueError(f"The {where} keeps {unknown}, which are none of its delimiters.")
+        raise ValueError(f"The {where} keeps {unknown}, which are not among its delimiters.")

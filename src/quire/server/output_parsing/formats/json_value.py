@@ -98,7 +98,7 @@ class JsonValue:
 
 
 def json_type(text: str) -> str | None:
-    """The type of a JSON text; None if it is none."""
+    """The type of a JSON text; None for other text."""
     try:
         return type_name(json.loads(text, parse_int=_an_integer, parse_constant=_refuse))
     except (ValueError, RecursionError):

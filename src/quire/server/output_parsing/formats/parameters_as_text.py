@@ -42,7 +42,7 @@ class Parameters:
 
 
 class KeyReader:
-    """The name of an argument, up to the delimiter behind it."""
+    """The name of an argument, up to the delimiter after it."""
 
     __slots__ = ("_delimiters", "_parameters", "_text")
 
@@ -67,7 +67,7 @@ class KeyReader:
 
 
 class ValueReader:
-    """The value of an argument, up to the delimiter behind it.
+    """The value of an argument, up to the delimiter after it.
 
     Text is passed on as it comes. Any other type needs the whole value: JSON of that type is passed
     on as written, Python's spelling of it is translated, and what is neither becomes a string.

@@ -16,7 +16,7 @@ from quire.server.output_parsing.formats.json_value import json_type
 MAX_LITERAL_CHARS = 2**20
 """A longer value is no literal."""
 MAX_NUMBER_CHARS = 512
-"""A longer number is none, unless JSON has it too."""
+"""A longer number is refused, unless JSON has it too."""
 
 STRING = r"""'''(?:[^'\\]|\\.|'(?!''))*+'''|"{3}(?:[^"\\]|\\.|"(?!""))*+"{3}"""
 STRING += r"""|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
@@ -35,7 +35,7 @@ FLOAT = re.compile(rf"[+-]?(?:{DIGITS}\.?(?:{DIGITS})?|\.{DIGITS})(?:[eE][+-]?[0
 
 
 def python_as_json(text: str) -> str | None:
-    """A Python literal as JSON text; None if it is none, or one that JSON has not (sets, bytes)."""
+    """A Python literal as JSON text; None for other text, and for what JSON lacks (sets, bytes)."""
     text = text.strip(" \t\r\n")
     if len(text) > MAX_LITERAL_CHARS:
         return None

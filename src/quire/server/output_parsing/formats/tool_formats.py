@@ -25,7 +25,7 @@ def tagged(opening: str, closing: str) -> Mapping[str, ParserState]:
 
 
 def listed(*openings: str, closing: str = "") -> dict[str, ParserState]:
-    """A JSON list of envelopes behind an opening."""
+    """A JSON list of envelopes after an opening."""
     opens = dict.fromkeys(openings, "list")
     after = {closing: "content"} if closing else {}
     return {
@@ -78,7 +78,7 @@ def kimi_head(text: str) -> Head | None:
 
 
 def mistral_head(text: str) -> Head | None:
-    """The name, behind it the id if the model gave one."""
+    """The name, followed by the id if the model gave one."""
     name, _, call_id = text.partition("[CALL_ID]")
     return Head(name.strip(), call_id.strip() or None) if name.strip() else None
 
