@@ -147,7 +147,7 @@ def break_worker(worker, handle, kind, when, at_output=3):
     the others wait for it, behind it, before results are computed, or when they have been.
     """
     runner = worker.model_runner
-    launch = runner.launch
+    launch = worker.launch
 
     def check(plan):
         rows = runner.rows
@@ -174,7 +174,7 @@ def break_worker(worker, handle, kind, when, at_output=3):
             launched.compute = failing_compute
         return launched
 
-    runner.launch = failing
+    worker.launch = failing
 
 
 def assert_rows_agree(core):
@@ -251,7 +251,7 @@ def test_a_dead_worker_is_a_dead_engine(folder):
     def dead(plan):
         raise EngineDeadError("The GPU of this worker failed")
 
-    core.executor.workers[1].model_runner.launch = dead
+    core.executor.workers[1].launch = dead
     with pytest.raises(EngineDeadError, match="GPU of this worker"):
         core.step()
     core.shutdown()

@@ -33,8 +33,9 @@ def serve(folder, life, *, disturbed=False, break_at=None, **wishes):
 
 def break_launches(core, handle, at_output, kind):
     """Launches with this request fail from some token on: naming its row, or nobody."""
-    runner = core.executor.worker.model_runner
-    launch = runner.launch
+    worker = core.executor.worker
+    runner = worker.model_runner
+    launch = worker.launch
 
     def failing(plan):
         launched = launch(plan)
@@ -44,7 +45,7 @@ def break_launches(core, handle, at_output, kind):
             raise RowFailures({bad[0]: "named"}) if kind == "named" else RuntimeError("unnamed")
         return launched
 
-    runner.launch = failing
+    worker.launch = failing
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -114,8 +115,8 @@ def test_nothing_but_reading_waits(folder, monkeypatch):
         core.add_request(greedy(handle, [20 + handle, 21, 22]))
     core.step()
     core.step()
-    runner, looked = core.executor.worker.model_runner, []
-    launch = runner.launch
+    worker, looked = core.executor.worker, []
+    launch = worker.launch
 
     def watched(plan):
         with monkeypatch.context() as patch:
@@ -126,10 +127,10 @@ def test_nothing_but_reading_waits(folder, monkeypatch):
         step.sample = lambda mask=None: None
         return step
 
-    runner.launch = watched
+    worker.launch = watched
     core.step()
     assert looked == []
-    runner.launch = launch
+    worker.launch = launch
     drain(core)
     core.shutdown()
 

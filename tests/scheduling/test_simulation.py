@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from quire.scheduling import prefix_cache, scheduler, stop, streaming_input
+from quire.scheduling import block_pool, block_tables, scheduler, stop, streaming_input
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from quire.scheduling.block_pool import BlockPool
 from quire.scheduling.block_tables import BlockTables
@@ -66,15 +66,13 @@ def test_equal_seeds_give_equal_lives():
 
 
 def forget_the_prefix(monkeypatch):
-    real = prefix_cache.next_key
-    monkeypatch.setattr(
-        prefix_cache, "next_key", lambda parent, ids: real(prefix_cache.root_key(None), ids)
-    )
+    real, root = block_pool.next_key, block_pool.root_key(None)
+    monkeypatch.setattr(block_tables, "next_key", lambda parent, ids: real(root, ids))
 
 
 def leave_the_adapter_out_of_keys(monkeypatch):
-    real = prefix_cache.root_key
-    monkeypatch.setattr(prefix_cache, "root_key", lambda salt, adapter: real(salt))
+    real = block_pool.root_key
+    monkeypatch.setattr(block_tables, "root_key", lambda salt, adapter: real(salt))
 
 
 def touch_without_counting(monkeypatch):

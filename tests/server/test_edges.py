@@ -28,7 +28,7 @@ import quire
 from quire.engine.shared_cores import broker as hub_module
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
-from quire.scheduling.prefix_cache import next_key, root_key
+from quire.scheduling.block_pool import next_key, root_key
 from quire.testing.checkpoints import make_checkpoint
 from tests.server.serve_process import command_of, serving
 

@@ -9,7 +9,6 @@ from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
 from quire.models.decoder import DecoderModel
-from quire.params import RequestParams
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.scheduling.step import StepPlan
@@ -33,17 +32,9 @@ class Worker:
         self.rank = rank
         self._residence = residence
         self._profiler = profiler
-
-    def launch(self, plan: StepPlan) -> Step | NoTokens:
-        """Start a step on this device."""
-        if self._profiler is None:
-            return self.model_runner.launch(plan)
-        with self._profiler.step(plan.step_id, plan.num_tokens):
-            return self.model_runner.launch(plan)
-
-    def needs_host_ids(self, params: RequestParams) -> bool:
-        """Must a request with these parameters not be scheduled ahead of its last id?"""
-        return self.model_runner.needs_host_ids(params)
+        self.launch = runner.launch if profiler is None else self._launch_profiled
+        """launch(plan) starts a step on this device."""
+        self.needs_host_ids = runner.needs_host_ids
 
     def close(self) -> None:
         """The worker is not used any more."""
@@ -102,3 +93,8 @@ class Worker:
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What requests can be for."""
         return ("generate",)
+
+    def _launch_profiled(self, plan: StepPlan) -> Step | NoTokens:
+        assert self._profiler is not None
+        with self._profiler.step(plan.step_id, plan.num_tokens):
+            return self.model_runner.launch(plan)

@@ -2,7 +2,8 @@
 
 A head serves the rows of one kind of request, which is the type of their parameters. It takes part
 in a step three times: before the model runs it stages inputs, then it computes results from the
-hidden states, and at the end it reports them on the host. `Heads` knows which head each row has.
+hidden states, and at the end it reports them on the host. The
+runner knows which head each row has.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.errors import NotBuiltYet
 from quire.params import RequestParams
 from quire.runner.batch import StepInputs
 from quire.runner.grammar_mask import GrammarMask
@@ -74,36 +74,3 @@ class RowHead(Protocol):
         own.
         """
         ...
-
-
-class Heads:
-    """The heads of a runner, and which of them each row has: a part of the rows."""
-
-    def __init__(self) -> None:
-        self._by_kind: dict[type[RequestParams], RowHead] = {}
-        self._of_row: dict[int, RowHead] = {}
-
-    def register(self, kind: type[RequestParams], head: RowHead) -> None:
-        """Let `head` serve the requests whose parameters are of this type, from now on."""
-        assert kind not in self._by_kind, f"{kind.__name__} has a head"
-        self._by_kind[kind] = head
-
-    def of(self, params: RequestParams) -> RowHead:
-        """The head for a request. Raises NotBuiltYet when the model has none for its kind."""
-        head = self._by_kind.get(type(params))
-        if head is None:
-            raise NotBuiltYet("params", params, "This model has no head for such requests.")
-        return head
-
-    def add_row(self, new: NewRow) -> None:
-        head = self.of(new.params)
-        head.add_row(new)
-        self._of_row[new.row] = head
-
-    def remove_row(self, row: int) -> None:
-        self._of_row.pop(row).remove_row(row)
-
-    def begin(self, inputs: StepInputs) -> list[HeadStep]:
-        """The parts that heads have in a step."""
-        steps = [head.begin(inputs) for head in self._by_kind.values()]
-        return [step for step in steps if step is not None]

@@ -16,17 +16,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.errors import NotBuiltYet
 from quire.models.decoder import DecoderModel
 from quire.params import RequestParams
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
 from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
-from quire.runner.head import Heads, HeadStep, RowHead
+from quire.runner.head import HeadStep, RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.step import StepPlan, StepResult
+from quire.scheduling.step import NewRow, StepPlan, StepResult
 
 
 class Step:
@@ -103,6 +104,39 @@ class NoTokens:
     def result(self) -> RunnerOutput:
         """There are no ids."""
         return RunnerOutput(StepResult(self._step_id, []))
+
+
+class Heads:
+    """The heads of a runner, and which of them each row has: a part of the rows."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[type[RequestParams], RowHead] = {}
+        self._of_row: dict[int, RowHead] = {}
+
+    def register(self, kind: type[RequestParams], head: RowHead) -> None:
+        """Let `head` serve the requests whose parameters are of this type, from now on."""
+        assert kind not in self._by_kind, f"{kind.__name__} has a head"
+        self._by_kind[kind] = head
+
+    def of(self, params: RequestParams) -> RowHead:
+        """The head for a request. Raises NotBuiltYet when the model has none for its kind."""
+        head = self._by_kind.get(type(params))
+        if head is None:
+            raise NotBuiltYet("params", params, "This model has no head for such requests.")
+        return head
+
+    def add_row(self, new: NewRow) -> None:
+        head = self.of(new.params)
+        head.add_row(new)
+        self._of_row[new.row] = head
+
+    def remove_row(self, row: int) -> None:
+        self._of_row.pop(row).remove_row(row)
+
+    def begin(self, inputs: StepInputs) -> list[HeadStep]:
+        """The parts that heads have in a step."""
+        steps = [head.begin(inputs) for head in self._by_kind.values()]
+        return [step for step in steps if step is not None]
 
 
 class ModelRunner:

@@ -1,8 +1,15 @@
-"""The KV memory: N blocks, their reference counts, and two lists of those that are free."""
+"""The KV memory: N blocks, their reference counts, two lists of those that are free, and the keys
+under which cached blocks are found.
+
+A block's key is a SHA-256 digest chained over everything before it, so equal keys mean equal
+prefixes. The first link holds what else decides the content: salt and adapter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import hashlib
+from array import array
+from collections.abc import Collection, Iterable, Sequence
 
 BlockKey = tuple[bytes, int]
 """(chained content digest, KV group)."""
@@ -121,3 +128,21 @@ class BlockPool:
         self._next[before] = self._prev[after] = block
         self._prev[block] = before
         self._next[block] = after
+
+
+def root_key(cache_salt: str | None, adapter: int = 0) -> bytes:
+    """The link before a request's first block: what it must share with another besides tokens."""
+    digest = hashlib.sha256(b"quire block key 2")
+    salt = b"" if cache_salt is None else b"\x01" + cache_salt.encode()
+    digest.update(len(salt).to_bytes(8, "little") + salt)
+    digest.update(adapter.to_bytes(8, "little"))
+    return digest.digest()
+
+
+def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of the block with these tokens after the block `parent`.
+
+    Token counts are equal within a cache and the parent has 32 bytes, so the concatenation is
+    unambiguous.
+    """
+    return hashlib.sha256(parent + array("i", token_ids).tobytes()).digest()

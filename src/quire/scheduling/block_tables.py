@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from quire.scheduling.block_groups import BlockGroup, EmptyGroup, Find, StateGroup, block_group
-from quire.scheduling.block_pool import BlockPool
-from quire.scheduling.prefix_cache import extend_keys
+from quire.scheduling.block_pool import BlockPool, next_key, root_key
 from quire.scheduling.request import Request
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.state_blocks import StateBlocks
@@ -30,7 +29,8 @@ class BlockTables:
         ]
         states = {g: each for g, each in enumerate(self.groups) if isinstance(each, StateGroup)}
         self.pool = BlockPool(config.num_blocks, evicted_first=states)
-        self.states = StateBlocks(self.pool, states, config.block_size)
+        self.states = StateBlocks(self.pool, states, config.block_size) if states else None
+        """Of the groups with recurrent state, if the model has any."""
         is_reusable = not any(isinstance(group, EmptyGroup) for group in self.groups)
         self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
         self._token_groups = [
@@ -52,7 +52,17 @@ class BlockTables:
     def compute_keys(self, request: Request) -> None:
         """Compute the keys of the request's full blocks, so that this cannot fail in a step."""
         if self.enable_prefix_caching:
-            extend_keys(request, self.block_size, request.num_tokens // self.block_size)
+            self._extend_keys(request, request.num_tokens // self.block_size)
+
+    def _extend_keys(self, request: Request, num_blocks: int) -> None:
+        """Compute the request's keys up to `num_blocks` blocks, each once in its life (the tokens
+        must be known).
+        """
+        keys = request.keys
+        while len(keys) < num_blocks:
+            start = len(keys) * self.block_size
+            parent = keys[-1] if keys else root_key(request.cache_salt, request.adapter)
+            keys.append(next_key(parent, request.token_ids(start, start + self.block_size)))
 
     # Resources
 
@@ -84,7 +94,7 @@ class BlockTables:
         """
         if not self.enable_prefix_caching or request.params.skip_reading_prefix_cache:
             return False
-        if self.states:
+        if self.states is not None:
             return self.states.is_being_written(request, request.num_hit_tokens)
         index = request.num_hit_tokens // self.block_size
         usable = (request.num_tokens - 1) // self.block_size
@@ -95,7 +105,10 @@ class BlockTables:
         included.
         """
         chunk = self._least_chunk(request)
-        cost = sum(map(self.pool.is_free, self.states.snapshots(request, request.num_hit_tokens)))
+        cost = 0
+        if self.states is not None:
+            snapshots = self.states.snapshots(request, request.num_hit_tokens)
+            cost = sum(map(self.pool.is_free, snapshots))
         for index, group in enumerate(self.groups):
             held = [block for block in self._hit_table(request, index) if block != NULL_BLOCK]
             cost += max(0, group.num_needed(request.num_tokens, chunk) - len(held))
@@ -125,8 +138,9 @@ class BlockTables:
         request.num_expired = [group.num_unread(hit) for group in self.groups]
         request.num_published_tokens = hit
         request.capacity = self._capacity(request)
-        makes_snapshot = self.enable_prefix_caching and not request.is_whole
-        self.states.start(request, hit, makes_snapshot=makes_snapshot)
+        if self.states is not None:
+            makes_snapshot = self.enable_prefix_caching and not request.is_whole
+            self.states.start(request, hit, makes_snapshot=makes_snapshot)
         if self.enable_prefix_caching:
             for key in request.keys[hit // self.block_size :]:
                 self._writing.setdefault(key, request)
@@ -159,7 +173,7 @@ class BlockTables:
                 table += blocks
         if grown:
             request.capacity = self._capacity(request)
-        if request.snapshot_end and computed == request.snapshot_end:
+        if self.states is not None and 0 < request.snapshot_end == computed:
             self.states.make_snapshot(request)
         return want, grown
 
@@ -212,12 +226,13 @@ class BlockTables:
         """
         if not self.enable_prefix_caching:
             return
-        self.states.publish(request, num_tokens)
+        if self.states is not None:
+            self.states.publish(request, num_tokens)
         first = request.num_published_tokens // self.block_size
         end = num_tokens // self.block_size
         if end <= first:
             return
-        extend_keys(request, self.block_size, end)
+        self._extend_keys(request, end)
         for number in self._token_groups:
             self._publish_table(request, number, num_tokens)
         for key in request.keys[first:end]:
@@ -233,7 +248,8 @@ class BlockTables:
 
     def release(self, request: Request) -> None:
         """Take all blocks back, the tail first."""
-        self.states.release(request)
+        if self.states is not None:
+            self.states.release(request)
         for table in request.block_ids:
             self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
         request.block_ids = ()
@@ -241,6 +257,10 @@ class BlockTables:
             if self._writing.get(key) is request:
                 del self._writing[key]
         request.num_published_tokens = 0
+
+    def take_state_changes(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """The copies of recurrent state and the blocks to zero of the plan that is made now."""
+        return ([], []) if self.states is None else self.states.take_changes()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content; False (and no change) while any block is in use."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.in_flight_step import InFlightStep
+from quire.scheduling.scheduler_output import InFlightStep
 from quire.scheduling.step import StepResult
 
 

@@ -44,7 +44,8 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.requests and not scheduler.running and not len(scheduler.waiting)
     assert scheduler.memory.pool.num_free == scheduler.config.num_blocks - 1, "blocks leaked"
     assert not scheduler.memory._writing, "keys of unwritten blocks leaked"
-    assert not scheduler.memory.states._writing, "keys of unmade snapshots leaked"
+    states = scheduler.memory.states
+    assert states is None or not states._writing, "keys of unmade snapshots leaked"
     assert not scheduler.chunked and not scheduler.lane.members
     assert not len(scheduler.rows.stops), "stop ids leaked"
     assert len(scheduler.rows._free) == scheduler.config.max_num_seqs, "rows leaked"
@@ -63,7 +64,8 @@ def _check_pool(scheduler: Scheduler) -> None:
         for block in table
         if block != NULL_BLOCK
     )
-    held.update(scheduler.memory.states._sources)
+    if scheduler.memory.states is not None:
+        held.update(scheduler.memory.states._sources)
     assert pool._ref[NULL_BLOCK] == 0
     for block in range(1, pool.num_blocks):
         assert pool._ref[block] == held[block], f"block {block}: references are not its holders"

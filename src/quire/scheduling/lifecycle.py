@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from quire.scheduling import streaming_input
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.in_flight_step import InFlightStep
 from quire.scheduling.policy import POLICIES, WaitingQueue
 from quire.scheduling.request import Request, State, Stop
-from quire.scheduling.resources import BlockBudget, Resource, Resources, TokenBudget
-from quire.scheduling.running_rows import RunningRows
-from quire.scheduling.scheduler_output import FinishedRequest
+from quire.scheduling.resources import BlockBudget, Resource, Resources, RunningRows, TokenBudget
+from quire.scheduling.scheduler_output import FinishedRequest, InFlightStep
 from quire.scheduling.settings import SchedulerConfig
 
 
@@ -91,7 +89,7 @@ class Lifecycle:
         """A resumable request stopped: it is idle until it has input; its final state when that
         ends it now.
         """
-        if self.memory.states:
+        if self.memory.states is not None:
             self._leave_row(request)  # the state may be that of a later token
         self._leave_steps(request)
         streaming_input.pause(request, stop)

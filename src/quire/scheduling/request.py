@@ -223,6 +223,14 @@ class Request:
             adapter=self.adapter,
         )
 
+    def limit_length(self, max_model_len: int) -> None:
+        """Set how long the request may become: by its max_tokens and by the model."""
+        self.max_total_tokens = self.num_prompt_tokens
+        if self.generates:
+            max_tokens = self.sampling.max_tokens
+            assert max_tokens is not None, "the input processor resolves max_tokens"
+            self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + max_tokens)
+
     def append_input(self, token_ids: list[int]) -> None:
         """Make all but the newest token prompt and append more: the next turn of a resumable
         request.

@@ -17,15 +17,15 @@ from collections.abc import Collection, Sequence
 
 from quire.errors import RequestError
 from quire.params import SamplingParams
-from quire.scheduling import streaming_input
 from quire.scheduling.drafts import record_drafts
-from quire.scheduling.in_flight_step import InFlightStep, ScheduledChunk
 from quire.scheduling.lifecycle import Lifecycle
 from quire.scheduling.policy import choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
 from quire.scheduling.resources import Resource
 from quire.scheduling.scheduler_output import (
     FinishedRequest,
+    InFlightStep,
+    ScheduledChunk,
     SchedulerOutput,
     StartedRequest,
     append_tokens,
@@ -67,7 +67,7 @@ class Scheduler:
         config = self.config
         if request.num_tokens < 1 or request.num_tokens >= config.max_model_len + 1:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
-        streaming_input.limit_length(request, config.max_model_len)
+        request.limit_length(config.max_model_len)
         request.is_whole = request.is_indivisible or not config.enable_chunked_prefill
         if request.is_indivisible:
             self._check_indivisible(request)
@@ -284,7 +284,7 @@ class Scheduler:
         grown = [b for h, new in step.new_blocks.items() if not self.rows.is_new(h) for b in new]
         removed, added = self.rows.take_changes()
         step.cohort_drafts = self.lane.plan_drafts(self._life.tokens.left)
-        copies, zero_blocks = self.memory.states.take_changes()
+        copies, zero_blocks = self.memory.take_state_changes()
         plan = StepPlan(
             step_id=step.step_id,
             removed=removed,

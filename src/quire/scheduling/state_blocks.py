@@ -30,9 +30,6 @@ class StateBlocks:
         self._writing: dict[bytes, Request] = {}
         """Keys of snapshots that a running request is about to make."""
 
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
     def snapshots(self, request: Request, hit: int) -> list[int]:
         """The blocks that a request starts from after a hit of `hit` tokens."""
         if hit == 0:
@@ -59,7 +56,7 @@ class StateBlocks:
         firsts = [request.block_ids[number][0] for number in self._groups]
         self._copies += zip(sources, firsts, strict=False)
         end = self._last_border(request)
-        if self._groups and makes_snapshot and end > hit:
+        if makes_snapshot and end > hit:
             request.snapshot_end = end
             self._writing.setdefault(self._key(request, end), request)
 

@@ -39,14 +39,4 @@ def resume(request: Request, given: NextInput, max_model_len: int) -> None:
     if given.params is not None:
         request.params, request.needs_host_ids = given.params, given.needs_host_ids
         request.stop_ids = stop_ids(request)
-    limit_length(request, max_model_len)
-
-
-def limit_length(request: Request, max_model_len: int) -> None:
-    """Set how long the request may become: by its max_tokens and by the model."""
-    if not request.generates:
-        request.max_total_tokens = request.num_prompt_tokens
-        return
-    max_tokens = request.sampling.max_tokens
-    assert max_tokens is not None, "the input processor resolves max_tokens"
-    request.max_total_tokens = min(max_model_len, request.num_prompt_tokens + max_tokens)
+    request.limit_length(max_model_len)

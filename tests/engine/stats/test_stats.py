@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config.args.engine_args import EngineArgs
 from quire.engine.frontend.output_processor import OutputProcessor
-from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats import loggers
 from quire.engine.stats.engine_stats import EngineStats
 from quire.engine.stats.loggers import (

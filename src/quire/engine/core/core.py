@@ -37,10 +37,9 @@ from quire.params import RequestParams, SamplingParams
 from quire.params.thinking import Thinking
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner_output import RunnerOutput
-from quire.scheduling.in_flight_step import handles_of
 from quire.scheduling.request import Reason, Request
 from quire.scheduling.scheduler import Scheduler
-from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput
+from quire.scheduling.scheduler_output import FinishedRequest, SchedulerOutput, handles_of
 from quire.scheduling.step import StepPlan
 
 logger = logging.getLogger(__name__)

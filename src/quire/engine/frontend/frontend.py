@@ -18,11 +18,12 @@ from typing import Any, Generic, TypeVar
 from quire.config.plan import EnginePlan
 from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
+from quire.engine.frontend.fan_out import fan_out
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.output_stream import RequestOutputCollector
-from quire.engine.frontend.request_group import RequestGroup, fan_out
 from quire.engine.frontend.request_spans import begun_attributes
+from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats.engine_stats import EngineStats, Stats
 from quire.engine.stats.loggers import StatsOptions
 from quire.engine.stats.step_stats import IterationStats
@@ -138,7 +139,9 @@ class FrontEnd(Generic[Client]):
         timeout_s = _timeout_s(timeout_s, request.params)
         request.data_parallel_rank = data_parallel_rank
         request.resumable = resumable
-        requests = fan_out(request)
+        requests, own = [request], request.params
+        if isinstance(own, SamplingParams) and own.n > 1:
+            requests = fan_out(request, own)
         group = RequestGroup(
             request_id=request_id,
             internal_id=f"{request_id}-{request.handle:08x}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.frontend.frontend import FrontEnd
-from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.frontend.streaming_input import (
     InputStream,
     StreamingInput,

@@ -3,7 +3,7 @@ what is wrong.
 
 In: what the caller gave. Out: token ids, checked and completed parameters, a concrete seed:
 everything that the core needs, so that from here on a request can only be served. Next:
-client.py carries it to the core.
+engine/client/ carries it to the core.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from quire.engine.frontend.request_group import SEED_MASK
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
 from quire.grammar.thinking import num_thinking
@@ -24,6 +23,8 @@ from quire.params import PoolingParams, SamplingParams, checks
 from quire.params.thinking import Thinking
 from quire.prompts import ParsedPrompt, parse_prompt
 from quire.text.tokenizer import Tokenizer
+
+SEED_MASK = 2**64 - 1
 
 _UNBUILT_PARAMS = {
     "watermarking": "Leave it out.",

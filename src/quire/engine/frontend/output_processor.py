@@ -18,9 +18,8 @@ from quire.engine.frontend.output_logprobs import (
     PromptLogprobsBuilder,
 )
 from quire.engine.frontend.output_text import OutputText
-from quire.engine.frontend.request_group import RequestGroup
 from quire.engine.frontend.request_spans import end_span
-from quire.engine.frontend.request_state import RequestState
+from quire.engine.frontend.request_state import RequestGroup, RequestState
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.outputs import RequestOutput, RequestStateStats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.frontend.request_group import RequestGroup
+from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats.step_stats import FinishedRequestStats
 from quire.engine.wire.messages import Finished, FinishReason
 from quire.observability.tracing import RequestSpan

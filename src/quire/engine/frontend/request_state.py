@@ -1,10 +1,11 @@
-"""One completion in the making: its text, its logprobs, and what of them the caller has had
-already.
+"""A request in the making: what its completions have in common, and of each its text, its logprobs,
+and what of them the caller has had already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from quire.engine.frontend.output_logprobs import (
     MAX_CONTEXT,
@@ -12,13 +13,75 @@ from quire.engine.frontend.output_logprobs import (
     OutputLogprobs,
     PromptLogprobsBuilder,
 )
+from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.output_text import OutputText
-from quire.engine.frontend.request_group import RequestGroup
 from quire.engine.wire.messages import Finished, FinishReason
+from quire.observability.tracing import RequestSpan
 from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from quire.params import RequestOutputKind
 
 _CUMULATIVE, _DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
+
+
+@dataclass(slots=True, eq=False)
+class RequestGroup:
+    """What the completions of one request have in common, and what is still to come of them.
+
+    `request_id` is the caller's, `internal_id` ours. `num_open` completions have not ended; in
+    FINAL_ONLY the ended ones wait in `ended` for the others.
+    """
+
+    request_id: str
+    internal_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    output_kind: RequestOutputKind
+    handles: range
+    num_open: int
+    num_cached_tokens: int | None = None
+    is_queued: bool = True
+    """No output has come yet."""
+    num_longest: int = 0
+    """Tokens of the longest completion that has ended."""
+    num_generated: int = 0
+    """Tokens of all completions that have ended."""
+    span: RequestSpan | None = None
+    """Its span in a trace, if there are traces."""
+    prompt_logprobs: object = None
+    mailbox: RequestOutputCollector | None = None
+    """Where the outputs go; None: to whoever steps the engine."""
+    ended: list[CompletionOutput] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all completions have ended."""
+        return self.num_open == 0
+
+    def output(
+        self, completion: CompletionOutput, metrics: RequestStateStats | None
+    ) -> RequestOutput | None:
+        """What the caller gets now that there is `completion`; None while FINAL_ONLY waits for the
+        other ones.
+        """
+        outputs = [completion]
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and len(self.handles) > 1:
+            self.ended.append(completion)
+            if self.num_open:
+                return None
+            outputs = sorted(self.ended, key=lambda ended: ended.index)
+        prompt_logprobs = self.prompt_logprobs
+        if self.output_kind is RequestOutputKind.DELTA:
+            self.prompt_logprobs = None
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            prompt_logprobs,
+            outputs,
+            self.num_open == 0,
+            metrics,
+            num_cached_tokens=self.num_cached_tokens,
+        )
 
 
 class RequestState:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.kv_ops import CpuKV
-from quire.kernels.cpu.native_plan import CpuPlan, IntArray
+from quire.kernels.cpu.program import CpuPlan, IntArray
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.attention import AttentionArgs
 from quire.ops.norm import NormWeight

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.native_plan import CpuPlan
 from quire.kernels.cpu.plain_ops import CurrentPlan
-from quire.kernels.cpu.program import Program
+from quire.kernels.cpu.program import CpuPlan, Program
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.models.decoder import DecoderModel, HiddenStates
 from quire.ops import AttentionPlan, Batch, GroupBatch

@@ -1,12 +1,7 @@
 """From logits to token ids: the sampler, its parts, and custom logits processors."""
 
 from quire.runner.sampling.batch_update import Member
-from quire.runner.sampling.columns import (
-    SampledLogprobs,
-    SampledTokens,
-    SamplerOutput,
-    join_columns,
-)
+from quire.runner.sampling.columns import SampledLogprobs, SampledTokens, join_columns
 from quire.runner.sampling.loading import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logits_processor import (
     AdapterLogitsProcessor,
@@ -17,7 +12,7 @@ from quire.runner.sampling.logits_processor import (
     process_dict_updates,
 )
 from quire.runner.sampling.part import LogitsPart, TokenHistory
-from quire.runner.sampling.sampler import DrawInputs, Sampler
+from quire.runner.sampling.sampler import DrawInputs, Sampler, SamplerOutput
 
 __all__ = [
     "AdapterLogitsProcessor",

@@ -1,10 +1,9 @@
-"""What the sampler hands back."""
+"""Columns of log-probabilities, and what the host knows of a sampled step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -62,51 +61,6 @@ class SampledTokens:
     token_ids: Tensor
     logprobs: SampledLogprobs | None
     errors: dict[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerOutput:
-    """What the device was told to compute: ids [R] int64, the largest logit [R] fp32 of each row,
-    and log-probabilities of the rows that asked. `errors` by index: what is known already.
-
-    Which rows have no token is in the peaks. So nothing here has to be waited for: `tensors` are
-    brought to the host whenever that suits, and `to_host` says what they mean.
-    """
-
-    token_ids: Tensor
-    peaks: Tensor
-    logprobs: SampledLogprobs | None = None
-    errors: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Everything that `to_host` looks at."""
-        columns = self.logprobs
-        described = [] if columns is None else [columns.token_ids, columns.values, columns.ranks]
-        return [self.token_ids, self.peaks, *described]
-
-    def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
-        """The outcome, given the values of `tensors` on the host."""
-        token_ids, peaks, *described = values
-        errors = _errors_of(peaks) | dict(self.errors)
-        columns = self.logprobs
-        if columns is not None:
-            ids, chances, ranks = described
-            columns = SampledLogprobs(columns.index, ids, chances, ranks, columns.counts)
-            columns = columns.without(errors)
-        return SampledTokens(token_ids, columns, errors)
-
-
-def _errors_of(peaks: Tensor) -> dict[int, str]:
-    if math.isfinite(peaks.sum().item()):  # cheap, and false for every peak that is not finite
-        return {}
-    return {i: _what_is_wrong(x) for i, x in enumerate(peaks.tolist()) if not math.isfinite(x)}
-
-
-def _what_is_wrong(peak: float) -> str:
-    if peak == -math.inf:
-        return "no token can be drawn: the request's parameters and grammar forbid every one"
-    return "the model's logits are not finite (NaN or infinity), so no token can be drawn"
 
 
 def empty_columns(index: list[int], counts: list[int], device: torch.device) -> SampledLogprobs:

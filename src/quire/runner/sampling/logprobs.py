@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -81,6 +81,34 @@ def describe(
         columns.values[rows, :width] = values
         columns.ranks[rows] = found.ranks
     return columns
+
+
+def describe_sampled(
+    ops: Ops,
+    mode: LogprobsMode,
+    asked: Sequence[tuple[int, LogprobRequest]],
+    logits: Tensor,
+    raw: Mapping[int, Tensor],
+    settings: Tensor,
+    token_ids: Tensor,
+) -> SampledLogprobs:
+    """The columns of the tokens [M] that were drawn in the rows `asked`, ascending and not empty,
+    of edited logits [R, V].
+
+    `raw` has rows as they were before edits, where the mode reports those; `settings` [M, 4] are
+    the draws', for the other modes.
+    """
+    index = [row for row, _ in asked]
+    if raw:
+        logits = torch.stack([raw.get(row, logits[row]) for row in index])
+        asked = [(m, request) for m, (_, request) in enumerate(asked)]
+    pieces = list(runs(logits, asked))
+    if not mode.startswith("raw"):
+        pieces = [
+            replace(p, logits=ops.truncate(p.logits, settings[p.first : p.first + len(p.logits)]))
+            for p in pieces
+        ]
+    return describe(ops, pieces, index, token_ids, normalize=mode.endswith("logprobs"))
 
 
 def runs(logits: Tensor, wanted: Sequence[tuple[int, LogprobRequest]]) -> Iterator[Described]:

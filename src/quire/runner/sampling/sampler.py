@@ -9,12 +9,12 @@ asked for and something edits it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.ops import Ops
@@ -26,11 +26,17 @@ from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
 from quire.runner.sampling.bad_words import BadWords
 from quire.runner.sampling.batch_update import Member
-from quire.runner.sampling.columns import SampledLogprobs, SampledTokens, SamplerOutput
+from quire.runner.sampling.columns import SampledLogprobs, SampledTokens
 from quire.runner.sampling.custom import CustomProcessors
 from quire.runner.sampling.logit_bias import LogitBias
 from quire.runner.sampling.logits_processor import LogitsProcessor
-from quire.runner.sampling.logprobs import Described, LogprobRequest, LogprobsMode, describe, runs
+from quire.runner.sampling.logprobs import (
+    Described,
+    LogprobRequest,
+    LogprobsMode,
+    describe,
+    describe_sampled,
+)
 from quire.runner.sampling.min_tokens import MinTokens
 from quire.runner.sampling.part import Edit, EditedRow, LogitsPart, Send, Stage, TokenHistory
 from quire.runner.sampling.penalties import TokenPenalties
@@ -77,6 +83,39 @@ class DrawInputs:
     keys: Tensor
     edits: Sequence[Edit]
     edited: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """What the device was told to compute: ids [R] int64, the largest logit [R] fp32 of each row,
+    and log-probabilities of the rows that asked. `errors` by index: what is known already.
+
+    Which rows have no token is in the peaks. So nothing here has to be waited for: `tensors` are
+    brought to the host whenever that suits, and `to_host` says what they mean.
+    """
+
+    token_ids: Tensor
+    peaks: Tensor
+    logprobs: SampledLogprobs | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that `to_host` looks at."""
+        columns = self.logprobs
+        described = [] if columns is None else [columns.token_ids, columns.values, columns.ranks]
+        return [self.token_ids, self.peaks, *described]
+
+    def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
+        """The outcome, given the values of `tensors` on the host."""
+        token_ids, peaks, *described = values
+        errors = _errors_of(peaks) | dict(self.errors)
+        columns = self.logprobs
+        if columns is not None:
+            ids, chances, ranks = described
+            columns = SampledLogprobs(columns.index, ids, chances, ranks, columns.counts)
+            columns = columns.without(errors)
+        return SampledTokens(token_ids, columns, errors)
 
 
 class Sampler:
@@ -298,23 +337,14 @@ class Sampler:
         settings: Tensor,
         token_ids: Tensor,
     ) -> SampledLogprobs | None:
-        if not asking:
+        asked = [(i, request) for i in asking if (request := states[i].logprobs) is not None]
+        if not asked:
             return None
-        wanted = [(i, request) for i in asking if (request := states[i].logprobs) is not None]
-        at = self._sent(asking)
-        if raw:
-            logits = torch.stack([raw.get(i, logits[i]) for i in asking])
-            wanted = [(m, request) for m, (_, request) in enumerate(wanted)]
-        pieces = list(runs(logits, wanted))
+        at = self._sent([i for i, _ in asked])
         if not self._reports_raw:
             settings = settings.index_select(0, at)
-            pieces = [
-                replace(p, logits=self._ops.truncate(p.logits, _rows_of(p, settings)))
-                for p in pieces
-            ]
-        normalize = self._mode.endswith("logprobs")
         own = token_ids.index_select(0, at)
-        return describe(self._ops, pieces, asking, own, normalize=normalize)
+        return describe_sampled(self._ops, self._mode, asked, logits, raw, settings, own)
 
     def _sent(self, indices: list[int]) -> Tensor:
         """Indices of rows, on the device."""
@@ -325,13 +355,21 @@ class Sampler:
         return state.is_greedy and (self._reports_raw or state.logprobs is None)
 
 
-def _rows_of(piece: Described, column: Tensor) -> Tensor:
-    return column[piece.first : piece.first + len(piece.logits)]
-
-
 def _asks(params: SamplingParams, part: LogitsPart) -> bool:
     """Whether a request sets one of the part's parameters to something else than its neutral
     value.
     """
     values = ((name, getattr(params, name)) for name in part.parameters)
     return any(value and value != _NEUTRAL[name] for name, value in values)
+
+
+def _errors_of(peaks: Tensor) -> dict[int, str]:
+    if math.isfinite(peaks.sum().item()):  # cheap, and false for every peak that is not finite
+        return {}
+    return {i: _what_is_wrong(x) for i, x in enumerate(peaks.tolist()) if not math.isfinite(x)}
+
+
+def _what_is_wrong(peak: float) -> str:
+    if peak == -math.inf:
+        return "no token can be drawn: the request's parameters and grammar forbid every one"
+    return "the model's logits are not finite (NaN or infinity), so no token can be drawn"

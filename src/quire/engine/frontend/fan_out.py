@@ -1,0 +1,39 @@
+"""A request with `n` completions is n requests to the core, which are made here."""
+
+from __future__ import annotations
+
+import copy
+
+from quire.engine.frontend.input_processor import SEED_MASK
+from quire.engine.wire.messages import EngineCoreRequest
+from quire.params import SamplingParams
+
+
+def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCoreRequest]:
+    """The n requests that `request` with these parameters stands for, with handles and seeds
+    counting up from its own. Only the first computes prompt logprobs, which are the same for all.
+    """
+    first, others = _child_params(params), _child_params(params)
+    if params.prompt_logprobs is not None:
+        others.prompt_logprobs = None
+        others.skip_reading_prefix_cache = False
+    return [
+        EngineCoreRequest(
+            handle=request.handle + index,
+            prompt_token_ids=request.prompt_token_ids,
+            params=others if index else first,
+            seed=(request.seed + index) & SEED_MASK,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            client_index=request.client_index,
+            thinking=request.thinking,
+        )
+        for index in range(params.n)
+    ]
+
+
+def _child_params(params: SamplingParams) -> SamplingParams:
+    child = copy.copy(params)
+    child.n = 1
+    return child
