@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError
 from quire.outputs import RequestOutput
-from quire.server.http.event_stream import until_disconnected
+from quire.server.http.bounds import until_disconnected
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.engine.alarm import Alarm
@@ -157,6 +158,12 @@ async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     except ClientDisconnect:
         raise Refusal(400, "The client disconnected while it was sending.") from None
     return b"".join(pieces)
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _too_large(max_bytes: int) -> Refusal:

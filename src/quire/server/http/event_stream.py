@@ -11,6 +11,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.server.http.bounds import until_disconnected
+
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b"\n\n"
 """An event without a field, which clients ignore (HTML standard, 9.2.6). A comment would serve as
@@ -98,12 +100,6 @@ class EventStream(Response):
                     return
             elif 0 < self._keep_alive_s <= silent_s:
                 await self._put(send, _KEEP_ALIVE)
-
-
-async def until_disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _cancel(*tasks: asyncio.Future[None]) -> None:
