@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from quire.server.context import Server
+from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.in_flight import InFlightMiddleware
-from quire.server.http.route_entry import RouteEntry
 from quire.server.http.security import KeyGuard
 
 _CLIENT_GONE = 499

@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
@@ -199,6 +200,12 @@ class RequestName:
         base = own_request_id(request) or asked or request.scope["state"][ID_SLOT]
         return cls(f"{prefix}{base}", f"{prefix}{secrets.token_hex(12)}", int(time.time()))
 
+    @classmethod
+    def random(cls, prefix: str) -> RequestName:
+        """An id that no client can choose or guess."""
+        name = f"{prefix}{secrets.token_hex(16)}"
+        return cls(name, name, int(time.time()))
+
 
 def _priority(request: Request, asked: int | None) -> int:
     """The priority header, which a proxy may set, else the body's field."""
@@ -225,3 +232,17 @@ async def off_loop(num_chars: int, work: Any, *args: Any) -> Any:
     if num_chars <= _INLINE_CHARS:
         return work(*args)
     return await asyncio.to_thread(work, *args)
+
+
+Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """One route: methods, path, handler, and the types of its bodies (None: without one)."""
+
+    methods: str
+    path: str
+    handler: Handler
+    takes: type | None = None
+    gives: type | None = None

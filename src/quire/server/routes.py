@@ -8,8 +8,8 @@ from quire.server import health, tokens
 from quire.server.anthropic import routes as messages
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
+from quire.server.context import RouteEntry
 from quire.server.http import documents
-from quire.server.http.route_entry import RouteEntry
 from quire.server.openai import models, rendering
 from quire.server.openai.chat import chat_completions
 from quire.server.openai.completions import completions

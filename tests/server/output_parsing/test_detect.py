@@ -14,7 +14,10 @@ from quire.server.output_parsing import (
     detect_tool_parser,
     plan_parsers,
 )
-from quire.server.output_parsing.detect import REASONING_PARSERS_BY_TEXT, TOOL_PARSERS_BY_TEXT
+from quire.server.output_parsing.parser_registry import (
+    REASONING_PARSERS_BY_TEXT,
+    TOOL_PARSERS_BY_TEXT,
+)
 from quire.text.chat_template import ChatTemplate
 from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -63,8 +61,7 @@ async def _messages(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     chat = body.generation()
     prompt = await chat_prompt(server, chat)
-    number = secrets.token_hex(12)
-    name = RequestName(f"msg_{number}", f"msg_{number}", int(time.time()))
+    name = RequestName.random("msg_")
     [answer] = open_answers(server, chat, prompt, "assistant")
     message = MessageReply(
         id=name.shown, model=server.names[0], usage=MessageUsage(len(prompt.ids), 0)

@@ -7,12 +7,6 @@ other begins: a call may end the reasoning, a header may announce either. A form
 Layer 5, pure text: neither torch nor HTTP.
 """
 
-from quire.server.output_parsing.detect import (
-    AUTO,
-    NONE,
-    detect_reasoning_parser,
-    detect_tool_parser,
-)
 from quire.server.output_parsing.events import (
     ArgumentText,
     CallStarted,
@@ -26,9 +20,13 @@ from quire.server.output_parsing.events import (
 from quire.server.output_parsing.output_parser import OutputParser
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.parser_registry import (
+    AUTO,
+    NONE,
     REASONING_PARSERS,
     TOOL_PARSERS,
     choose_parsers,
+    detect_reasoning_parser,
+    detect_tool_parser,
     plan_parsers,
 )
 from quire.server.output_parsing.state_table import (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -47,8 +45,7 @@ async def create(server: Server, request: Request) -> Response:
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
     prompt = await chat_prompt(server, chat)
-    number = secrets.token_hex(16)
-    name = RequestName(f"resp_{number}", f"resp_{number}", int(time.time()))
+    name = RequestName.random("resp_")
     writer = _writer(server, body, chat, prompt, name)
     stored = StoredResponse(
         writer.response,
