@@ -25,8 +25,8 @@ ROOMS = {
     "process": 3,
     "data_parallel": 4,
     "client": 5,
-    "frontend": 6,
-    "shared_cores": 7,
+    "shared_cores": 6,
+    "frontend": 7,
     "launcher": 8, "llm_engine": 8, "async_llm": 8,
     "offline": 9, "beam_runner": 9,
     "__init__": 9,
@@ -137,8 +137,6 @@ LIGHT = (
     "quire.config.args.engine_args",
     "quire.config.resolve.resolve",
     "quire.scheduling.scheduler",
-    "quire.scheduling.invariants",
-    "quire.testing.simulate",
 )
 WITHOUT_TORCH = (
     "quire.text.tokenizer",

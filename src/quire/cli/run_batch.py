@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
-from quire.cli.session import explain
+from quire.cli.session import add_engine_flags, explain
 from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
@@ -75,14 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch.add_argument("--output-tmp-dir", help=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="flags in YAML; those given here rule")
-    parser.add_argument(
-        "--explain", action="store_true", help="print the plan of the engine with reasons, and stop"
-    )
     add_options(parser, ServerArgs, only=_SERVER_FLAGS)
-    own = options_of(ServerArgs)
-    add_options(
-        parser, EngineArgs, only=[name for name in options_of(EngineArgs) if name not in own]
-    )
+    add_engine_flags(parser, without=options_of(ServerArgs))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -162,7 +156,7 @@ async def _batch(
     from quire.engine.async_llm import AsyncLLM
     from quire.server.app import Access, build_app
     from quire.server.assemble import build_server
-    from quire.server.batch.lines import Judge, read_lines
+    from quire.server.batch.lines import LineChecker, read_lines
     from quire.server.batch.run import BatchRun
     from quire.server.routes import ROUTES
 
@@ -173,11 +167,11 @@ async def _batch(
     try:
         server = build_server(engine, engine.tokenizer, plan, options, ())
         app = build_app(server, Access(), ROUTES)
-        judge = Judge(options.max_body_bytes)
+        checker = LineChecker(options.max_body_bytes)
         lines = read_lines(args.input_file, options.max_body_bytes)
         crowd = args.max_concurrency or min(2 * plan.max_num_seqs, plan.max_num_queued_reqs)
         async with _measured(server, listener):
-            await BatchRun(app, engine, judge, results, on_result).run(lines, crowd)
+            await BatchRun(app, engine, checker, results, on_result).run(lines, crowd)
     finally:
         engine.shutdown()
 

@@ -21,12 +21,13 @@ from quire.config.plan import EnginePlan
 from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.control_verbs import AwaitedControl
 from quire.engine.event_loop import Alarm
-from quire.engine.frontend.admission import Admission, Neighbours, QueueLimits
+from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.engine.frontend.streaming_input import InputStream
 from quire.engine.launcher import launch_async_front_end
+from quire.engine.shared_cores.load_board import Neighbours
 from quire.engine.stats.engine_stats import PREFIX
 from quire.engine.stats.loggers import StatLoggerFactory
 from quire.engine.wire.control_calls import Utility
@@ -264,7 +265,7 @@ class AsyncLLM(AwaitedControl):
             group = add(request_id, prompt, params, **inputs)
         if self._log_requests:
             logger.info("Added request %s.", request_id)
-        self._admission.tell()
+        self._admission.share_load()
         self._arm()
         assert group.mailbox is not None
         return group.mailbox

@@ -13,7 +13,7 @@ from quire.engine.client.client import CoreStatus
 from quire.engine.frontend.admission import Admission, QueueLimits
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.shared_cores.broker_messages import ADD, STATUS, CoreStates, ServerReport
-from quire.engine.shared_cores.load_board import BoardNeighbours, LoadBoard
+from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
 from quire.engine.shared_cores.split_outputs import outputs_by_client
 from quire.engine.stats.step_stats import FinishedRequestStats, IterationStats, merge_stats
 from quire.engine.wire.channel import Channel
@@ -190,7 +190,7 @@ class Queue:
 
 def test_what_neighbours_have_counts_for_the_limits():
     board = LoadBoard(3)
-    theirs = [BoardNeighbours(board, row) for row in range(3)]
+    theirs = [Neighbours(board, row) for row in range(3)]
     mine = Admission(Queue(2), QueueLimits(6, 100), neighbours=theirs[1])
     theirs[0].tell(num_requests=2)
     theirs[2].tell(num_requests=1, num_answered=4)

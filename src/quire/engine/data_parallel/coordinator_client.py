@@ -1,4 +1,5 @@
-"""The coordinator as a front end sees it: it is started, read, restarted when it dies, and ended."""
+"""The coordinator as a front end sees it: it is started, read, restarted when it dies, and ended.
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,21 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-
-from quire.engine.frontend.admission import Load, Neighbours
+from typing import NamedTuple
 
 _COLUMNS = 4
 _ITEM = 8
+
+
+class Load(NamedTuple):
+    """Unfinished completions, prompt tokens of those without an output, completions that end in a
+    second, and HTTP requests that are being answered.
+    """
+
+    num_requests: float = 0.0
+    num_tokens: float = 0.0
+    ended_per_s: float = 0.0
+    num_answered: float = 0.0
 
 
 class LoadBoard:
@@ -55,8 +65,8 @@ def _new_file(num_rows: int) -> int:
     return fd
 
 
-class BoardNeighbours(Neighbours):
-    """The other servers on a board, as server `row` sees them."""
+class Neighbours:
+    """The other servers on the board, as server `row` sees them."""
 
     def __init__(self, board: LoadBoard, row: int) -> None:
         self._board = board
@@ -64,8 +74,10 @@ class BoardNeighbours(Neighbours):
         self._own = Load()
 
     def load(self) -> Load:
+        """The load of all of them together."""
         return self._board.others(self._row)
 
     def tell(self, **changed: float) -> None:
+        """Publish this server's load: the values of `Load` that are given."""
         self._own = self._own._replace(**changed)
         self._board.write(self._row, self._own)

@@ -20,11 +20,10 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.event_loop import loop_factory
-from quire.engine.frontend.admission import Load
 from quire.engine.launcher import OwnedCores, start_owned
 from quire.engine.process.child_process import ChildProcess
 from quire.engine.shared_cores.broker import ApiServerConnection
-from quire.engine.shared_cores.load_board import LoadBoard
+from quire.engine.shared_cores.load_board import Load, LoadBoard
 from quire.errors import EngineDeadError
 from quire.server.assemble import listening_of
 from quire.server.fleet.api_server import ApiServerStart
@@ -37,14 +36,14 @@ SILENT_S = 30.0
 LOOK_S = 1.0
 LONG_LIFE_S = 30.0
 MOST_FRUITLESS = 5
-"""So many lives in a row may end before they served for `LONG_LIFE_S`."""
+"""Processes that may die in a row before they served for `LONG_LIFE_S`."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 GRACE_S = 10.0
 """What servers may take to end beyond the time that requests have."""
 
 
 def serve_with_many(
-    wish: EngineArgs,
+    engine_args: EngineArgs,
     args: ServerArgs,
     keys: Sequence[str],
     listeners: Sequence[socket.socket],
@@ -55,7 +54,7 @@ def serve_with_many(
 
     Raises RequestError, LoadError, EngineDeadError.
     """
-    owned = start_owned(wish)
+    owned = start_owned(engine_args)
     fleet = Fleet(owned, args, keys, listeners, admin_listener)
     try:
         fleet.start()  # the servers load while the cores do
@@ -133,7 +132,7 @@ class Fleet:
         self._processes.clear()
         self._board.close()
 
-    # lives
+    # restarts
 
     async def _run_broker(self, ending: ShutdownSignal) -> None:
         try:
@@ -148,17 +147,17 @@ class Fleet:
         while True:
             process = self._processes[row]
             await self._live(row, process)
-            words = await asyncio.to_thread(process.exit_words)
+            exit_status = await asyncio.to_thread(process.exit_words)
             self._board.write(row, Load())
             if ending.begun.is_set():
                 return
             is_long = time.monotonic() - process.began > LONG_LIFE_S
             num_fruitless = 0 if is_long else num_fruitless + 1
             if num_fruitless >= MOST_FRUITLESS:
-                logger.error("API server %d %s repeatedly: shutting down.", row, words)
+                logger.error("API server %d %s repeatedly: shutting down.", row, exit_status)
                 ending.fail()
                 return
-            logger.error("API server %d %s; restarting it.", row, words)
+            logger.error("API server %d %s; restarting it.", row, exit_status)
             if num_fruitless > 1:
                 pause_s = FIRST_PAUSE_S * 2 ** (num_fruitless - 1)
                 await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
