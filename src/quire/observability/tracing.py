@@ -22,8 +22,7 @@ _FLUSH_MS = 3000
 
 
 class RequestSpan:
-    """The span of one request. `traceparent` is its W3C name, for services that continue the trace.
-    """
+    """The span of one request. `traceparent` identifies it to services that continue the trace."""
 
     def __init__(self, span: Any) -> None:
         self._span = span

@@ -1,5 +1,4 @@
-"""The coordinator as a front end sees it: it is started, read, restarted when it dies, and ended.
-"""
+"""The coordinator process as a front end sees it: started, read, restarted when it dies, ended."""
 
 from __future__ import annotations
 
