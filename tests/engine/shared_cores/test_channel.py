@@ -138,27 +138,27 @@ def request(handle):
     return EngineCoreRequest(handle, [1, 2], SamplingParams(), seed=0, arrival_time=0.0)
 
 
-def test_a_seat_that_is_lost_takes_its_requests_along_and_no_others():
+def test_a_server_that_is_lost_takes_its_requests_along_and_no_others():
     async def run():
         client = Client()
-        hub = CoreBroker(client, stats=None)
+        broker = CoreBroker(client, stats=None)
         lost = asyncio.Event()
-        seats = []
+        servers = []
         for _ in range(2):
             ours, theirs = socket.socketpair()
-            seat = await hub.join(hub.new_index(), theirs, lost.set)
+            server = await broker.join(broker.new_index(), theirs, lost.set)
             states = {STATUS: (CoreStates, lambda states: None)}
             far = await Channel(states, lambda: None).open(ours)
-            seats.append((seat, far))
-        (first, far), (second, other) = seats
-        for seat, end, number in ((first, far, 5), (second, other, 6)):
-            end.send(ADD, request((seat.client_index << CLIENT_SHIFT) + number))
+            servers.append((server, far))
+        (first, far), (second, other) = servers
+        for server, end, number in ((first, far, 5), (second, other, 6)):
+            end.send(ADD, request((server.client_index << CLIENT_SHIFT) + number))
         while len(client.added) < 2:
             await asyncio.sleep(0)
         far.abort()
         await asyncio.wait_for(lost.wait(), 20)
         assert client.aborted == [(first.client_index << CLIENT_SHIFT) + 5]
-        assert list(hub.servers) == [second.client_index]
+        assert list(broker.servers) == [second.client_index]
         # a handle that is not its own is not taken
         lost.clear()
         other.send(ADD, request((first.client_index << CLIENT_SHIFT) + 7))
