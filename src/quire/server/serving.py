@@ -17,7 +17,7 @@ from quire.server.routes import HEALTH_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 """How often the engine is checked."""
 
 
@@ -81,6 +81,6 @@ async def serve(
 async def _watch(engine: AsyncLLM, ending: ShutdownSignal) -> None:
     """Stop the server when its engine has died for good, so that it can be restarted."""
     while not engine.errored:
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
     logger.error("The engine is dead: %s", engine.dead_error)
     ending.fail()

@@ -26,8 +26,8 @@ from quire.server.assemble import Siblings
 from quire.server.context import Server
 from quire.server.serving import serve
 
-_FAREWELL_S = 2.0
-"""For the owner to take the last figures."""
+_LAST_STATS_S = 2.0
+"""For the owner to take the last statistics."""
 _LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
 
 
@@ -92,4 +92,4 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     finally:
         stats.flush()
         engine.shutdown()
-        await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)
+        await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_LAST_STATS_S)
