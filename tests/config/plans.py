@@ -1,9 +1,10 @@
 """Models and machines for the tests of `resolve()`, written by hand from the published configs."""
 
 from quire.config.args.engine_args import EngineArgs
-from quire.config.facts import ModelFacts, ModelLength
+from quire.config.facts import ModelFacts
 from quire.hardware.facts import GpuFacts, MachineFacts
 from quire.models.layer_memory import KeyValues
+from quire.models.max_length import LengthFacts
 
 GIB = 2**30
 
@@ -22,7 +23,7 @@ def make_model(**changes):
         "widest": 6144,
         "vocab_size": 151_936,
         "memories": (KeyValues(8, 128),) * 28,
-        "length": ModelLength(40_960, 40_960, "max_position_embeddings of config.json"),
+        "length": LengthFacts(40_960, 40_960, "max_position_embeddings of config.json"),
         "generation_config": {
             "temperature": 0.6,
             "top_k": 20,
@@ -61,7 +62,7 @@ def tiny():
         widest=768,
         vocab_size=1024,
         memories=(KeyValues(2, 32),) * 4,
-        length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
+        length=LengthFacts(8192, 8192, "max_position_embeddings of config.json"),
         generation_config={},
         generation_config_source="the model has no generation_config.json",
     )
@@ -79,7 +80,7 @@ def llama_8b():
         widest=28_672,
         vocab_size=128_256,
         memories=(KeyValues(8, 128),) * 32,
-        length=ModelLength(131_072, 131_072, "max_position_embeddings of config.json"),
+        length=LengthFacts(131_072, 131_072, "max_position_embeddings of config.json"),
     )
 
 
@@ -96,7 +97,7 @@ def gemma_2b(dtype="float32"):
         widest=18_432,
         vocab_size=256_000,
         memories=(KeyValues(4, 256, window=4096), KeyValues(4, 256)) * 13,
-        length=ModelLength(8192, 8192, "max_position_embeddings of config.json"),
+        length=LengthFacts(8192, 8192, "max_position_embeddings of config.json"),
         generation_config={},
         generation_config_source="the model has no generation_config.json",
     )

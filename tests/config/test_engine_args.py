@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from reference_page import render
 
 from quire.config.args.command_line import QuireParser, parse_size, rewrite
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.args.option import default_of, fields_of, options_of
-from quire.config.args.reference_page import render
 from quire.config.resolve.resolve import check_args
 from quire.environment import read_environment
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError, UnknownParameter
@@ -271,9 +271,7 @@ def test_words_that_are_no_flags_are_left_alone():
 
 def test_the_reference_page_is_up_to_date():
     page = (ROOT / "docs" / "engine_args.md").read_text(encoding="utf-8")
-    assert page == render(), (
-        "run PYTHONPATH=src python -m quire.config.args.reference_page docs/engine_args.md"
-    )
+    assert page == render(), "run PYTHONPATH=src python tools/reference_page.py docs/engine_args.md"
 
 
 def test_every_option_has_a_sentence_and_a_default_of_its_kind():

@@ -141,7 +141,7 @@ def test_folders_that_are_no_models(tmp_path):
     with pytest.raises(LoadError, match="cannot be read as JSON"):
         make_plan(EngineArgs(model=str(tmp_path)))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(LoadError, match="not a JSON object"):
+    with pytest.raises(LoadError, match="must hold a JSON object"):
         make_plan(EngineArgs(model=str(tmp_path)))
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
-from quire.config.facts import ModelLength
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.resolve import resolve
 from quire.errors import (
@@ -20,6 +19,7 @@ from quire.errors import (
 )
 from quire.models.kv_pool import plan_kv_pool
 from quire.models.layer_memory import KeyValues, NumberBytes
+from quire.models.max_length import LengthFacts
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from tests.config import plans
 
@@ -251,7 +251,7 @@ def test_generation_config_of_another_form_is_refused(bad):
 
 
 def test_length_without_a_key_is_a_guess_that_says_so():
-    model = plans.make_model(length=ModelLength(None, None, "config.json names no length"))
+    model = plans.make_model(length=LengthFacts(None, None, "config.json names no length"))
     plan = plan_of(model)
     assert plan.max_model_len == 2048
     assert any("guess" in note for note in plan.notes)
@@ -259,7 +259,7 @@ def test_length_without_a_key_is_a_guess_that_says_so():
 
 
 def test_longer_than_the_short_form_is_told():
-    model = plans.make_model(length=ModelLength(131_072, 4096, "long rope"))
+    model = plans.make_model(length=LengthFacts(131_072, 4096, "long rope"))
     assert plan_of(model).max_model_len == 4096
     assert any("long form" in note for note in plan_of(model, max_model_len=5000).notes)
 

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 
 import pytest
+from reference_page import render_server
 
 from quire.cli import serve
 from quire.config.args.command_line import QuireParser
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
-from quire.config.args.reference_page import render_server
 from quire.config.args.server_args import ServerArgs
 from quire.errors import InvalidParameter
 
@@ -24,7 +24,7 @@ def parse(*words):
 
 def test_the_reference_page_is_up_to_date():
     assert (DOCS / "server_args.md").read_text() == render_server(), (
-        "run PYTHONPATH=src python -m quire.config.args.reference_page docs/server_args.md"
+        "run PYTHONPATH=src python tools/reference_page.py docs/server_args.md"
     )
 
 

@@ -23,8 +23,8 @@ from quire.models.families.llama import RULES
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm, Rope
 from quire.params import SamplingParams
-from quire.scheduling import invariants
 from tests.models.dense_reference import run_dense
+from tests.support import invariants
 
 NATIVE, REASON = find_native()
 LENGTH, VOCAB, TOKENS = 96, 80, 30

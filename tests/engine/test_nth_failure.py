@@ -20,10 +20,11 @@ from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 from quire.runner.sampling.custom import CustomProcessors
-from quire.scheduling import invariants, scheduler
+from quire.scheduling import scheduler
 from quire.scheduling.block_tables import BlockTables
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
+from tests.support import invariants
 from tests.support.nth_failure import FaultPoint, InjectedFailure, failing
 
 SMALL = {

@@ -138,8 +138,6 @@ LIGHT = (
     "quire.config.args.engine_args",
     "quire.config.resolve.resolve",
     "quire.scheduling.scheduler",
-    "quire.scheduling.invariants",
-    "quire.testing.simulate",
 )
 WITHOUT_TORCH = (
     "quire.text.tokenizer",

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from quire.ops import CATALOG, AttentionArgs, Facts, bind
-from quire.ops.cases import CASES
 from tests.kernels.flash_attn_double import flash_attn_with_kvcache
+from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
 if importlib.util.find_spec("triton") is None:

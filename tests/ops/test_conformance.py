@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.ops import select
-from quire.ops.cases import CASES, FP8_CASES, edits, logits, masks
+from tests.support.op_cases import CASES, FP8_CASES, edits, logits, masks
 from tests.support.op_conformance import check
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

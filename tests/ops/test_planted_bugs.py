@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from quire.ops import Facts, bind, select
 from quire.ops.attention_plan import plan_rows
-from quire.ops.cases import CASES, FP8_CASES
 from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
+from tests.support.op_cases import CASES, FP8_CASES
 from tests.support.op_conformance import Fenced, check, check_error, results_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -9,8 +9,8 @@ import torch
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.ops import CATALOG, Facts, Implementation, Ops, bind, select
-from quire.ops.cases import CASES
 from tests.support import op_oracle
+from tests.support.op_cases import CASES
 
 FACTS = Facts(torch.device("cpu"), torch.float32)
 KV_OPS = [name for name, record in CATALOG.items() if record.group == "kv"]

@@ -8,7 +8,8 @@ import torch
 from quire import LLM, EngineArgs, SamplingParams
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
-from quire.ops.kv import numbers_and_scales, vector_bytes
+from quire.ops.kv import numbers_and_scales
+from tests.support.op_cases.costs import vector_bytes
 
 NATIVE, REASON = find_native()
 NUM_BLOCKS, SIZE, KV_HEADS, DIM = 5, 16, 2, 40

@@ -16,7 +16,7 @@ from quire.executor.platform import Platform
 from quire.ops import select
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.forward import EagerForward
-from quire.scheduling import invariants
+from tests.support import invariants
 from tests.support.late_driver import LateDriver
 
 EOS = 7

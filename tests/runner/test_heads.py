@@ -17,10 +17,10 @@ from quire.engine.wire.codec import MessageDecoder, MessageEncoder
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.kernels.cpu.runtime import find_native
 from quire.runner.runner_output import PooledRow
-from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
 from quire.testing import make_checkpoint
 from tests.runner.late_engines import Life, open_core
+from tests.support import invariants
 
 native_only = pytest.mark.skipif(
     find_native()[0] is None, reason="plain torch promises no equal bits in another batch"

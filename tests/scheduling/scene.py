@@ -1,11 +1,11 @@
 """A scheduler and a runner that samples what the test says: the stage of the example tests."""
 
 from quire.params import SamplingParams
-from quire.scheduling import invariants
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import KVGroupSpec, SchedulerConfig
 from quire.scheduling.step import StepResult
+from tests.support import invariants
 
 TOKEN = 7
 """What is sampled unless a test says otherwise; it ends nothing."""

@@ -14,7 +14,7 @@ from quire.scheduling.request import Request
 from quire.scheduling.resources import Resources
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.state_blocks import StateBlocks
-from quire.testing.simulate import NOTHING, STATE, Trace, run_traces
+from tests.support.simulate import NOTHING, STATE, Trace, run_traces
 
 NUM_TRACES = 2_500
 PART = 250

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import promql_parser
 import pytest
+from grafana_dashboard import PREFIXES, dashboard, render
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.observability.dashboard import PREFIXES, dashboard, render
 from tests.server.serve_process import serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "grafana_dashboard.json"
@@ -119,5 +119,5 @@ def test_panels_say_what_they_show():
 
 def test_the_file_in_the_documents_is_up_to_date():
     assert PAGE.read_text() == render(), (
-        "run PYTHONPATH=src python -m quire.observability.dashboard > docs/grafana_dashboard.json"
+        "run PYTHONPATH=src python tools/grafana_dashboard.py > docs/grafana_dashboard.json"
     )

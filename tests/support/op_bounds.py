@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import AttentionArgs, MoeArgs, NormWeight, QKNorm, RotaryTable
-from quire.ops.cases.case import Arguments
+from tests.support.op_cases.case import Arguments
 from tests.support.op_oracle_paged import IN_BYTES, OracleKV, OraclePlan, export_kv
 from tests.support.op_oracle_rows import Array, OracleExperts, OracleLinear, choose, to_array
 from tests.support.running_error import (

@@ -1,4 +1,4 @@
-"""What every provider of ops must hold, checked case by case (`quire.ops.cases`).
+"""What every provider of ops must hold, checked case by case (`tests.support.op_cases`).
 
 `check` runs one case and raises AssertionError with the first broken rule:
 
@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.ops import CATALOG, Facts, Ops, bind, select
-from quire.ops.cases import Case, Draw, Prepared
 from quire.ops.kv import LARGEST_NUMBER, numbers_and_scales
 from tests.support import op_oracle
 from tests.support.op_bounds import bounds
+from tests.support.op_cases import Case, Draw, Prepared
 from tests.support.running_error import Approx
 
 MARGIN = 64

@@ -36,12 +36,12 @@ from quire.engine.wire.messages import (
 from quire.errors import EngineDeadError, EngineError
 from quire.params import RequestParams, SamplingParams
 from quire.runner.runner_output import RunnerOutput
-from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
 from quire.scheduling.step import StepPlan
-from quire.testing.hash_model import EOS, HashRunner, oracle
-from quire.testing.traces import run_as_command
+from tests.support import invariants
+from tests.support.hash_model import EOS, HashRunner, oracle
+from tests.support.traces import run_as_command
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import torch
 from gpu.told import Line
 from quire.models.families import family_names
 from quire.ops import Ops, WeightFormat, select
-from quire.ops.cases import CASES, FP8_CASES, Case, Draw
+from tests.support.op_cases import CASES, FP8_CASES, Case, Draw
 from tests.support.op_conformance import check, relative_error
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -12,10 +12,10 @@ from gpu.ceilings import Ceilings
 from gpu.clock import median_seconds
 from gpu.told import Line
 from quire.errors import InvalidParameter
-from quire.ops import CATALOG, AttentionArgs, Ops, WeightFormat, select
-from quire.ops.cases import CASES
-from quire.ops.cases.case import Draw
+from quire.ops import AttentionArgs, Ops, WeightFormat, select
 from quire.ops.fp8 import FP8
+from tests.support.op_cases import CASES, costs
+from tests.support.op_cases.case import Draw
 
 _BLOCK_SIZE = 32
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
@@ -117,8 +117,7 @@ def attention(
     q = torch.randn(rows * new, _HEADS, _HEAD_DIM, dtype=torch.bfloat16, device=device)
     given = (q, kv, plan, AttentionArgs(scale=_HEAD_DIM**-0.5))
     seconds = median_seconds(lambda: ops.attend(*given))
-    record = CATALOG["attend"]
-    return Measured(f"attend {name}", seconds, record.num_bytes(*given), record.flops(*given))
+    return Measured(f"attend {name}", seconds, *costs.attend(*given))
 
 
 def product(
@@ -136,7 +135,6 @@ def product(
     w = ops.pack_linear(weight, None, stored_as)
     x = draw.normal(rows, width)
     seconds = median_seconds(lambda: ops.linear(x, w))
-    record = CATALOG["linear"]
     form = "bf16" if stored_as is None else f"{stored_as.name}{stored_as.group or ''}"
     name = f"linear {form} {rows} x {width} x {outputs}"
-    return Measured(name, seconds, record.num_bytes(x, w), record.flops(x, w))
+    return Measured(name, seconds, *costs.linear(x, w))

@@ -15,9 +15,7 @@ _COMMANDS = {
     "throughput": "tokens per second of many requests at once",
     "latency": "seconds for one batch from start to end",
     "serve": "a server under load",
-    "sweep": "servers and loads with one set of parameters after the other",
     "startup": "seconds from a process's start to its first token",
-    "kernels": "every operation by itself",
     "overhead": "what the engine costs around a tiny model",
 }
 

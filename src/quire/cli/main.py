@@ -22,7 +22,7 @@ COMMANDS = {
     "run-batch": "answer the requests in a file",
     "show": "print what a model is made of",
     "doctor": "print what this machine offers",
-    "bench": "measure: throughput, latency, serve, startup, kernels, ...",
+    "bench": "measure: throughput, latency, serve, startup, ...",
 }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
-from quire.cli.session import explain
+from quire.cli.session import add_engine_flags, explain
 from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
@@ -75,14 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch.add_argument("--output-tmp-dir", help=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="flags in YAML; those given here rule")
-    parser.add_argument(
-        "--explain", action="store_true", help="print the plan of the engine with reasons, and stop"
-    )
     add_options(parser, ServerArgs, only=_SERVER_FLAGS)
-    own = options_of(ServerArgs)
-    add_options(
-        parser, EngineArgs, only=[name for name in options_of(EngineArgs) if name not in own]
-    )
+    add_engine_flags(parser, without=options_of(ServerArgs))
 
 
 def run(args: argparse.Namespace) -> int:

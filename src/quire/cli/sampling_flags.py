@@ -45,20 +45,6 @@ FLAGS: dict[str, tuple[Any, str]] = {
 }
 """Field -> (type or form, what it does)."""
 
-NOT_FLAGS = {
-    "seed": "--seed of the engine seeds the one request",
-    "stream_interval": "--stream-interval of the engine",
-    "output_kind": "chosen by the command",
-    "flat_logprobs": "another form of the same numbers",
-    "skip_clone": "for programs that reuse the object",
-    "prompt_logprob_token_ids": "one list per token of the prompt: for programs",
-    "prompt_logprob_start": "goes with prompt_logprob_token_ids",
-    "routed_experts_prompt_start": "needs enable_return_routed_experts",
-    "trace_decode_token_ids": "needs enable_trace_replay",
-    "watermarking": "not built",
-}
-"""Fields that have no flag, and why."""
-
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """One flag per entry of the table; what is not given does not appear in the namespace."""

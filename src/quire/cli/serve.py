@@ -13,8 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
-from quire.cli.session import explain
-from quire.config.args.command_line import add_options
+from quire.cli.session import add_engine_flags, explain
 from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.option import options_of
 from quire.config.args.server_args import ServerArgs
@@ -40,16 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--config", metavar="FILE", help="flags in YAML; those given here rule")
-    parser.add_argument(
-        "--explain", action="store_true", help="print the plan of the engine with reasons, and stop"
-    )
     ServerArgs.add_cli_args(parser)
-    own = options_of(ServerArgs)
-    add_options(
-        parser,
-        AsyncEngineArgs,
-        only=[name for name in options_of(AsyncEngineArgs) if name not in own],
-    )
+    add_engine_flags(parser, AsyncEngineArgs, without=options_of(ServerArgs))
 
 
 def run(args: argparse.Namespace) -> int:

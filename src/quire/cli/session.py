@@ -5,24 +5,30 @@ at a time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.cli.answers import Piece, Pieces
+from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
+from quire.config.args.option import options_of
 
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.outputs import RequestOutput
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of the engine, and `--explain`."""
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    kind: type[EngineArgs] = EngineArgs,
+    without: Container[str] = (),
+) -> None:
+    """The flags of the engine but for the names in `without`, and `--explain`."""
     parser.add_argument(
         "--explain", action="store_true", help="print the plan of the engine with reasons, and stop"
     )
-    EngineArgs.add_cli_args(parser)
+    add_options(parser, kind, only=[name for name in options_of(kind) if name not in without])
 
 
 def explain(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> int:

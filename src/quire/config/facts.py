@@ -11,16 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.models.layer_memory import LayerMemory
-
-
-class ModelLength(msgspec.Struct, frozen=True):
-    """How long a model's contexts may get: at most `limit` tokens, `default` unless asked; None
-    when nothing says.
-    """
-
-    limit: int | None
-    default: int | None
-    source: str
+from quire.models.max_length import LengthFacts
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +37,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_expert_parameters: int = 0
     vocab_size: int
     memories: tuple[LayerMemory | None, ...]
-    length: ModelLength
+    length: LengthFacts
     generation_config: dict[str, Any] = {}
     generation_config_source: str = ""
     chat_template: str | None = None

@@ -12,17 +12,19 @@ from typing import Any
 from quire import embedded
 from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
-from quire.config.facts import ModelFacts, ModelLength
+from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
 from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import read_spec
+from quire.models.config_reader import read_config
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
 from quire.models.spec import Block, Moe
+from quire.text.json_files import read_json
 
 EMBEDDED_NAME = "quire-embedded"
 """What the model inside the package is called."""
@@ -45,11 +47,10 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 def gather_model_facts(args: EngineOptions) -> ModelFacts:
     """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
     folder = _model_folder(args)
-    config = overridden(read_json(folder / "config.json"), args.hf_overrides)
+    config = overridden(read_config(folder), args.hf_overrides)
     decoder = read_spec(config)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
-    length = length_facts(config)
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
@@ -66,27 +67,12 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
         memories=memories_of([decoder]),
-        length=ModelLength(length.limit, length.default, length.source),
+        length=length_facts(config),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
         chat_template_source=template_source,
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ModelNotFound without the file, LoadError if it is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelNotFound(
-            f"{path.parent} has no {path.name}: it is no model folder in Hugging Face form."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise LoadError(f"{path} is not a JSON object.")
-    return value
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from quire.kernels.triton.attention.paged_kv import PagedKV
 from quire.kernels.triton.attention.triton_plan import TritonPlan
 from quire.kernels.triton.launch import dense
 from quire.ops.attention import AttentionArgs
-from quire.ops.attention_plan import CountedPlan
 from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
 
@@ -120,7 +119,7 @@ def _serves(facts: Facts) -> bool | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fa3Plan(CountedPlan):
+class Fa3Plan:
     """A plan of the Triton kernels, and the block table in the order of the step's rows, which the
     first layer makes that needs it.
     """
@@ -140,7 +139,7 @@ class Fa3Plan(CountedPlan):
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `CountedPlan`."""
+        """See `AttentionPlan`."""
         return self.inner.lengths
 
     def refill(

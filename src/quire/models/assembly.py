@@ -42,7 +42,7 @@ from quire.ops import (
     RotaryTable,
 )
 from quire.ops.linear import PlainLinear
-from quire.ops.moe import PlainExperts
+from quire.ops.moe import SeparateExperts
 from quire.quantization import Recipe, Role
 
 Part = Tensor | LinearWeight | ExpertWeights
@@ -278,7 +278,7 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
         yield name + ".weight", part.weight
         if part.bias is not None:
             yield name + ".bias", part.bias
-    elif isinstance(part, PlainExperts):
+    elif isinstance(part, SeparateExperts):
         for which, weights in (("up", part.up), ("down", part.down)):
             for expert, weight in enumerate(weights):
                 yield from tensors_of(f"{name}.{expert}.{which}", weight)

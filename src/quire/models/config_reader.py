@@ -8,12 +8,12 @@ Free of torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.errors import LoadError, UnknownConfigKey, UnsupportedConfigValue
+from quire.errors import LoadError, ModelNotFound, UnknownConfigKey, UnsupportedConfigValue
+from quire.text.json_files import read_json
 
 # Keys that say nothing about the computation of a forward pass, by reason.
 _IRRELEVANT_BY_REASON = {
@@ -71,25 +71,15 @@ _REQUIRED: Any = object()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a model folder. Raises LoadError when it is missing or no JSON
-    object.
+    """The parsed config.json of a model folder. Raises ModelNotFound when it is missing, LoadError
+    when it is no JSON object.
     """
     path = folder / "config.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise LoadError(
-            f"{folder} has no config.json: it is not a model folder in Hugging Face form."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path} cannot be read: {error}") from error
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise LoadError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise LoadError(f"{path} holds a JSON {type(config).__name__}, not an object.")
-    return config
+    if not path.exists():
+        raise ModelNotFound(
+            f"{folder} has no config.json: it is no model folder in Hugging Face form."
+        )
+    return read_json(path)
 
 
 def unsupported(key: str, value: object, allowed: str) -> UnsupportedConfigValue:

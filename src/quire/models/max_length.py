@@ -1,4 +1,4 @@
-"""How long a request may become: from the length keys of config.json and the user's wish.
+"""How long a request may become by the length keys of config.json.
 
 The rules are those of the reference engine, so that a model has the same limit there and here. Free
 of torch.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from quire.errors import InvalidParameter
 
 _KEYS = (
     "max_position_embeddings",
@@ -24,8 +22,6 @@ _KEYS = (
 )
 # rope types whose config already declares the extended length
 _NOT_MULTIPLIED = frozenset(("default", "yarn", "llama3", "longrope", "su", "mrope"))
-FALLBACK = 2048
-"""The length of a model whose config says nothing and whose user neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +46,6 @@ def length_facts(config: Mapping[str, Any]) -> LengthFacts:
         return LengthFacts(None, None, "no length key in config.json")
     key = min(found, key=lambda name: found[name])
     return _scaled(found[key], key, config)
-
-
-def choose_max_model_len(facts: LengthFacts, requested: int | None) -> tuple[int, str]:
-    """The length to serve and the reason for it. Raises InvalidParameter for a wish beyond the
-    limit.
-    """
-    if requested is None:
-        if facts.default is None:
-            return FALLBACK, f"{facts.source}; set max_model_len"
-        return facts.default, facts.source
-    if requested < 1 or (facts.limit is not None and requested > facts.limit):
-        raise InvalidParameter(
-            "max_model_len",
-            requested,
-            f"this model goes from 1 to {facts.limit} tokens ({facts.source})",
-            "To go beyond what the model declares, change the key itself with hf_overrides.",
-        )
-    return requested, "given"
 
 
 def _scaled(length: int, key: str, config: Mapping[str, Any]) -> LengthFacts:

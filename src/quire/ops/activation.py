@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -46,10 +46,7 @@ def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
     return up.add_(1).mul_(gate * (gate * 1.702).sigmoid_())
 
 
-@op(
-    num_bytes=lambda y, gate: 2 * nbytes(y) + nbytes(gate),
-    flops=lambda y, gate: y.numel() + 4 * gate.numel(),
-)
+@op()
 def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     """y * sigmoid(gate): y [T, F], gate [T, F] or [T, 1] -> [T, F] in y's dtype."""
     return y * gate.sigmoid()

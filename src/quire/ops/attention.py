@@ -8,7 +8,7 @@ tiles of queries. What a plan prepares (gather indices, masks) serves all layers
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.attention_plan import DecodeRows, PlainPlan, PrefillRow, Tile, plan_rows
-from quire.ops.kv import LayerKV, PlainKV, vector_bytes
-from quire.ops.registry import WIDE, nbytes, op
+from quire.ops.kv import PlainKV
+from quire.ops.registry import WIDE, op
 
 MAX_SCORES = 1 << 24
 """Scores that the written-out softmax holds at once (64 MiB in fp32); longer tiles are cut."""
@@ -32,13 +32,11 @@ as long in one piece (21 MB)."""
 class AttentionPlan(Protocol):
     """A provider's preparation of one step for one KV group; valid until a block table changes."""
 
-    @property
-    def num_keys(self) -> int:
-        """Keys that the rows can see, each counted once a row: the KV traffic of a layer."""
+    window: int | None
 
     @property
-    def num_pairs(self) -> int:
-        """(query, visible key) pairs: the arithmetic of a layer."""
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """New tokens and tokens of each row, [R] integers on the host."""
 
     def refill(
         self,
@@ -80,11 +78,7 @@ class AttentionArgs:
         return self.softcap is not None or self.sinks is not None or self.alibi is not None
 
 
-def _plan_bytes(*, block_table: Tensor, **_: Any) -> int:
-    return nbytes(block_table)
-
-
-@op(num_bytes=_plan_bytes, format="kv")
+@op(format="kv")
 def plan_attention(
     *,
     query_start: np.ndarray,
@@ -104,15 +98,7 @@ def plan_attention(
     return plan_rows(query_start, seq_lens, block_table, block_size, window)
 
 
-def _attend_bytes(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> int:
-    return 2 * nbytes(q) + 2 * plan.num_keys * kv.kv_heads * vector_bytes(kv)
-
-
-def _attend_flops(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> int:
-    return 4 * plan.num_pairs * q.shape[1] * q.shape[2]
-
-
-@op(num_bytes=_attend_bytes, flops=_attend_flops, format="kv")
+@op(format="kv")
 def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tensor:
     """Attention of q [T, H, D] over the rows' keys and values in `kv` -> [T, H*D] in q's dtype.
 

@@ -79,30 +79,8 @@ class DecodeRows:
         return self._biases[dtype][piece]
 
 
-class CountedPlan:
-    """What every provider's plan says of its traffic, given `window` and `lengths`."""
-
-    __slots__ = ()
-    window: int | None
-
-    @property
-    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """New tokens and tokens of each row, [R] integers on the host."""
-        raise NotImplementedError
-
-    @property
-    def num_keys(self) -> int:
-        """Keys that the rows can see, each counted once a row."""
-        return count_keys(*self.lengths, self.window)
-
-    @property
-    def num_pairs(self) -> int:
-        """(query, visible key) pairs."""
-        return count_pairs(*self.lengths, self.window)
-
-
 @dataclass(frozen=True, slots=True)
-class PlainPlan(CountedPlan):
+class PlainPlan:
     """One step's rows for one KV group; num_new and seq_lens [R] are the plan's own.
 
     Tiles of all rows share one mask [t, L]: seen from the last token and the last key, it is the
@@ -121,7 +99,7 @@ class PlainPlan(CountedPlan):
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `CountedPlan`."""
+        """See `AttentionPlan`."""
         return self.num_new, self.seq_lens
 
     def refill(
@@ -305,20 +283,3 @@ def _distance(prefill: tuple[PrefillRow, ...], device: torch.device) -> Tensor:
     queries = torch.arange(1 - num_tokens, 1, device=device, dtype=torch.float32)
     keys = torch.arange(1 - num_keys, 1, device=device, dtype=torch.float32)
     return keys - queries.unsqueeze(1)
-
-
-def count_keys(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> int:
-    """Sum over rows with new tokens of the keys that any of them sees."""
-    first = _first_seen(num_new, seq_lens, window)
-    return int((seq_lens - first)[num_new > 0].sum())
-
-
-def count_pairs(num_new: np.ndarray, seq_lens: np.ndarray, window: int | None) -> int:
-    """Sum over new tokens of the keys that each sees: position + 1, at most the window."""
-    low = (seq_lens - num_new).astype(np.int64)
-    high = seq_lens.astype(np.int64)
-    if window is None:
-        return int((high * (high + 1) - low * (low + 1)).sum()) // 2
-    # counts up to the window rise by one per position, after it they stay
-    a, b = np.minimum(low, window), np.minimum(high, window)
-    return int(((b * (b + 1) - a * (a + 1)) // 2 + window * (high - low - (b - a))).sum())

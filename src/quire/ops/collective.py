@@ -9,14 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 
-@op(
-    num_bytes=lambda parts, bias, dtype: nbytes(parts, bias) + nbytes(parts[0]),
-    flops=lambda parts, bias, dtype: parts.numel(),
-    is_invariant=True,
-)
+@op(is_invariant=True)
 def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The partial sums of S workers, plus bias -> [T, C] in `dtype`.
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.linear import LinearWeight, PlainLinear
+from quire.ops.linear import PlainLinear
 from quire.ops.registry import op
 
 
-def _embed_bytes(ids: Tensor, table: Tensor, *_: Any, **__: Any) -> int:
-    return ids.numel() * (8 + 2 * table.shape[1] * table.element_size())
-
-
-@op(
-    num_bytes=_embed_bytes,
-    flops=lambda ids, table, *_, **__: ids.numel() * table.shape[1],
-    is_invariant=True,
-)
+@op(is_invariant=True)
 def embed(
     ids: Tensor,
     table: Tensor,
@@ -42,15 +32,7 @@ def embed(
     return x
 
 
-def _packed_bytes(ids: Tensor, w: LinearWeight, *_: Any, **__: Any) -> int:
-    return ids.numel() * (8 + 2 * w.nbytes // w.out_features)
-
-
-@op(
-    num_bytes=_packed_bytes,
-    flops=lambda ids, w, *_, **__: ids.numel() * w.in_features,
-    format="linear",
-)
+@op(format="linear")
 def embed_packed(ids: Tensor, w: PlainLinear, scale: float = 1.0) -> Tensor:
     """`embed` with the weight [V, C] of a head as its table: ids [T] int64 -> [T, C].
 

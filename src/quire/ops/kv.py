@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -216,22 +216,7 @@ def with_scales(numbers: Tensor, scales: Tensor) -> Tensor:
     return torch.cat((numbers.view(torch.uint8), scale_bytes), -1).view(numbers.dtype)
 
 
-def vector_bytes(kv: LayerKV) -> int:
-    """What a key or a value of one head takes in memory, its scale included."""
-    return _vector_bytes(kv.head_dim, kv.dtype)
-
-
-def _vector_bytes(head_dim: int, dtype: torch.dtype) -> int:
-    return head_dim * dtype.itemsize + (SCALE_BYTES if dtype in LARGEST_NUMBER else 0)
-
-
-def _allocated_bytes(
-    num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, **_: Any
-) -> int:
-    return 2 * num_blocks * block_size * kv_heads * _vector_bytes(head_dim, dtype)
-
-
-@op(num_bytes=_allocated_bytes, format="kv", binds=("device",))
+@op(format="kv", binds=("device",))
 def allocate_kv(
     num_blocks: int,
     block_size: int,
@@ -270,19 +255,7 @@ def _plain_kv(lanes: Tensor, num_blocks: int, block_size: int, *, page_lanes: in
     )
 
 
-def _shared_bytes(
-    num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, **_: Any
-) -> int:
-    return num_blocks * max(_shape_bytes(shape, dtype) for shape in shapes)
-
-
-def _shape_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
-    if isinstance(shape, StateShape):
-        return shape.num_bytes
-    return 2 * shape.block_size * shape.kv_heads * _vector_bytes(shape.head_dim, dtype)
-
-
-@op(num_bytes=_shared_bytes, format="kv", binds=("device",))
+@op(format="kv", binds=("device",))
 def allocate_shared_kv(
     num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
 ) -> tuple[PlainKV | LayerState, ...]:
@@ -325,32 +298,29 @@ def _lanes_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
     return shape.block_size * _lane_bytes(shape, dtype)
 
 
-def _block_bytes(kv: BlockMemory, block_ids: BlockIds, *_: Any) -> int:
-    return 2 * len(block_ids) * sum(part[:1].nbytes for part in kv.parts)
-
-
-def _ids(block_ids: BlockIds, device: torch.device) -> Tensor:
+def ids_on(block_ids: BlockIds, device: torch.device) -> Tensor:
+    """Block ids as an index of tensors on `device`."""
     return torch.as_tensor(block_ids, dtype=torch.int64, device=device)
 
 
-@op(num_bytes=_block_bytes, format="kv")
+@op(format="kv")
 def export_kv(kv: PlainKV, block_ids: BlockIds) -> Tensor:
     """A copy of the blocks in the neutral form [n, 2, S, K, D], in the order of block_ids; of
     memory with scales [n, 2, S, K, D + 4].
     """
-    ids = _ids(block_ids, kv.lanes.device)
+    ids = ids_on(block_ids, kv.lanes.device)
     data = movable(kv.blocks).index_select(0, ids).transpose(1, 2).contiguous().view(kv.dtype)
     if kv.scales is None:
         return data
     return with_scales(data, kv.block_scales.index_select(0, ids).transpose(1, 2))
 
 
-@op(num_bytes=_block_bytes, mutates=("kv",), format="kv")
+@op(mutates=("kv",), format="kv")
 def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
     """Write data [n, 2, S, K, D] (any float dtype, any device) into the blocks; memory with scales
     also takes what it exports.
     """
-    ids = _ids(block_ids, kv.lanes.device)
+    ids = ids_on(block_ids, kv.lanes.device)
     data = data.to(kv.lanes.device)
     if kv.scales is None:
         data = data.to(kv.dtype)
@@ -360,16 +330,16 @@ def import_kv(kv: PlainKV, block_ids: BlockIds, data: Tensor) -> None:
     movable(kv.blocks).index_copy_(0, ids, movable(data).transpose(1, 2))
 
 
-@op(num_bytes=lambda kv, src_ids, dst_ids: _block_bytes(kv, src_ids), mutates=("kv",), format="kv")
+@op(mutates=("kv",), format="kv")
 def copy_kv(kv: BlockMemory, src_ids: BlockIds, dst_ids: BlockIds) -> None:
     """Copy block src_ids[i] to dst_ids[i]; all are read before the first is written."""
     for part in kv.parts:
-        source, target = (_ids(ids, part.device) for ids in (src_ids, dst_ids))
+        source, target = (ids_on(ids, part.device) for ids in (src_ids, dst_ids))
         part.index_copy_(0, target, part.index_select(0, source))
 
 
-@op(num_bytes=lambda kv, block_ids: _block_bytes(kv, block_ids) // 2, mutates=("kv",), format="kv")
+@op(mutates=("kv",), format="kv")
 def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> None:
     """Fill the blocks with zeros."""
     for part in kv.parts:
-        part.index_fill_(0, _ids(block_ids, part.device), 0)
+        part.index_fill_(0, ids_on(block_ids, part.device), 0)

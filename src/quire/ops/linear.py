@@ -58,7 +58,7 @@ class PlainLinear:
 Plain = PlainLinear | QuantizedLinear | Fp8Linear
 
 
-@op(num_bytes=lambda weight, bias, *_, **__: 2 * nbytes(weight, bias), format="linear")
+@op(format="linear")
 def pack_linear(
     weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
 ) -> Plain:
@@ -75,31 +75,13 @@ def pack_linear(
     return PlainLinear(weight, bias)
 
 
-def _linear_bytes(x: Tensor, w: LinearWeight) -> int:
-    rows = x.numel() // w.in_features
-    return nbytes(x) + w.nbytes + rows * w.out_features * x.element_size()
-
-
-def _linear_flops(x: Tensor, w: LinearWeight) -> int:
-    return 2 * x.numel() * w.out_features
-
-
-@op(num_bytes=_linear_bytes, flops=_linear_flops, format="linear")
+@op(format="linear")
 def linear(x: Tensor, w: Plain) -> Tensor:
     """x [T, in] times the weight, plus bias -> [T, out] in x's dtype, which is the weight's."""
     return w.multiply(x)
 
 
-def _mlp_bytes(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> int:
-    return 2 * nbytes(x) + up.nbytes + down.nbytes
-
-
-def _mlp_flops(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> int:
-    rows = x.numel() // up.in_features
-    return 2 * rows * (up.in_features * up.out_features + down.in_features * down.out_features)
-
-
-@op(num_bytes=_mlp_bytes, flops=_mlp_flops, format="linear")
+@op(format="linear")
 def mlp(x: Tensor, up: Plain, down: Plain, act: str, gated: bool) -> Tensor:
     """A feed-forward layer, x [T, C] -> [T, C].
 
@@ -113,11 +95,7 @@ def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
     return gated(h, act) if is_gated else ACTIVATIONS[act](h)
 
 
-@op(
-    num_bytes=lambda x, head, *_, **__: _linear_bytes(x, head) + 2 * x.shape[0] * head.out_features,
-    flops=lambda x, head, *_, **__: _linear_flops(x, head),
-    format="linear",
-)
+@op(format="linear")
 def logits(x: Tensor, head: Plain, scale: float = 1.0, softcap: float | None = None) -> Tensor:
     """The vocabulary's scores for x [R, C] -> fp32 [R, V]: softcap * tanh(scale * (x @ head) /
     softcap).

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.ops.activation import gated, gated_with_limit
 from quire.ops.linear import LinearWeight, Plain, linear, pack_linear
 from quire.ops.quantized import WeightFormat
-from quire.ops.registry import WIDE, nbytes, op
+from quire.ops.registry import WIDE, op
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,68 +53,55 @@ class ExpertWeights(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainExperts:
-    """Plain torch's format: one gate/up and one down weight per expert, views of the packed
-    tensors.
+class SeparateExperts:
+    """One gate/up and one down weight per expert, in a provider's format of such weights. Those of
+    plain torch are views of the packed tensors.
     """
 
     experts: int
-    up: tuple[Plain, ...]
-    down: tuple[Plain, ...]
+    up: tuple[Any, ...]
+    down: tuple[Any, ...]
 
     @property
     def nbytes(self) -> int:
         return sum(w.nbytes for w in self.up + self.down)
 
 
-@op(num_bytes=lambda *tensors, **__: 2 * nbytes(*tensors), format="linear")
+@op(format="linear")
 def pack_experts(
     gate_up: Tensor,
     down: Tensor,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     stored_as: WeightFormat | None = None,
-) -> PlainExperts:
+) -> SeparateExperts:
     """Take gate_up [E, 2F, C] (gate rows, then up rows), down [E, C, F] and biases [E, 2F], [E, C]
     into the format; `stored_as` is that of `pack_linear`.
 
     Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """
-    experts = gate_up.shape[0]
-    assert down.shape == (experts, gate_up.shape[2], gate_up.shape[1] // 2)
-    return PlainExperts(
-        experts,
-        _per_expert(gate_up, gate_up_bias, stored_as),
-        _per_expert(down, down_bias, stored_as),
-    )
+    assert down.shape == (len(gate_up), gate_up.shape[2], gate_up.shape[1] // 2)
+    up = pack_each(pack_linear, gate_up, gate_up_bias, stored_as)
+    return SeparateExperts(len(up), up, pack_each(pack_linear, down, down_bias, stored_as))
 
 
-def _per_expert(
-    weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None
-) -> tuple[Plain, ...]:
+def pack_each(
+    pack: Callable[[Tensor, Tensor | None, WeightFormat | None], Any],
+    weight: Tensor,
+    bias: Tensor | None,
+    stored_as: WeightFormat | None,
+) -> tuple[Any, ...]:
+    """The experts of weight [E, out, in] and bias [E, out], each packed by itself."""
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    return tuple(pack_linear(w, b, stored_as) for w, b in zip(weight.unbind(), biases, strict=True))
+    pairs = zip(weight.unbind(), biases, strict=True)
+    return tuple(pack(w, b, stored_as) for w, b in pairs)
 
 
-def _moe_bytes(
-    x: Tensor, router: LinearWeight, experts: ExpertWeights, args: MoeArgs, *_: Any, **__: Any
-) -> int:
-    used = min(args.experts, x.shape[0] * args.top_k)
-    return 2 * nbytes(x) + router.nbytes + experts.nbytes * used // args.experts
-
-
-def _moe_flops(
-    x: Tensor, router: LinearWeight, experts: ExpertWeights, args: MoeArgs, *_: Any, **__: Any
-) -> int:
-    per_expert = experts.nbytes // x.element_size() // args.experts
-    return 2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert)
-
-
-@op(num_bytes=_moe_bytes, flops=_moe_flops, format="linear")
+@op(format="linear")
 def moe(
     x: Tensor,
     router: LinearWeight,
-    experts: PlainExperts,
+    experts: SeparateExperts,
     args: MoeArgs,
     select_bias: Tensor | None = None,
 ) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import WIDE, nbytes, op
+from quire.ops.registry import WIDE, op
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "layer", "layer1p", "none"]
 
@@ -39,11 +39,7 @@ class NormWeight:
         assert (self.weight is None) == (self.kind == "none"), f"{self.kind} norm: weight"
 
 
-def _norm_bytes(x: Tensor, n: NormWeight) -> int:
-    return 2 * nbytes(x) + nbytes(n.weight, n.bias)
-
-
-@op(num_bytes=_norm_bytes, flops=lambda x, n: 4 * x.numel())
+@op()
 def norm(x: Tensor, n: NormWeight) -> Tensor:
     """Normalise the last axis of x [*, C] by `n` -> [*, C] in x's dtype; statistics in fp32.
 
@@ -72,7 +68,7 @@ def _layer_norm(x: Tensor, n: NormWeight) -> Tensor:
     return (y if n.bias is None else y.add_(n.bias)).to(x.dtype)
 
 
-@op(num_bytes=lambda x, delta, scale=1.0: 3 * nbytes(x), flops=lambda x, *_: 2 * x.numel())
+@op()
 def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
     """The residual sum x + scale * delta, both [T, C] of one dtype -> [T, C].
 
@@ -82,15 +78,7 @@ def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
     return x + (delta if scale == 1.0 else delta * scale)
 
 
-def _add_norm_bytes(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> int:
-    return 4 * nbytes(x) + nbytes(n.weight, n.bias)
-
-
-def _add_norm_flops(x: Tensor, *_: Any) -> int:
-    return 6 * x.numel()
-
-
-@op(num_bytes=_add_norm_bytes, flops=_add_norm_flops)
+@op()
 def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """(s, norm(s)) for s = x + scale * delta: a block's end and the next one's beginning, [T, C]
     each.

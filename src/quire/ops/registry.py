@@ -1,10 +1,10 @@
 """What an operation is, and what it means to implement one.
 
 An `Op` is a record: its plain-torch body is the definition, and with it come the format that its
-opaque arguments share with other ops, what it writes to, and formulas for its traffic and
-arithmetic. An `Implementation` is somebody's faster body for one op. Neither file nor process keeps
-a table that can change: the ops are listed in `catalog.py`, and the implementations come from
-the provider's module, which `select.py` imports by name.
+opaque arguments share with other ops, and what it writes to. An `Implementation` is somebody's
+faster body for one op. Neither file nor process keeps a table that can change: the ops are listed
+in `catalog.py`, and the implementations come from the provider's module, which `select.py` imports
+by name.
 """
 
 from __future__ import annotations
@@ -40,26 +40,22 @@ class Facts:
     is_deterministic: bool = False
 
 
-Formula = Callable[..., int]
 Supports = Callable[[Facts], "bool | str"]
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: name, definition, and the facts that tests and benchmarks need.
+    """One operation: name, definition, and the facts that selection and tests need.
 
     `format` names the opaque objects (packed weights, KV layout) that the op shares with others:
     all ops of one format come from one provider. `mutates` names the arguments whose contents
     change; everything else is only read. `is_invariant`: the definition computes a row from that
     row alone, with the same arithmetic whatever the batch. `binds` names the parameters that
-    `select` fills in from `Facts`, so that callers do not pass them. `num_bytes` and `flops` take
-    the op's arguments and give the least traffic and the arithmetic of one call.
+    `select` fills in from `Facts`, so that callers do not pass them.
     """
 
     name: str
     definition: Callable[..., Any]
-    num_bytes: Formula
-    flops: Formula
     mutates: tuple[str, ...] = ()
     format: str | None = None
     binds: tuple[str, ...] = ()
@@ -97,8 +93,6 @@ class Implementation:
 
 def op(
     *,
-    num_bytes: Formula,
-    flops: Formula | None = None,
     mutates: tuple[str, ...] = (),
     format: str | None = None,
     binds: tuple[str, ...] = (),
@@ -110,8 +104,6 @@ def op(
         record = Op(
             definition.__name__,
             definition,
-            num_bytes=num_bytes,
-            flops=flops or no_flops,
             mutates=mutates,
             format=format,
             binds=binds,
@@ -122,11 +114,6 @@ def op(
         return record
 
     return wrap
-
-
-def no_flops(*_: Any, **__: Any) -> int:
-    """The formula of an op that only moves data."""
-    return 0
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:

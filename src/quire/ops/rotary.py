@@ -7,15 +7,15 @@ One op, because a native kernel does it in one pass over the projection's output
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.ops.kv import LayerKV, PlainKV
+from quire.ops.kv import PlainKV
 from quire.ops.norm import NormWeight, norm
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,7 @@ class QKNorm:
         assert not (self.over == "full" and self.after_rope)
 
 
-def _rope_store_bytes(qkv: Tensor, kv: LayerKV, slots: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * nbytes(qkv) + 2 * nbytes(slots)
-
-
-def _rope_store_flops(qkv: Tensor, *_: Any, **__: Any) -> int:
-    return 6 * qkv.numel()
-
-
-@op(num_bytes=_rope_store_bytes, flops=_rope_store_flops, mutates=("kv",), format="kv")
+@op(mutates=("kv",), format="kv")
 def rope_store(
     qkv: Tensor,
     kv: PlainKV,
@@ -83,9 +75,7 @@ def rope_store(
     view of memory that nobody else uses. Rounding follows `apply_rotary_pos_emb` in transformers:
     cos and sin are cast to qkv's dtype, both products are rounded.
     """
-    if positions.shape[0] != 1:
-        hint = "Serve a model whose positions are one number per token."
-        raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
+    refuse_several_positions(positions)
     if clip is not None:
         qkv = qkv.clamp(-clip, clip)
     x = qkv.view(-1, heads + 2 * kv_heads, head_dim)
@@ -100,6 +90,13 @@ def rope_store(
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
     kv.write(slots, k, v)
     return q
+
+
+def refuse_several_positions(positions: Tensor) -> None:
+    """Raise NotBuiltYet for positions [P, T] with P above 1."""
+    if positions.shape[0] != 1:
+        hint = "Serve a model whose positions are one number per token."
+        raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
 
 
 def _norm_qk(qk: Tensor, heads: int, n: QKNorm) -> Tensor:

@@ -37,7 +37,8 @@ from quire.scheduling.stop import ends_with_prompt, find_stop, stop_ids
 
 
 class Scheduler:
-    """Invariants are in scheduling/invariants.py, which checks them after every step in the tests.
+    """Invariants are in tests/support/invariants.py, which checks them after every step in the
+    tests.
 
     Order inside a step: the decode lane first (a stream never waits for the prompt of another
     request), then running requests with more than one token to compute, then waiting ones in the

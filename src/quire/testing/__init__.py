@@ -1,7 +1,7 @@
 """Doubles and small models that tests and benchmarks share, shipped so that users can test with
 them.
 
-The names are imported when asked for: the simulation of the scheduler must not load torch.
+The names are imported when asked for: the doubles of an engine core must not load torch.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from quire.engine.core.core import EngineCore
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.params import SamplingParams
 from quire.runner.runner_output import RunnerOutput
-from quire.scheduling import invariants
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.settings import SchedulerConfig
-from quire.testing.hash_model import HashRunner, oracle
+from tests.support import invariants
+from tests.support.hash_model import HashRunner, oracle
 
 VOCAB = 50
 

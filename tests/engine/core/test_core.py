@@ -4,8 +4,8 @@ import pytest
 
 from quire.engine.control_verbs import perform
 from quire.engine.wire.messages import FinishReason
-from quire.scheduling import invariants
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
+from tests.support import invariants
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -10,8 +10,9 @@ from quire.engine.core import fault_isolation
 from quire.engine.wire.messages import FinishReason
 from quire.errors import EngineDeadError
 from quire.runner.faults import RowFailures, processor_text
-from quire.scheduling import invariants, scheduler, stop
+from quire.scheduling import scheduler, stop
 from tests.engine.core.core_over_hashes import drain, expected, make_core, request
+from tests.support import invariants
 
 depths = pytest.mark.parametrize("depth", [1, 2])
 

@@ -14,7 +14,7 @@ from quire.kernels.cpu.program import Program
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
 from quire.ops.activation import ACTIVATIONS
-from quire.ops.cases import CASES
+from tests.support.op_cases import CASES
 from tests.support.op_conformance import check, relative_error
 
 NATIVE, REASON = find_native()

@@ -10,7 +10,7 @@ import torch
 from quire.kernels.cpu import MASK_OPS
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
-from quire.ops.cases import CASES
+from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()

@@ -13,8 +13,8 @@ import torch
 
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
-from quire.ops.cases import CASES
 from quire.ops.sampling.noise import noise_keys, token_hashes
+from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
 NATIVE, REASON = find_native()

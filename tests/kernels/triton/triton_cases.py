@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from quire.ops import AttentionArgs, WeightFormat
-from quire.ops.cases import Case, Prepared
-from quire.ops.cases.case import by_row
-from quire.ops.cases.logits import SETTINGS, _draw
-from quire.ops.cases.paged import PagedRows, PagedShape, _fill, _tables
 from quire.ops.moe import MoeArgs
+from tests.support.op_cases import Case, Prepared
+from tests.support.op_cases.case import by_row
+from tests.support.op_cases.logits import SETTINGS, _draw
+from tests.support.op_cases.paged import PagedRows, PagedShape, _fill, _tables
 
 FORMATS = {
     "fp8": WeightFormat("fp8"),

@@ -27,9 +27,9 @@ from triton.runtime.jit import JITFunction
 from quire.kernels.triton import implementations
 from quire.kernels.triton.launch import ALIGNMENT
 from quire.ops import AttentionArgs, Facts, Ops, WeightFormat, bind
-from quire.ops.cases import CASES, FP8_CASES, Case
 from tests.kernels.triton.machine_code import loop_of, programs_of, taken_by
 from tests.kernels.triton.triton_cases import ROUNDED
+from tests.support.op_cases import CASES, FP8_CASES, Case
 
 HOPPER = GPUTarget("cuda", 90, 32)
 OF_MODELS = ("linear", "draw", "rank")

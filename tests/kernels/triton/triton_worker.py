@@ -14,9 +14,9 @@ import traceback
 import torch
 
 from quire.ops import Ops, select
-from quire.ops.cases import CASES, FP8_CASES, Case
 from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
 from tests.kernels.triton.triton_memory import Watch
+from tests.support.op_cases import CASES, FP8_CASES, Case
 from tests.support.op_conformance import check, relative_error, results_of
 
 EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from quire.config.args.config_file import words_of
 from quire.config.args.option import Kind, Option, default_of, fields_of
@@ -73,6 +73,26 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
     Kind.OVERRIDES: parse_object,
     Kind.ANY: parse_any,
 }
+
+
+class CommandLineOptions:
+    """A dataclass of options that flags can be made of, and that parsed flags can be made into."""
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Give `parser` a flag for every field; names that are not built are taken too, but not
+        shown in the help.
+        """
+        return add_options(parser, cls)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The options from what `argparse` made of the command line; further names in it are left
+        alone.
+        """
+        given = vars(args)
+        names = (field.name for field in fields_of(cls))
+        return cls(**{name: given[name] for name in names if name in given})
 
 
 def add_options(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.config.args.engine_options import SAMPLING_AND_OUTPUT, EngineOptions
-from quire.config.args.option import Kind, option
 
 if TYPE_CHECKING:
     from quire.config.plan import EnginePlan
@@ -47,6 +46,6 @@ class AsyncEngineArgs(EngineArgs):
 
     serves_several_callers: ClassVar[bool] = True
 
-    enable_log_requests: bool = option(
-        False, "Log the id of every request on arrival.", Kind.FLAG, SAMPLING_AND_OUTPUT
+    enable_log_requests: bool = SAMPLING_AND_OUTPUT.flag(
+        False, "Log the id of every request on arrival."
     )

@@ -69,13 +69,52 @@ class Option:
         return f"{words} {bounds}".strip() + (", or None" if self.is_optional else "")
 
 
-def option(default: object, help: str, kind: Kind, group: str, **facts: Any) -> Any:
-    """A dataclass field that carries its `Option`; `default` None makes the value optional."""
-    facts.setdefault("is_optional", default is None)
-    metadata = {"option": Option(help, kind, group, **facts)}
-    if isinstance(default, dict | list):
-        return dataclasses.field(default_factory=type(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+@dataclasses.dataclass(frozen=True)
+class OptionGroup:
+    """Makes the fields of options that stand under one heading. `facts` are those of `Option`; the
+    default None makes a value optional.
+    """
+
+    heading: str
+
+    def option(self, default: object, help: str, kind: Kind, **facts: Any) -> Any:
+        """A dataclass field that carries its `Option`."""
+        facts.setdefault("is_optional", default is None)
+        metadata = {"option": Option(help, kind, self.heading, **facts)}
+        if isinstance(default, dict | list):
+            return dataclasses.field(default_factory=type(default), metadata=metadata)
+        return dataclasses.field(default=default, metadata=metadata)
+
+    def text(self, default: str | None, help: str, **facts: Any) -> Any:
+        """A string."""
+        return self.option(default, help, Kind.TEXT, **facts)
+
+    def integer(self, default: int | None, help: str, **facts: Any) -> Any:
+        """An integer."""
+        return self.option(default, help, Kind.INTEGER, **facts)
+
+    def size(self, default: int | None, help: str, **facts: Any) -> Any:
+        """An integer that may be written as 8k or 8K."""
+        return self.option(default, help, Kind.SIZE, **facts)
+
+    def number(self, default: float | None, help: str, **facts: Any) -> Any:
+        """A number."""
+        return self.option(default, help, Kind.NUMBER, **facts)
+
+    def flag(self, default: bool | None, help: str, **facts: Any) -> Any:
+        """True or False."""
+        return self.option(default, help, Kind.FLAG, **facts)
+
+    def mapping(self, default: dict[str, Any] | None, help: str, **facts: Any) -> Any:
+        """A dict."""
+        return self.option(default, help, Kind.OBJECT, **facts)
+
+    def names(self, default: str | None, help: str, **facts: Any) -> Any:
+        """A string or a list of strings."""
+        return self.option(default, help, Kind.NAMES, **facts)
+
+
+_NOT_BUILT = OptionGroup("Not built yet")
 
 
 def unbuilt(
@@ -87,7 +126,7 @@ def unbuilt(
     accepts = tuple(dict.fromkeys(map(repr, (default, *also))))
     values = {repr(value): value for value in (default, *also)}
     facts = {"is_built": False, "accepts": tuple(values[text] for text in accepts)}
-    return option(default, help, Kind.ANY, "Not built yet", hint=hint, flags=flags, **facts)
+    return _NOT_BUILT.option(default, help, Kind.ANY, hint=hint, flags=flags, **facts)
 
 
 def options_of(args: Any) -> dict[str, Option]:

@@ -4,248 +4,177 @@ of `quire serve`.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from quire.config.args.command_line import add_options
-from quire.config.args.option import Kind, check, option, options_of, unbuilt
+from quire.config.args.command_line import CommandLineOptions
+from quire.config.args.option import OptionGroup, check, options_of, unbuilt
 from quire.errors import InvalidParameter
 
-_LISTEN, _ACCESS, _CHAT, _REPLY = "Listening", "Access", "Chat", "Replies"
-_LIMITS, _LOG = "Limits of one request", "Logging"
+_LISTEN = OptionGroup("Listening")
+_ACCESS = OptionGroup("Access")
+_LIMITS = OptionGroup("Limits of one request")
+_CHAT = OptionGroup("Chat")
+_REPLY = OptionGroup("Replies")
+_LOG = OptionGroup("Logging")
 _KEPT_RESPONSES = 256
 _NO_MIDDLEWARE = "Put a proxy in front; the server runs no code but its own."
 
 
 @dataclass
-class ServerArgs:
+class ServerArgs(CommandLineOptions):
     """The front end's own options, with the reference's names where it has them."""
 
-    host: str | None = option(
-        None, "Address to listen on; None: 127.0.0.1 alone.", Kind.TEXT, _LISTEN
+    host: str | None = _LISTEN.text(None, "Address to listen on; None: 127.0.0.1 alone.")
+    port: int = _LISTEN.integer(8000, "Port; 0: any that is free.", minimum=0, maximum=65535)
+    uds: str | None = _LISTEN.text(None, "Path of a Unix socket to listen on instead of a port.")
+    headless: bool = _LISTEN.flag(
+        False, "Run this machine's data-parallel cores for a server elsewhere, and no server here."
     )
-    port: int = option(
-        8000, "Port; 0: any that is free.", Kind.INTEGER, _LISTEN, minimum=0, maximum=65535
-    )
-    uds: str | None = option(
-        None, "Path of a Unix socket to listen on instead of a port.", Kind.TEXT, _LISTEN
-    )
-    headless: bool = option(
-        False,
-        "Run this machine's data-parallel cores for a server elsewhere, and no server here.",
-        Kind.FLAG,
-        _LISTEN,
-    )
-    api_server_count: int | None = option(
+    api_server_count: int | None = _LISTEN.integer(
         None,
         "Processes that answer HTTP, all at the same address and before the same cores; None: 1.",
-        Kind.INTEGER,
-        _LISTEN,
         minimum=1,
         maximum=64,
         flags=("-asc",),
     )
-    root_path: str = option("", "Path below which a proxy serves this server.", Kind.TEXT, _LISTEN)
-    ssl_keyfile: str | None = option(None, "TLS: file of the private key.", Kind.TEXT, _LISTEN)
-    ssl_certfile: str | None = option(None, "TLS: file of the certificate.", Kind.TEXT, _LISTEN)
-    ssl_ca_certs: str | None = option(
-        None,
-        "TLS: file of the authorities that clients' certificates are checked by.",
-        Kind.TEXT,
-        _LISTEN,
+    root_path: str = _LISTEN.text("", "Path below which a proxy serves this server.")
+    ssl_keyfile: str | None = _LISTEN.text(None, "TLS: file of the private key.")
+    ssl_certfile: str | None = _LISTEN.text(None, "TLS: file of the certificate.")
+    ssl_ca_certs: str | None = _LISTEN.text(
+        None, "TLS: file of the authorities that clients' certificates are checked by."
     )
-    ssl_cert_reqs: int = option(
+    ssl_cert_reqs: int = _LISTEN.integer(
         0,
         "TLS: whether clients need a certificate (0 no, 1 if they have one, 2 yes).",
-        Kind.INTEGER,
-        _LISTEN,
         minimum=0,
         maximum=2,
     )
-    ssl_keyfile_password: str | None = option(
-        None, "TLS: password of the private key.", Kind.TEXT, _LISTEN
+    ssl_keyfile_password: str | None = _LISTEN.text(None, "TLS: password of the private key.")
+    ssl_ciphers: str | None = _LISTEN.text(
+        None, "TLS: ciphers in OpenSSL's notation; None: Python's choice."
     )
-    ssl_ciphers: str | None = option(
-        None, "TLS: ciphers in OpenSSL's notation; None: Python's choice.", Kind.TEXT, _LISTEN
+    keep_alive_timeout_s: float = _LISTEN.number(
+        5.0, "How long an idle connection is kept.", unit="s", above=0
     )
-    keep_alive_timeout_s: float = option(
-        5.0,
-        "How long an idle connection is kept.",
-        Kind.NUMBER,
-        _LISTEN,
-        unit="s",
-        above=0,
-    )
-    shutdown_timeout: float = option(
+    shutdown_timeout: float = _LISTEN.number(
         30.0,
         "How long running requests may go on after SIGTERM; a second signal ends them at once.",
-        Kind.NUMBER,
-        _LISTEN,
         unit="s",
         minimum=0,
     )
-    api_key: str | list[str] | None = option(
-        None,
-        "Keys of which a request must bring one (also in QUIRE_API_KEY).",
-        Kind.NAMES,
-        _ACCESS,
+    api_key: str | list[str] | None = _ACCESS.names(
+        None, "Keys of which a request must bring one (also in QUIRE_API_KEY)."
     )
-    enable_admin: bool = option(
+    enable_admin: bool = _ACCESS.flag(
         False,
         "Serve the routes that control the engine (sleep, pause, resets, profiling). Needs a key.",
-        Kind.FLAG,
-        _ACCESS,
     )
-    admin_port: int | None = option(
+    admin_port: int | None = _ACCESS.integer(
         None,
         "Serve those routes at this port of 127.0.0.1 instead of beside the others; 0: any.",
-        Kind.INTEGER,
-        _ACCESS,
         minimum=0,
         maximum=65535,
     )
-    allowed_origins: str | list[str] | None = option(
-        None, "Origins of web pages that may use the server; none by default.", Kind.NAMES, _ACCESS
+    allowed_origins: str | list[str] | None = _ACCESS.names(
+        None, "Origins of web pages that may use the server; none by default."
     )
-    allow_credentials: bool = option(
-        False, "Let those pages send cookies and the like.", Kind.FLAG, _ACCESS
+    allow_credentials: bool = _ACCESS.flag(False, "Let those pages send cookies and the like.")
+    allowed_methods: str | list[str] = _ACCESS.names("*", "Methods that those pages may use.")
+    allowed_headers: str | list[str] = _ACCESS.names("*", "Headers that those pages may send.")
+    max_header_bytes: int = _LIMITS.size(
+        64 * 2**10, "Largest request line and headers that are read.", unit="bytes", minimum=1024
     )
-    allowed_methods: str | list[str] = option(
-        "*", "Methods that those pages may use.", Kind.NAMES, _ACCESS
+    header_timeout_s: float = _LIMITS.number(
+        20.0, "How long a request line and headers may take to arrive.", unit="s", above=0
     )
-    allowed_headers: str | list[str] = option(
-        "*", "Headers that those pages may send.", Kind.NAMES, _ACCESS
+    max_body_bytes: int = _LIMITS.size(
+        32 * 2**20, "Largest body that is read.", unit="bytes", minimum=1024
     )
-    max_header_bytes: int = option(
-        64 * 2**10,
-        "Largest request line and headers that are read.",
-        Kind.SIZE,
-        _LIMITS,
-        unit="bytes",
-        minimum=1024,
+    body_timeout_s: float = _LIMITS.number(
+        60.0, "How long a body may take to arrive.", unit="s", above=0
     )
-    header_timeout_s: float = option(
-        20.0,
-        "How long a request line and headers may take to arrive.",
-        Kind.NUMBER,
-        _LIMITS,
-        unit="s",
-        above=0,
+    max_completions: int = _LIMITS.integer(
+        128, "Most completions (prompts times n) of one request.", minimum=1
     )
-    max_body_bytes: int = option(
-        32 * 2**20, "Largest body that is read.", Kind.SIZE, _LIMITS, unit="bytes", minimum=1024
-    )
-    body_timeout_s: float = option(
-        60.0, "How long a body may take to arrive.", Kind.NUMBER, _LIMITS, unit="s", above=0
-    )
-    max_completions: int = option(
-        128, "Most completions (prompts times n) of one request.", Kind.INTEGER, _LIMITS, minimum=1
-    )
-    max_stop_strings: int = option(
-        16, "Most stop strings of one request.", Kind.INTEGER, _LIMITS, minimum=1
-    )
-    max_stored_responses: int | None = option(
+    max_stop_strings: int = _LIMITS.integer(16, "Most stop strings of one request.", minimum=1)
+    max_stored_responses: int | None = _LIMITS.integer(
         None,
         "Most responses of /v1/responses that are kept to be asked for again; 0: none. None: 256, "
         "with several API servers none.",
-        Kind.INTEGER,
-        _LIMITS,
         minimum=0,
     )
-    reader_timeout_s: float = option(
+    reader_timeout_s: float = _LIMITS.number(
         120.0,
         "How long a client may leave a stream unread before it is cut off.",
-        Kind.NUMBER,
-        _LIMITS,
         unit="s",
         above=0,
     )
-    chat_template_content_format: str = option(
+    chat_template_content_format: str = _CHAT.text(
         "auto",
         "How contents are given to the chat template; auto reads it from the template.",
-        Kind.TEXT,
-        _CHAT,
         choices=("auto", "string", "openai"),
     )
-    trust_request_chat_template: bool = option(
-        False, "Let a request bring its own chat template.", Kind.FLAG, _CHAT
+    trust_request_chat_template: bool = _CHAT.flag(
+        False, "Let a request bring its own chat template."
     )
-    default_chat_template_kwargs: dict[str, Any] | None = option(
-        None, "Template variables that requests need not give.", Kind.OBJECT, _CHAT
+    default_chat_template_kwargs: dict[str, Any] | None = _CHAT.mapping(
+        None, "Template variables that requests need not give."
     )
-    response_role: str = option("assistant", "Role of the answering side.", Kind.TEXT, _CHAT)
-    tool_call_parser: str = option(
+    response_role: str = _CHAT.text("assistant", "Role of the answering side.")
+    tool_call_parser: str = _CHAT.text(
         "auto",
         "How calls of tools are written in outputs: auto looks at the chat template, none reads "
         "no calls.",
-        Kind.TEXT,
-        _CHAT,
     )
     enable_auto_tool_choice: bool = unbuilt(
         True, "let the model choose to call", "It always may.", False
     )
-    reasoning_parser: str = option(
+    reasoning_parser: str = _CHAT.text(
         "auto",
         "How reasoning is marked in outputs: auto looks at the chat template, none does not tell "
         "it from the answer.",
-        Kind.TEXT,
-        _CHAT,
     )
-    exclude_tools_when_tool_choice_none: bool = option(
-        False, "Do not tell the model of tools that it may not call.", Kind.FLAG, _CHAT
+    exclude_tools_when_tool_choice_none: bool = _CHAT.flag(
+        False, "Do not tell the model of tools that it may not call."
     )
-    fingerprint_mode: str = option(
+    fingerprint_mode: str = _REPLY.text(
         "full",
         "What system_fingerprint tells: version and a hash of the plan, the hash, your own text.",
-        Kind.TEXT,
-        _REPLY,
         choices=("full", "hash", "custom", "none"),
     )
-    fingerprint_value: str | None = option(
-        None, "The text of fingerprint_mode custom.", Kind.TEXT, _REPLY
+    fingerprint_value: str | None = _REPLY.text(None, "The text of fingerprint_mode custom.")
+    return_tokens_as_token_ids: bool = _REPLY.flag(
+        False, "Show tokens in log-probabilities as token_id:N."
     )
-    return_tokens_as_token_ids: bool = option(
-        False, "Show tokens in log-probabilities as token_id:N.", Kind.FLAG, _REPLY
+    enable_force_include_usage: bool = _REPLY.flag(
+        False, "Send the usage of every stream, asked for or not."
     )
-    enable_force_include_usage: bool = option(
-        False, "Send the usage of every stream, asked for or not.", Kind.FLAG, _REPLY
+    enable_prompt_tokens_details: bool = _REPLY.flag(
+        False, "Tell in usage how many prompt tokens came from the prefix cache."
     )
-    enable_prompt_tokens_details: bool = option(
-        False, "Tell in usage how many prompt tokens came from the prefix cache.", Kind.FLAG, _REPLY
-    )
-    enable_request_id_headers: bool = option(
-        True, "Answer with the header X-Request-Id.", Kind.FLAG, _REPLY
-    )
-    sse_keep_alive_interval: float = option(
+    enable_request_id_headers: bool = _REPLY.flag(True, "Answer with the header X-Request-Id.")
+    sse_keep_alive_interval: float = _REPLY.number(
         15.0,
         "Seconds of silence after which a stream carries an empty line; 0: never.",
-        Kind.NUMBER,
-        _REPLY,
         unit="s",
         minimum=0,
     )
 
-    uvicorn_log_level: str = option(
-        "info",
-        "What is logged.",
-        Kind.TEXT,
-        _LOG,
-        choices=("debug", "info", "warning", "error", "critical"),
+    uvicorn_log_level: str = _LOG.text(
+        "info", "What is logged.", choices=("debug", "info", "warning", "error", "critical")
     )
-    enable_access_log: bool = option(False, "Log a line for each request.", Kind.FLAG, _LOG)
-    enable_log_requests: bool = option(
-        False, "Log the id of each request that reaches the engine.", Kind.FLAG, _LOG
+    enable_access_log: bool = _LOG.flag(False, "Log a line for each request.")
+    enable_log_requests: bool = _LOG.flag(
+        False, "Log the id of each request that reaches the engine."
     )
     disable_uvicorn_access_log: bool = unbuilt(True, "log no requests", "Use --enable-access-log.")
     enable_server_load_tracking: bool = unbuilt(
         True, "count requests for /load", "They are always counted.", False
     )
-    metrics_prefix: str = option(
+    metrics_prefix: str = _LOG.text(
         "vllm:",
         "What the names at /metrics begin with; dashboards of this field look for vllm:.",
-        Kind.TEXT,
-        _LOG,
         choices=("vllm:", "quire:"),
     )
     middleware: list[str] = unbuilt([], "further middleware", _NO_MIDDLEWARE)
@@ -286,16 +215,6 @@ class ServerArgs:
         if self.max_stored_responses is None:
             return _KEPT_RESPONSES if self.num_api_servers == 1 else 0
         return self.max_stored_responses
-
-    @classmethod
-    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give `parser` the flags of the server."""
-        return add_options(parser, cls)
-
-    @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """The options among the parsed arguments."""
-        return cls(**{name: getattr(args, name) for name in options_of(cls)})
 
     @property
     def origins(self) -> list[str]:

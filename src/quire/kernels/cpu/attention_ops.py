@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import NotBuiltYet
 from quire.kernels.cpu.kv_ops import CpuKV
 from quire.kernels.cpu.program import CpuPlan, IntArray
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.attention import AttentionArgs
 from quire.ops.norm import NormWeight
-from quire.ops.rotary import QKNorm, RotaryTable
+from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
 
 class AttentionOps:
@@ -29,11 +28,7 @@ class AttentionOps:
         native = runtime.native
         self._runtime = runtime
         self._context = runtime.context
-        self._types = {
-            torch.float32: native.Type.f32,
-            torch.bfloat16: native.Type.bf16,
-            torch.float16: native.Type.f16,
-        }
+        self._types = runtime.types
         self._kinds = native.NormKind.__members__
         self._over = native.NormOver.__members__
 
@@ -53,9 +48,7 @@ class AttentionOps:
     ) -> Tensor:
         """qkv [T, (H+2K)*D] -> q [T, H, D]. Raises IndexError for a slot or a position that is
         outside of the memory or the table."""
-        if positions.shape[0] != 1:
-            hint = "Serve a model whose positions are one number per token."
-            raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
+        refuse_several_positions(positions)
         runtime = self._runtime
         qkv, slots, positions = runtime.dense(qkv), runtime.dense(slots), runtime.dense(positions)
         num_tokens = qkv.shape[0]

@@ -24,6 +24,7 @@ from quire.ops.kv import (
     LayerState,
     StateShape,
     copy_kv,
+    ids_on,
     numbers_and_scales,
     page_bytes,
     with_scales,
@@ -220,7 +221,7 @@ class KVOps:
 
     def export_kv(self, kv: CpuKV, block_ids: BlockIds) -> Tensor:
         """[n, 2, S, K, D] in the memory's dtype; int8: [n, 2, S, K, D + 4]."""
-        ids = _index(block_ids)
+        ids = ids_on(block_ids, kv.memory.device)
         shape = (len(ids), kv.block_size, kv.kv_heads, -1)
         # [n, K, tiles, d, slot, pack] -> [n, tiles, slot, K, d, pack]
         tiles = kv.keys.index_select(0, ids).permute(0, 2, 4, 1, 3, 5)
@@ -234,7 +235,7 @@ class KVOps:
 
     def import_kv(self, kv: CpuKV, block_ids: BlockIds, data: Tensor) -> None:
         """Write data [n, 2, S, K, D], or what `export_kv` gave, into the blocks."""
-        ids, dim = _index(block_ids), kv.head_dim
+        ids, dim = ids_on(block_ids, kv.memory.device), kv.head_dim
         data = data.to("cpu")
         if kv.layout.is_int8:
             data, scales = numbers_and_scales(data, kv.dtype)
@@ -254,7 +255,3 @@ def _layout(shape: KVShape, dtype: torch.dtype) -> KVLayout:
     if dtype is FP8:
         raise NotBuiltYet("kv_cache_dtype", "fp8 on CPUs", "Use int8, which is as small.")
     return KVLayout(shape.block_size, shape.kv_heads, shape.head_dim, dtype)
-
-
-def _index(block_ids: BlockIds) -> Tensor:
-    return torch.as_tensor(block_ids, dtype=torch.int64)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
-from quire.ops.moe import MoeArgs, mixture
+from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import nbytes
 
@@ -38,19 +38,6 @@ class CpuLinear:
         return nbytes(self.panels, self.scales, self.bias)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuExperts:
-    """The packed weights of each expert."""
-
-    experts: int
-    up: tuple[CpuLinear, ...]
-    down: tuple[CpuLinear, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(w.nbytes for w in self.up + self.down)
-
-
 class LinearOps:
     """What packs weights, multiplies with them and looks up their rows; see quire.ops for each."""
 
@@ -60,11 +47,7 @@ class LinearOps:
         self._context = runtime.context
         self._make = native.PackedWeight
         self._width = native.panel_width
-        self._types = {
-            torch.float32: native.Type.f32,
-            torch.bfloat16: native.Type.bf16,
-            torch.float16: native.Type.f16,
-        }
+        self._types = runtime.types
         self._forms = native.WeightForm.__members__
         self._acts = native.Act.__members__
         self._finishes = native.FinishKind.__members__
@@ -158,19 +141,16 @@ class LinearOps:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
-    ) -> CpuExperts:
+    ) -> SeparateExperts:
         """gate_up [E, 2F, C], down [E, C, F], biases [E, 2F] and [E, C]; all are copied."""
-        return CpuExperts(
-            len(gate_up),
-            self._pack_each(gate_up, gate_up_bias, stored_as),
-            self._pack_each(down, down_bias, stored_as),
-        )
+        up = pack_each(self.pack_linear, gate_up, gate_up_bias, stored_as)
+        return SeparateExperts(len(up), up, pack_each(self.pack_linear, down, down_bias, stored_as))
 
     def moe(
         self,
         x: Tensor,
         router: CpuLinear,
-        experts: CpuExperts,
+        experts: SeparateExperts,
         args: MoeArgs,
         select_bias: Tensor | None = None,
     ) -> Tensor:
@@ -194,7 +174,7 @@ class LinearOps:
         self,
         x: Tensor,
         router: CpuLinear,
-        experts: CpuExperts,
+        experts: SeparateExperts,
         args: MoeArgs,
         select_bias: Tensor | None,
     ) -> Tensor:
@@ -206,13 +186,6 @@ class LinearOps:
             return self._product(hidden, down, down.out_features)
 
         return mixture(x, self.linear(x, router), args, select_bias, expert)
-
-    def _pack_each(
-        self, weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None
-    ) -> tuple[CpuLinear, ...]:
-        biases = [None] * len(weight) if bias is None else bias.unbind()
-        pairs = zip(weight.unbind(), biases, strict=True)
-        return tuple(self.pack_linear(w, b, stored_as) for w, b in pairs)
 
     def _product(
         self,

@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.attention_plan import CountedPlan
-
 PLAN_FIELDS = 6
 """Fields of 8 bytes of `AttentionStep` in csrc/kernels/kernels.hpp."""
 
 IntArray = np.ndarray
 
 
-class CpuPlan(CountedPlan):
+class CpuPlan:
     """The rows of a step in memory that the kernels read when they run.
 
     A recorded program reads the plan that it was recorded with: `refill` that one before each
@@ -73,7 +71,7 @@ class CpuPlan(CountedPlan):
 
     @property
     def lengths(self) -> tuple[IntArray, IntArray]:
-        """See `CountedPlan`."""
+        """See `AttentionPlan`."""
         query_start, seq_lens, _, _ = self._held
         return np.diff(query_start), seq_lens
 

@@ -22,11 +22,7 @@ class RowOps:
         native = runtime.native
         self._runtime = runtime
         self._context = runtime.context
-        self._types = {
-            torch.float32: native.Type.f32,
-            torch.bfloat16: native.Type.bf16,
-            torch.float16: native.Type.f16,
-        }
+        self._types = runtime.types
         self._kinds = native.NormKind.__members__
 
     def norm(self, x: Tensor, n: NormWeight) -> Tensor:

@@ -46,6 +46,11 @@ class CpuRuntime:
         if native is None:
             raise ImportError(reason)
         self.native = native
+        self.types = {
+            torch.float32: native.Type.f32,
+            torch.bfloat16: native.Type.bf16,
+            torch.float16: native.Type.f16,
+        }
         self.pool = native.Pool(num_threads)
         try:
             self.context = native.Context(self.pool, isa or native.best_level())

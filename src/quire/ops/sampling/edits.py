@@ -15,22 +15,13 @@ import math
 import torch
 from torch import Tensor
 
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 WILD = -1
 """In a forbidden word: no token is asked for here."""
 
 
-def _bias_bytes(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> int:
-    """Each entry is read and written."""
-    return nbytes(entries, values) + 2 * logits.element_size() * len(entries)
-
-
-def _bias_flops(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> int:
-    return len(entries)
-
-
-@op(num_bytes=_bias_bytes, flops=_bias_flops, mutates=("logits",), is_invariant=True)
+@op(mutates=("logits",), is_invariant=True)
 def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> None:
     """Add values [n] fp32 to entries of logits [R, V] fp32, in place; -inf forbids an entry,
     whatever stands there.
@@ -45,16 +36,7 @@ def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor)
     logits[rows, ids] = torch.where(added == -math.inf, added, raised)
 
 
-def _history_bytes(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor) -> int:
-    """The ids, and their logits twice, counted as if no id came twice."""
-    return int(places[:, 3].sum()) * (history.element_size() + 2 * logits.element_size())
-
-
-def _history_flops(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor) -> int:
-    return 4 * int(places[:, 3].sum())
-
-
-@op(num_bytes=_history_bytes, flops=_history_flops, mutates=("logits",), is_invariant=True)
+@op(mutates=("logits",), is_invariant=True)
 def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor) -> None:
     """Lower the tokens that occurred, in place: logits [R, V] fp32, penalties [P, 3] fp32
     (repetition, frequency, presence).
@@ -90,17 +72,7 @@ def _lower(logits: Tensor, ids: Tensor, frequency: float, presence: float, count
     logits[ids] = lowered.sub_(presence)  # repeats write the same value
 
 
-def _words_bytes(logits: Tensor, history: Tensor, places: Tensor, words: Tensor) -> int:
-    """Each word is compared with as many tokens as it has before its last."""
-    before = words[:, 1:-1]
-    return nbytes(words) + before.numel() * history.element_size()
-
-
-def _words_flops(logits: Tensor, history: Tensor, places: Tensor, words: Tensor) -> int:
-    return words[:, 1:-1].numel()
-
-
-@op(num_bytes=_words_bytes, flops=_words_flops, mutates=("logits",), is_invariant=True)
+@op(mutates=("logits",), is_invariant=True)
 def forbid_words(logits: Tensor, history: Tensor, places: Tensor, words: Tensor) -> None:
     """Forbid the last token of each word whose other tokens the output ends with: -inf in logits
     [R, V] fp32, in place.

@@ -7,20 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 
 
-def _mask_bytes(logits: Tensor, rows: Tensor, mask: Tensor) -> int:
-    """Each entry of the rows is written at most once."""
-    return nbytes(mask) + len(rows) * logits.shape[1] * logits.element_size()
-
-
-def _mask_flops(logits: Tensor, rows: Tensor, mask: Tensor) -> int:
-    """A decision for each entry of the rows."""
-    return len(rows) * logits.shape[1]
-
-
-@op(num_bytes=_mask_bytes, flops=_mask_flops, mutates=("logits",), is_invariant=True)
+@op(mutates=("logits",), is_invariant=True)
 def mask_logits(logits: Tensor, rows: Tensor, mask: Tensor) -> None:
     """Set the entries of some rows of logits [R, V] fp32 whose mask bit is 0 to -inf, in place.
 

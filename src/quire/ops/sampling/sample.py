@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.ops.registry import nbytes, op
+from quire.ops.registry import op
 from quire.ops.sampling.filters import survivors
 from quire.ops.sampling.noise import negative_waiting_times, noise_bits
 from quire.ops.sampling.vocab_row import BLOCK, VocabRow
@@ -41,20 +41,7 @@ class TopLogits(NamedTuple):
     log_sums: Tensor
 
 
-def _read(logits: Tensor, *_: object) -> int:
-    return nbytes(logits)
-
-
-def _weigh(logits: Tensor, *_: object) -> int:
-    """A difference and an exponential for every entry."""
-    return 2 * logits.numel()
-
-
-@op(
-    num_bytes=lambda logits: nbytes(logits),
-    flops=lambda logits: logits.numel(),
-    is_invariant=True,
-)
+@op(is_invariant=True)
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The largest entry of each row of logits [R, V] fp32 -> (ids [R] int64, values [R] fp32).
 
@@ -75,7 +62,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(values.isfinite(), ids.gather(1, best).flatten(), 0), values
 
 
-@op(num_bytes=_read, flops=_weigh, is_invariant=True)
+@op(is_invariant=True)
 def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
     """A token of each row of logits [R, V] fp32 -> (ids [R] int64, peaks [R] fp32).
 
@@ -106,7 +93,7 @@ def draw(logits: Tensor, settings: Tensor, keys: Tensor, hashes: Tensor) -> tupl
     return ids, peaks
 
 
-@op(num_bytes=lambda logits, *_: 2 * nbytes(logits), flops=_weigh, is_invariant=True)
+@op(is_invariant=True)
 def truncate(logits: Tensor, settings: Tensor) -> Tensor:
     """What `draw` draws from: logits [R, V] fp32 divided by the temperature, and -inf for all that
     the filters drop -> [R, V]. Temperature 0 and rows without a finite peak are not filtered.
@@ -123,7 +110,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Tensor:
     return out
 
 
-@op(num_bytes=_read, flops=_weigh, is_invariant=True)
+@op(is_invariant=True)
 def rank(logits: Tensor, token_ids: Tensor, num_top: int) -> TopLogits:
     """What the log-probabilities of a token [R] int64 of each row of logits [R, V] fp32 need, and
     of the num_top <= V largest entries.

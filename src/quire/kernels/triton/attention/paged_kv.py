@@ -18,6 +18,7 @@ from quire.ops.kv import (
     KVShape,
     LayerState,
     StateShape,
+    ids_on,
     movable,
     numbers_and_scales,
     page_bytes,
@@ -126,7 +127,7 @@ def _halves(slots: Tensor, shape: KVShape) -> Tensor:
 
 def export_kv(kv: PagedKV, block_ids: BlockIds) -> Tensor:
     """See `quire.ops.kv.export_kv`."""
-    ids = _index(kv, block_ids)
+    ids = ids_on(block_ids, kv.memory.device)
     data = movable(kv.memory).index_select(1, ids).transpose(0, 1).contiguous().view(kv.dtype)
     if kv.scales is None:
         return data
@@ -135,7 +136,7 @@ def export_kv(kv: PagedKV, block_ids: BlockIds) -> Tensor:
 
 def import_kv(kv: PagedKV, block_ids: BlockIds, data: Tensor) -> None:
     """See `quire.ops.kv.import_kv`."""
-    ids = _index(kv, block_ids)
+    ids = ids_on(block_ids, kv.memory.device)
     data = data.to(kv.memory.device)
     if kv.scales is None:
         data = data.to(kv.dtype)
@@ -143,7 +144,3 @@ def import_kv(kv: PagedKV, block_ids: BlockIds, data: Tensor) -> None:
         data, scales = numbers_and_scales(data, kv.dtype)
         kv.scales.index_copy_(1, ids, scales.transpose(0, 1))
     movable(kv.memory).index_copy_(1, ids, movable(data).transpose(0, 1))
-
-
-def _index(kv: PagedKV, block_ids: BlockIds) -> Tensor:
-    return torch.as_tensor(block_ids, dtype=torch.int64, device=kv.memory.device)

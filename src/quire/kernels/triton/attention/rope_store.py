@@ -9,13 +9,12 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from quire.errors import NotBuiltYet
 from quire.kernels.triton.attention.paged_kv import PagedKV
 from quire.kernels.triton.launch import KEEP_NAN, dense, kernel, power_of_2
 from quire.kernels.triton.linear.rounding import rounded
 from quire.kernels.triton.norms import statistics, weighed
 from quire.ops.norm import NormWeight
-from quire.ops.rotary import QKNorm, RotaryTable
+from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
 
 @kernel
@@ -214,9 +213,7 @@ def rope_store(
     clip: float | None,
 ) -> Tensor:
     """See `quire.ops.rotary.rope_store`."""
-    if positions.shape[0] != 1:
-        hint = "Serve a model whose positions are one number per token."
-        raise NotBuiltYet("positions", f"{positions.shape[0]} per token (M-RoPE)", hint)
+    refuse_several_positions(positions)
     qkv, slots, positions = dense(qkv), slots.contiguous(), positions.contiguous()
     num_tokens = qkv.shape[0]
     q = qkv.new_empty(num_tokens, heads, head_dim)

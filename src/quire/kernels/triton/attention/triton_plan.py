@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.attention_plan import CountedPlan
-
 PREFILL_TOKENS = 64
 """Queries of one row that a program serves at once, if a KV head has one query head."""
 
@@ -65,7 +63,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class TritonPlan(CountedPlan):
+class TritonPlan:
     """One step's rows for one KV group: row i is row table_rows[i] of the table. `host` are
     query_start and seq_lens as they were given.
     """
@@ -99,7 +97,7 @@ class TritonPlan(CountedPlan):
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """See `CountedPlan`."""
+        """See `AttentionPlan`."""
         query_start, seq_lens = self.host
         return np.diff(query_start), seq_lens
 

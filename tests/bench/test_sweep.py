@@ -1,4 +1,4 @@
-"""`quire bench sweep`: its grid and report as values, its processes against small stand-ins, and
+"""The sweep: its grid and report as values, its processes against small stand-ins, and
 once for real.
 """
 
@@ -11,14 +11,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from quire.bench.sweeping.sweep_grid import pairs_of, parse_links, read_sets
-from quire.bench.sweeping.sweep_report import Run, summarise, table
-from quire.cli.main import main
+from benchmarks.sweep import main
+from benchmarks.sweeping.sweep_grid import pairs_of, parse_links, read_sets
+from benchmarks.sweeping.sweep_report import Run, summarise, table
 from quire.errors import InvalidParameter
+
+ROOT = Path(__file__).parents[2]
 
 SERVER = """
 import http.server, json, pathlib, sys
@@ -68,7 +71,7 @@ class Stand:
     def words(self, *flags):
         commands = ["--serve-cmd", f"{shlex.quote(sys.executable)} {self.folder / 'server.py'}"]
         commands += ["--bench-cmd", f"{shlex.quote(sys.executable)} {self.folder / 'load.py'}"]
-        return ["bench", "sweep", *commands, "-o", str(self.folder), "-e", "exp", *flags]
+        return [*commands, "-o", str(self.folder), "-e", "exp", *flags]
 
     def run(self, *flags):
         return main(self.words(*flags))
@@ -167,7 +170,8 @@ def test_a_server_that_is_there_already_is_not_measured(stand, capsys):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_a_signal_leaves_no_server_behind(stand, number):
     with subprocess.Popen(
-        [sys.executable, "-m", "quire", *stand.words("--bench-param", "breaks=hang")],
+        [sys.executable, "-m", "benchmarks.sweep", *stand.words("--bench-param", "breaks=hang")],
+        cwd=ROOT,
         stdout=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
@@ -262,6 +266,6 @@ def test_for_real(tmp_path):
     bench = "quire bench serve --num-prompts 4 --input-len 8 --output-len 4 --disable-tqdm"
     words = ["--serve-cmd", serve, "--bench-cmd", bench, "--bench-param", "max-concurrency=1,2"]
     words += ["--serve-param", "max-num-seqs=2", "--num-runs", "1", "-o", str(tmp_path), "-e", "x"]
-    assert main(["bench", "sweep", *words]) == 0
+    assert main(words) == 0
     rows = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert [(row["completed"], row["total_output_tokens"]) for row in rows] == [(4, 16.0)] * 2

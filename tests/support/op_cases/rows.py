@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.ops.cases.case import Case, Draw, Prepared, by_row
 from quire.ops.norm import NormWeight
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 EPS = 0.05
 """Large, so that an epsilon in the wrong place shows."""
@@ -13,7 +13,7 @@ EPS = 0.05
 def norm_weight(draw: Draw, kind: str, *shape: int, bias: bool = False) -> NormWeight:
     """A norm with random parameters."""
     weight = None if kind == "none" else draw.normal(*shape, mean=0.5)
-    return NormWeight(kind, EPS, weight, draw.normal(*shape) if bias else None)  # type: ignore[arg-type]
+    return NormWeight(kind, EPS, weight, draw.normal(*shape) if bias else None)
 
 
 def _norm(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.ops.cases.case import Case, Draw, Prepared, by_row
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 
 def _partials(size: int, rows: int, *, has_bias: bool, scale: float = 1.0) -> Case:

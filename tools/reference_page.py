@@ -17,8 +17,8 @@ from quire.environment import VARIABLES
 _HEAD = """\
 # Engine arguments
 
-Made from the declaration in `src/quire/config/args/engine_options.py` by `python -m
-quire.config.args.reference_page docs/engine_args.md`; do not edit.
+Made from the declaration in `src/quire/config/args/engine_options.py` by
+`python tools/reference_page.py docs/engine_args.md`; do not edit.
 
 Every name is a keyword of `LLM(...)` and `EngineArgs(...)` and a flag of the command line, with
 dashes for underscores. Flags that are on or off have a `--no-` twin (but for
@@ -29,8 +29,8 @@ value with its reason.
 _SERVER_HEAD = """\
 # Server arguments
 
-Made from the declaration in `src/quire/config/args/server_args.py` by `python -m
-quire.config.args.reference_page docs/server_args.md`; do not edit.
+Made from the declaration in `src/quire/config/args/server_args.py` by
+`python tools/reference_page.py docs/server_args.md`; do not edit.
 
 Every name is a flag of `quire serve`, with dashes for underscores, beside those of the engine
 ([engine_args.md](engine_args.md)), and a key of the file of `--config`. [server.md](server.md) says

@@ -1,4 +1,4 @@
-"""Random lives of the scheduler against the hash model: `python -m quire.testing.simulate --traces
+"""Random lives of the scheduler against the hash model: `python -m tests.support.simulate --traces
 1000000`.
 
 A trace draws a configuration (tiny pools, KV groups of every kind, either policy, drafts or none,
@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.params import RepetitionDetectionParams, SamplingParams
-from quire.scheduling import invariants
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
 from quire.scheduling.scheduler_output import SchedulerOutput
 from quire.scheduling.settings import KVGroupSpec, Pause, SchedulerConfig
 from quire.scheduling.step import StepPlan, StepResult
-from quire.testing.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
-from quire.testing.traces import run_as_command
+from tests.support import invariants
+from tests.support.hash_model import EOS, WRONG, HashRow, HashRunner, oracle
+from tests.support.traces import run_as_command
 
 VOCAB_SIZE = 40
 FULL, STATE, NOTHING = KVGroupSpec(), KVGroupSpec("state"), KVGroupSpec("none")

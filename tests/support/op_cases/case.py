@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.ops.catalog import CATALOG
 from quire.ops.select import Ops
+from tests.support.op_cases.costs import COSTS, Cost
 
 Arguments = dict[str, Any]
 
@@ -115,15 +116,14 @@ class Case:
 
     def num_bytes(self, arguments: Arguments) -> int:
         """The least memory traffic of the call."""
-        return self._formula(CATALOG[self.op].num_bytes, arguments)
+        return self._cost(arguments).num_bytes
 
     def flops(self, arguments: Arguments) -> int:
         """The call's arithmetic."""
-        return self._formula(CATALOG[self.op].flops, arguments)
+        return self._cost(arguments).flops
 
-    def _formula(self, formula: Callable[..., int], arguments: Arguments) -> int:
-        bound = CATALOG[self.op].signature.bind_partial(**arguments)
-        return formula(*bound.args, **bound.kwargs)
+    def _cost(self, arguments: Arguments) -> Cost:
+        return COSTS[self.op](**arguments)
 
 
 def by_row(arguments: Arguments, axes: dict[str, int]) -> Prepared:

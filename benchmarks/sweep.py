@@ -2,6 +2,8 @@
 
 A server is started for each set of --serve-params, and `bench serve` runs for each set of
 --bench-params against it, --num-runs times. An interrupted sweep goes on with --resume.
+
+    python -m benchmarks.sweep --serve-param max-num-seqs=16,64 --bench-param max-concurrency=1,16
 """
 
 from __future__ import annotations
@@ -18,17 +20,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from quire.bench.sweeping.sweep_commands import Commands
-from quire.bench.sweeping.sweep_grid import ParameterSet, pairs_of, parse_links, read_sets
-from quire.bench.sweeping.sweep_report import Run, plot_summary, table, write_report
-from quire.bench.sweeping.sweep_server import CommandFailed, end, last_lines, running_server, start
+from benchmarks.sweeping.sweep_commands import Commands
+from benchmarks.sweeping.sweep_grid import ParameterSet, pairs_of, parse_links, read_sets
+from benchmarks.sweeping.sweep_report import Run, plot_summary, table, write_report
+from benchmarks.sweeping.sweep_server import CommandFailed, end, last_lines, running_server, start
+from quire.config.args.command_line import QuireParser
 from quire.errors import InvalidParameter
 
 
+def main(words: Sequence[str] | None = None) -> int:
+    """Sweep as the command line says (default: the process's); the exit code."""
+    parser = QuireParser(prog="python -m benchmarks.sweep", description=__doc__)
+    add_arguments(parser)
+    args = parser.parse_args(words)
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        return 130
+    except InvalidParameter as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `quire bench sweep`."""
-    parser.usage = "quire bench sweep [serve] [flags]"
-    parser.add_argument("kind", nargs="?", choices=["serve"], default="serve", help="what is swept")
+    """The flags of the command."""
     what = parser.add_argument_group("commands")
     what.add_argument("--serve-cmd", default="quire serve", help="starts the server")
     what.add_argument("--bench-cmd", default="quire bench serve", help="puts the load on it")
@@ -218,3 +233,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

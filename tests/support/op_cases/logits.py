@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.ops.cases.case import Case, Draw, Prepared, by_row
 from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 VOCAB = 151_936
 """Of a real model: what benchmarks take."""

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from quire.ops.attention import AttentionArgs
-from quire.ops.cases.case import Arguments, Case, Draw, Prepared, by_row
-from quire.ops.cases.rows import norm_weight
 from quire.ops.fp8 import FP8
 from quire.ops.kv import KVShape, LayerKV, StateShape
 from quire.ops.rotary import QKNorm, RotaryTable
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
+from tests.support.op_cases.rows import norm_weight
 
 NO_BLOCK = 2**30
 SPARE_BLOCKS = 3
@@ -296,7 +296,7 @@ def _qk_norm(draw: Draw, s: PagedShape, kind: str, over: str, after_rope: bool) 
         "per_head": ((s.heads, s.head_dim), (s.kv_heads, s.head_dim)),
     }[over]
     q, k = (norm_weight(draw, kind, *shape) for shape in shapes)
-    return QKNorm(q, k, over, after_rope)  # type: ignore[arg-type]
+    return QKNorm(q, k, over, after_rope)
 
 
 def _rope_stores() -> list[Case]:

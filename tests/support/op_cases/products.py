@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from quire.ops.activation import ACTIVATIONS
-from quire.ops.cases.case import Case, Draw, Prepared, by_row
 from quire.ops.linear import LinearWeight
 from quire.ops.moe import MoeArgs
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 
 
 def _weight(ops: Ops, draw: Draw, out: int, width: int, *, bias: bool) -> LinearWeight:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.bench.sweeping.sweep_grid import ParameterSet
+from benchmarks.sweeping.sweep_grid import ParameterSet
 from quire.errors import InvalidParameter
 
 

@@ -1,10 +1,9 @@
-"""The cases of all ops: the conformance test runs every one, and a benchmark those with `is_bench`.
-
-They stand beside the contract files and not in them, so that serving a model does not load them.
+"""The cases of all ops: the conformance test runs every one, `python -m benchmarks.kernels` and
+`tools/gpu_report.py` those with `is_bench`.
 """
 
-from quire.ops.cases import collective, edits, logits, masks, paged, products, rows
-from quire.ops.cases.case import Case, Draw, Prepared
+from tests.support.op_cases import collective, edits, logits, masks, paged, products, rows
+from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
     *(*rows.CASES, *products.CASES, *paged.CASES),

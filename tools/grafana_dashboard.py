@@ -1,6 +1,7 @@
 """A Grafana dashboard of an engine's metrics, made from a table of panels.
 
-`python -m quire.observability.dashboard` writes its JSON, which Grafana imports. Which prefix the
+`python tools/grafana_dashboard.py > docs/grafana_dashboard.json` writes its JSON, which Grafana
+imports. Which prefix the
 names have, which models and which cores are shown is chosen on the dashboard.
 """
 

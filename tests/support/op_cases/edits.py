@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.ops.cases.case import Arguments, Case, Draw, Prepared
 from quire.ops.sampling.edits import WILD
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Arguments, Case, Draw, Prepared
 
 VOCAB = 151_936
 """Of a real model: what benchmarks take."""

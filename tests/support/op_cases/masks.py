@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.ops.cases.case import Case, Draw, Prepared
 from quire.ops.select import Ops
+from tests.support.op_cases.case import Case, Draw, Prepared
 
 VOCAB = 151_936
 """Of a real model: what benchmarks take."""

@@ -3,25 +3,29 @@ of the machine's limits.
 
 The caches are emptied before each call, because a model's weights do not stay in them; what is
 printed is the median. Plain torch computes on as many threads.
+
+    python -m benchmarks.kernels --op linear mlp --dtype bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import torch
 
 from quire.bench.machine_limits import LimitProbe, MachineLimits
 from quire.bench.report import add_output_flag, finish
+from quire.config.args.command_line import QuireParser
 from quire.errors import InvalidParameter
 from quire.hardware.host import gather_machine_facts
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Ops, select
-from quire.ops.cases import CASES, Case
+from tests.support.op_cases import CASES, Case
 
 DTYPES = ("bfloat16", "float16", "float32")
 _MIN_CALLS = 3
@@ -43,11 +47,22 @@ class Timed(msgspec.Struct, frozen=True):
     share_of_machine_limit: float
 
 
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure as the command line says (default: the process's); the exit code."""
+    parser = QuireParser(prog="python -m benchmarks.kernels", description=__doc__)
+    add_arguments(parser)
+    args = parser.parse_args(words)
+    try:
+        return run(args)
+    except InvalidParameter as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `quire bench kernels`."""
+    """The flags of the command."""
     native, _ = find_native()
     levels = [name for name, why in native.levels() if not why] if native else []
-    parser.usage = "quire bench kernels [flags]"
     parser.add_argument("--op", nargs="+", help="names of ops; default all that have such cases")
     parser.add_argument("--case", nargs="+", help="parts of names of cases; default all")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
@@ -153,3 +168,7 @@ def line(row: Timed) -> str:
         f"{row.op + '/' + row.case:32} {name:18} {row.seconds * 1e6:10.1f} "
         f"{rates[0]:7.2f} {rates[1]:8.1f} {row.share_of_machine_limit:8.0%}"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The parts of `quire bench sweep`: grid, commands, server, report."""

@@ -1,0 +1,197 @@
+"""What a call of each op costs at least: formulas of its arguments, which benchmarks compare with
+the limits of a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops import AttentionArgs, AttentionPlan, ExpertWeights, LayerKV, LinearWeight, MoeArgs
+from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory
+from quire.ops.norm import NormWeight
+from quire.ops.registry import nbytes
+
+
+class Cost(NamedTuple):
+    """The least memory traffic of a call, and its arithmetic."""
+
+    num_bytes: int
+    flops: int = 0
+
+
+# rows
+
+
+def embed(
+    ids: Tensor,
+    table: Tensor,
+    scale: float,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+) -> Cost:
+    width = table.shape[1]
+    return Cost(ids.numel() * (8 + 2 * width * table.element_size()), ids.numel() * width)
+
+
+def norm(x: Tensor, n: NormWeight) -> Cost:
+    return Cost(2 * nbytes(x) + nbytes(n.weight, n.bias), 4 * x.numel())
+
+
+def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Cost:
+    return Cost(3 * nbytes(x), 2 * x.numel())
+
+
+def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> Cost:
+    return Cost(4 * nbytes(x) + nbytes(n.weight, n.bias), 6 * x.numel())
+
+
+def scale_gate(y: Tensor, gate: Tensor) -> Cost:
+    return Cost(2 * nbytes(y) + nbytes(gate), y.numel() + 4 * gate.numel())
+
+
+def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Cost:
+    return Cost(nbytes(parts, bias) + nbytes(parts[0]), parts.numel())
+
+
+# products with weights
+
+
+def embed_packed(ids: Tensor, w: LinearWeight, scale: float = 1.0) -> Cost:
+    num_bytes = ids.numel() * (8 + 2 * w.nbytes // w.out_features)
+    return Cost(num_bytes, ids.numel() * w.in_features)
+
+
+def linear(x: Tensor, w: LinearWeight) -> Cost:
+    rows = x.numel() // w.in_features
+    num_bytes = nbytes(x) + w.nbytes + rows * w.out_features * x.element_size()
+    return Cost(num_bytes, 2 * x.numel() * w.out_features)
+
+
+def mlp(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> Cost:
+    rows = x.numel() // up.in_features
+    products = up.in_features * up.out_features + down.in_features * down.out_features
+    return Cost(2 * nbytes(x) + up.nbytes + down.nbytes, 2 * rows * products)
+
+
+def logits(x: Tensor, head: LinearWeight, scale: float, softcap: float | None) -> Cost:
+    product = linear(x, head)
+    return product._replace(num_bytes=product.num_bytes + 2 * x.shape[0] * head.out_features)
+
+
+def moe(
+    x: Tensor,
+    router: LinearWeight,
+    experts: ExpertWeights,
+    args: MoeArgs,
+    select_bias: Tensor | None = None,
+) -> Cost:
+    used = min(args.experts, x.shape[0] * args.top_k)
+    per_expert = experts.nbytes // x.element_size() // args.experts
+    return Cost(
+        2 * nbytes(x) + router.nbytes + experts.nbytes * used // args.experts,
+        2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert),
+    )
+
+
+# KV memory and attention
+
+
+def blocks(
+    kv: BlockMemory,
+    block_ids: BlockIds = (),
+    data: Tensor | None = None,
+    src_ids: BlockIds = (),
+    dst_ids: BlockIds = (),
+) -> Cost:
+    """Blocks that are read and written."""
+    count = len(block_ids) + len(src_ids)
+    return Cost(2 * count * sum(part[:1].nbytes for part in kv.parts))
+
+
+def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> Cost:
+    return Cost(blocks(kv, block_ids).num_bytes // 2)
+
+
+def rope_store(qkv: Tensor, kv: LayerKV, slots: Tensor, **_: Any) -> Cost:
+    return Cost(2 * nbytes(qkv) + 2 * nbytes(slots), 6 * qkv.numel())
+
+
+def attend(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> Cost:
+    num_keys, num_pairs = counted(plan)
+    num_bytes = 2 * nbytes(q) + 2 * num_keys * kv.kv_heads * vector_bytes(kv)
+    return Cost(num_bytes, 4 * num_pairs * q.shape[1] * q.shape[2])
+
+
+def counted(plan: AttentionPlan) -> tuple[int, int]:
+    """Keys that the rows see, each counted once a row, and (query, visible key) pairs."""
+    num_new, seq_lens = plan.lengths
+    low, high = (seq_lens - num_new).astype(np.int64), seq_lens.astype(np.int64)
+    if plan.window is None:
+        return int(high[num_new > 0].sum()), int((high * (high + 1) - low * (low + 1)).sum()) // 2
+    first = np.maximum(low + 1 - plan.window, 0)
+    # a token at position p sees p + 1 keys up to the window, and then as many as the window has
+    a, b = np.minimum(low, plan.window), np.minimum(high, plan.window)
+    pairs = (b * (b + 1) - a * (a + 1)) // 2 + plan.window * (high - low - (b - a))
+    return int((high - first)[num_new > 0].sum()), int(pairs.sum())
+
+
+def vector_bytes(kv: LayerKV) -> int:
+    """What a key or a value of one head takes in memory, its scale included."""
+    has_scales = kv.dtype in LARGEST_NUMBER
+    return kv.head_dim * kv.dtype.itemsize + SCALE_BYTES * has_scales
+
+
+# logits
+
+
+def mask_logits(logits: Tensor, rows: Tensor, mask: Tensor) -> Cost:
+    """Each entry of the rows is decided on, and written at most once."""
+    entries = len(rows) * logits.shape[1]
+    return Cost(nbytes(mask) + entries * logits.element_size(), entries)
+
+
+def bias_logits(logits: Tensor, places: Tensor, entries: Tensor, values: Tensor) -> Cost:
+    count = len(entries)
+    return Cost(nbytes(entries, values) + 2 * logits.element_size() * count, count)
+
+
+def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor) -> Cost:
+    """The ids, and their logits twice, counted as if no id came twice."""
+    count = int(places[:, 3].sum())
+    return Cost(count * (history.element_size() + 2 * logits.element_size()), 4 * count)
+
+
+def forbid_words(logits: Tensor, history: Tensor, places: Tensor, words: Tensor) -> Cost:
+    """Each word is compared with as many tokens as it has before its last."""
+    compared = words[:, 1:-1].numel()
+    return Cost(nbytes(words) + compared * history.element_size(), compared)
+
+
+def greedy(logits: Tensor) -> Cost:
+    return Cost(nbytes(logits), logits.numel())
+
+
+def weighed(logits: Tensor, **_: Any) -> Cost:
+    """Entries are read once; a difference and an exponential for each."""
+    return Cost(nbytes(logits), 2 * logits.numel())
+
+
+def truncate(logits: Tensor, settings: Tensor) -> Cost:
+    return Cost(2 * nbytes(logits), 2 * logits.numel())
+
+
+COSTS: dict[str, Callable[..., Cost]] = {
+    **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, add_partials)},
+    **{f.__name__: f for f in (embed_packed, linear, mlp, logits, moe)},
+    **{f.__name__: f for f in (zero_kv, rope_store, attend)},
+    **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
+    **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
+    **{f.__name__: f for f in (greedy, truncate)},
+    **dict.fromkeys(("draw", "rank"), weighed),
+}
+"""Op -> the cost of a call with these arguments."""
