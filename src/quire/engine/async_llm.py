@@ -119,6 +119,7 @@ class AsyncLLM(AwaitedControl):
         self._log_interval_s = read_environment().log_stats_interval_s
         self._idle: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
+        self._dead = asyncio.Event()
         if start_engine_loop:
             self._start_handler()
 
@@ -353,6 +354,7 @@ class AsyncLLM(AwaitedControl):
             dead.__cause__ = error
             error = dead
         self._error = error
+        self._dead.set()
         self.front_end.outputs.fail_all(error)
         self._note_ended(0)
 
@@ -491,6 +493,10 @@ class AsyncLLM(AwaitedControl):
     def errored(self) -> bool:
         """Whether the engine is dead: its core died for good, or it was shut down."""
         return not self.is_running
+
+    async def wait_until_dead(self) -> None:
+        """Return when the engine is dead."""
+        await self._dead.wait()
 
     @property
     def dead_error(self) -> BaseException:

@@ -17,9 +17,6 @@ from quire.server.routes import HEALTH_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-"""How often the engine is checked."""
-
 
 async def serve(
     engine: AsyncLLM,
@@ -80,7 +77,6 @@ async def serve(
 
 async def _watch(engine: AsyncLLM, ending: ShutdownSignal) -> None:
     """Stop the server when its engine has died for good, so that it can be restarted."""
-    while not engine.errored:
-        await asyncio.sleep(_LOOK_S)
+    await engine.wait_until_dead()
     logger.error("The engine is dead: %s", engine.dead_error)
     ending.fail()

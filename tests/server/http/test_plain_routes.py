@@ -1,8 +1,10 @@
 """Models, tokens, health, ids, errors: raw requests to a real server."""
 
+import psutil
 import pytest
 
 from quire import __version__
+from tests.server.serve_process import serving
 
 
 def test_models(server):
@@ -100,3 +102,10 @@ def test_what_other_models_serve_is_refused_as_such(server, path):
     reply = server.post(path, {"model": "", "input": "a"})
     assert shape(reply) == (501, "NotImplementedError")
     assert "generates text" in reply.json()["error"]["message"]
+
+
+def test_a_server_whose_engine_is_dead_stops_with_1():
+    with serving("--max-core-restarts", "0") as server:
+        for child in psutil.Process(server.process.pid).children(recursive=True):
+            child.kill()
+        assert server.wait() == 1, server.log

@@ -1,4 +1,4 @@
-"""Content blocks, and the messages that they mean."""
+"""Makes the content blocks of a request into chat messages."""
 
 from __future__ import annotations
 

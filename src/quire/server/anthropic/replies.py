@@ -1,4 +1,4 @@
-"""What a message is made of."""
+"""The bodies of replies: a message and its blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/messages`, and the chat request that it means."""
+"""The body of `POST /v1/messages`, and the chat request that it becomes."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _name_of(data: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-class _Manner(msgspec.Struct):
+class _DeliveryFields(msgspec.Struct):
     stream: Any = None
     background: Any = None
 
@@ -147,11 +147,11 @@ def _check(request: BatchRequest) -> None:
         text = f"url {_shown(request.url)} is not served in a batch: choose of {', '.join(URLS)}."
         raise InvalidLine(text, request.custom_id)
     try:
-        manner = msgspec.json.decode(request.body, type=_Manner)
+        given = msgspec.json.decode(request.body, type=_DeliveryFields)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
     for name in ("stream", "background"):
-        if getattr(manner, name) is True:
+        if getattr(given, name) is True:
             text = f"{name} is for callers who are connected; leave it out in a batch."
             raise InvalidLine(text, request.custom_id)
 

@@ -1,4 +1,4 @@
-"""The output of a batch: one line for each result, kept whatever happens to the process."""
+"""The output of a batch: one line for each result, which outlives the process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct):
-    """What has to be known of a result that is in the file."""
+    """What is read of a result that is in the file."""
 
     id: str
     error: msgspec.Raw = msgspec.Raw(b"null")
@@ -99,7 +99,7 @@ class Results:
         new.replace(self._file)
 
     def read(self) -> None:
-        """Take up what an earlier run has left; a line that was cut off is dropped.
+        """Read the results of an earlier run; an incomplete last line is dropped.
 
         Raises InvalidParameter for a file that has anything else in it.
         """
@@ -133,7 +133,7 @@ class Results:
 
 @contextlib.contextmanager
 def open_results(file: Path, *, overwrite: bool) -> Iterator[Results]:
-    """The results in `file`, which is made if there is none; emptied first with `overwrite`.
+    """The results in `file`, which is created if it does not exist; emptied first with `overwrite`.
 
     Raises InvalidParameter for a file that cannot be written, that another run is writing, or whose
     lines are not results.

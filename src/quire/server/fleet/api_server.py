@@ -25,8 +25,8 @@ from quire.server.assemble import Siblings
 from quire.server.context import Server
 from quire.server.serving import serve
 
-_FAREWELL_S = 2.0
-"""For the owner to take the last figures."""
+_LAST_STATS_S = 2.0
+"""For the owner to take the last statistics."""
 _LOG_FORMAT = "%(asctime)s ({}) %(levelname)s %(name)s: %(message)s"
 
 
@@ -89,7 +89,7 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     finally:
         client.report()
         engine.shutdown()
-        await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_FAREWELL_S)
+        await asyncio.wait([asyncio.ensure_future(client.wait_closed())], timeout=_LAST_STATS_S)
 
 
 PROGRAM = ChildProgram(ApiServerStart, lambda start: f"ApiServer_{start.row}", _run, _LOG_FORMAT)

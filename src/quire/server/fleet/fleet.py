@@ -1,9 +1,8 @@
-"""Several API servers before the cores of one engine: the process that owns them all.
+"""Several API servers for the cores of one engine: the process that owns them all.
 
-It answers no HTTP itself. It keeps the cores and the broker (engine/shared_cores/broker.py), the
-sockets that the servers listen on, and the servers' processes: one that dies is started anew and
-costs its own streams alone, since connections that it had not taken wait in its socket, which stays
-open here.
+It answers no HTTP itself. It owns the cores and the broker (engine/shared_cores/broker.py), the
+listening sockets and the servers' processes. A server that dies is restarted and loses its own
+streams only: connections that it had not accepted wait in its socket, which stays open here.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from quire.server.http.listening import ShutdownSignal, address_of
 logger = logging.getLogger(__name__)
 
 SILENT_S = 30.0
-"""A server whose event loop gave no sign of life for so long is killed."""
-LOOK_S = 1.0
+"""A server without a heartbeat for longer is killed."""
+CHECK_INTERVAL_S = 1.0
 LONG_LIFE_S = 30.0
-MOST_FRUITLESS = 5
+MAX_SHORT_LIVES = 5
 """Processes that may die in a row before they served for `LONG_LIFE_S`."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 GRACE_S = 10.0
-"""What servers may take to end beyond the time that requests have."""
+"""For servers to exit, in addition to the time that requests have."""
 
 
 def serve_with_many(
@@ -67,7 +66,7 @@ def serve_with_many(
 
 
 class ApiServerProcess(ChildProcess):
-    """One life of an API server, known to the broker by `client_index`."""
+    """One process of an API server, known to the broker by `client_index`."""
 
     def __init__(self, client_index: int, fds: Sequence[int]) -> None:
         super().__init__("quire.server.fleet.api_server", fds)
@@ -76,7 +75,7 @@ class ApiServerProcess(ChildProcess):
 
 
 class Fleet:
-    """The processes of all servers, by row of the board: their starts, deaths and end."""
+    """The processes of all servers, by row of the load board: started, restarted, stopped."""
 
     def __init__(
         self,
@@ -97,16 +96,14 @@ class Fleet:
         self._connections: dict[int, ApiServerConnection] = {}
 
     def start(self) -> None:
-        """Begin the first life of each server. They wait for `run`."""
+        """Start each server. They wait for `run`."""
         rows = range(len(self._listeners))
         self._processes = {row: self._new_process(row) for row in rows}  # all import at once
         for row, process in self._processes.items():
             process.start(self._message(row, process.client_index))
 
     async def run(self) -> int:
-        """Join the servers to the cores until a signal comes or the engine is dead; the exit
-        code.
-        """
+        """Serve until a signal comes or the engine is dead; the exit code."""
         ending = ShutdownSignal()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -126,7 +123,7 @@ class Fleet:
         return ending.exit_code
 
     def close(self) -> None:
-        """End what is left. Idempotent."""
+        """Kill what is left. Idempotent."""
         for process in self._processes.values():
             process.end(0.0)
         self._processes.clear()
@@ -142,8 +139,8 @@ class Fleet:
             ending.fail()
 
     async def _keep(self, row: int, ending: ShutdownSignal) -> None:
-        """One life of a server after the other, until all end."""
-        num_fruitless = 0
+        """Restart a server each time that it dies, until all stop."""
+        num_short_lives = 0
         while True:
             process = self._processes[row]
             await self._live(row, process)
@@ -152,14 +149,14 @@ class Fleet:
             if ending.begun.is_set():
                 return
             is_long = time.monotonic() - process.began > LONG_LIFE_S
-            num_fruitless = 0 if is_long else num_fruitless + 1
-            if num_fruitless >= MOST_FRUITLESS:
+            num_short_lives = 0 if is_long else num_short_lives + 1
+            if num_short_lives >= MAX_SHORT_LIVES:
                 logger.error("API server %d %s repeatedly: shutting down.", row, exit_status)
                 ending.fail()
                 return
             logger.error("API server %d %s; restarting it.", row, exit_status)
-            if num_fruitless > 1:
-                pause_s = FIRST_PAUSE_S * 2 ** (num_fruitless - 1)
+            if num_short_lives > 1:
+                pause_s = FIRST_PAUSE_S * 2 ** (num_short_lives - 1)
                 await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
                 if ending.begun.is_set():
                     return
@@ -168,16 +165,18 @@ class Fleet:
             await asyncio.to_thread(process.start, message)
 
     async def _live(self, row: int, process: ApiServerProcess) -> None:
-        """Return when the server is gone; one that is silent for long is killed."""
+        """Return when the server has exited; one without heartbeats is killed."""
         lost = asyncio.Event()
         connection = await self._broker.join(process.client_index, process.pipe, lost.set)
         self._connections[row] = connection
-        looked_at = time.monotonic()
+        checked_at = time.monotonic()
         while not lost.is_set():
-            await asyncio.wait([waiting := asyncio.ensure_future(lost.wait())], timeout=LOOK_S)
+            await asyncio.wait(
+                [waiting := asyncio.ensure_future(lost.wait())], timeout=CHECK_INTERVAL_S
+            )
             waiting.cancel()
             now = time.monotonic()
-            was_asleep, looked_at = now - looked_at > 2 * LOOK_S, now
+            was_asleep, checked_at = now - checked_at > 2 * CHECK_INTERVAL_S, now
             if not was_asleep and now - connection.last_sign > SILENT_S:
                 logger.error("No heartbeat from API server %d for %.0f s.", row, SILENT_S)
                 process.kill()
@@ -205,7 +204,7 @@ class Fleet:
     # beginning and end
 
     async def _announce(self) -> None:
-        """Say where to find the servers when all of them take connections."""
+        """Log the address when all servers accept connections."""
         while len(self._connections) < len(self._listeners) or not all(
             connection.is_up for connection in self._connections.values()
         ):
@@ -220,8 +219,8 @@ class Fleet:
     async def _end_all(
         self, ending: ShutdownSignal, keepers: Sequence[asyncio.Future[None]]
     ) -> None:
-        """Have all servers end: their requests have the time that they always have, then, or at
-        once with a second signal, they are aborted; what does not end is killed.
+        """Stop all servers. Requests are drained, then, or at once with a second signal, aborted;
+        a server that does not exit is killed.
         """
         drain_s = self._args.shutdown_timeout
         logger.info(

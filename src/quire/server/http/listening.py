@@ -22,7 +22,7 @@ from quire.server.http.bounds import bounded_protocol
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 5.0
+_FLUSH_S = 5.0
 """For replies to reach their clients after the last request has ended."""
 _BACKLOG = 2048
 _CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
@@ -222,7 +222,7 @@ async def listen(
             on_started()
         await _first(asyncio.ensure_future(ending.begun.wait()), also=serving)
         for server, _ in listeners:
-            server.config.timeout_graceful_shutdown = int(drain_s + _LAST_WORDS_S)
+            server.config.timeout_graceful_shutdown = int(drain_s + _FLUSH_S)
             server.should_exit = True
         logger.info(
             "Shutting down: refusing new requests, draining running ones for up to %.0f s.", drain_s
@@ -233,7 +233,7 @@ async def listen(
             asyncio.ensure_future(asyncio.sleep(drain_s)),
         )
         await abort()
-        await asyncio.wait(serving, timeout=_LAST_WORDS_S)
+        await asyncio.wait(serving, timeout=_FLUSH_S)
     finally:
         for server, _ in listeners:
             server.force_exit = True

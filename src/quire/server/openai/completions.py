@@ -101,36 +101,34 @@ class _CompletionWriter(ReplyWriter):
     def _choice(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChoice:
-        wants_ids = bool(self._body.return_token_ids)
         return CompletionChoice(
-            index=self._number(prompt, completion),
-            text=self._echoed(prompt) + self._text(completion),
-            logprobs=self._logprobs(prompt, output, completion, is_first=True),
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            token_ids=self._ids(completion) if wants_ids else None,
+            **self._fields(prompt, output, completion, is_first=True),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
-            prompt_token_ids=self._prompts[prompt].ids if wants_ids else None,
+            prompt_token_ids=self._prompts[prompt].ids if self._body.return_token_ids else None,
         )
 
     def _delta(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChunkChoice:
-        number = self._number(prompt, completion)
-        is_first = number not in self._offsets
-        wants_ids = bool(self._body.return_token_ids)
-        shows_prompt = is_first and (wants_ids or bool(self._body.echo))
-        choice = CompletionChunkChoice(
-            index=number,
-            text=(self._echoed(prompt) if is_first else "") + self._text(completion),
-            logprobs=self._logprobs(prompt, output, completion, is_first=is_first),
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            prompt_token_ids=self._prompts[prompt].ids if shows_prompt else None,
-            token_ids=self._ids(completion) if wants_ids else None,
-        )
-        self._offsets.setdefault(number, 0)
-        return choice
+        is_first = self._number(prompt, completion) not in self._offsets
+        shows_prompt = is_first and bool(self._body.return_token_ids or self._body.echo)
+        fields = self._fields(prompt, output, completion, is_first=is_first)
+        self._offsets.setdefault(fields["index"], 0)
+        ids = self._prompts[prompt].ids if shows_prompt else None
+        return CompletionChunkChoice(**fields, prompt_token_ids=ids)
+
+    def _fields(
+        self, prompt: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+    ) -> dict[str, Any]:
+        """What whole choices and chunks have in common."""
+        return {
+            "index": self._number(prompt, completion),
+            "text": (self._echoed(prompt) if is_first else "") + self._text(completion),
+            "logprobs": self._logprobs(prompt, output, completion, is_first=is_first),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "token_ids": self._ids(completion) if self._body.return_token_ids else None,
+        }
 
     def _number(self, prompt: int, completion: CompletionOutput) -> int:
         return prompt * (self._body.n or 1) + completion.index

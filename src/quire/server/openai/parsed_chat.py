@@ -67,23 +67,23 @@ def place_of(server: Server, body: ChatRequest, prompt: str) -> str:
 
 
 def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: str) -> None:
-    """Have the engine produce what the parser can read: the special tokens among its delimiters,
-    and the form of forced calls.
+    """Have the engine produce what the parser reads: the special tokens among its delimiters, and
+    forced calls as structured output.
 
-    Raises InvalidParameter where an answer cannot have the form that is asked for.
+    Raises InvalidParameter where the answer cannot be constrained as asked.
     """
     special = server.need_tokenizer().all_special_tokens
     reads_calls = tools.tools is not None and not tools.forced
     if server.chat.parser_plan.needs_special_tokens(special, reads_calls=reads_calls):
         params.skip_special_tokens = False
-    params.structured_outputs = _answer_form(server, params.structured_outputs, tools, place)
+    params.structured_outputs = _constraint(server, params.structured_outputs, tools, place)
 
 
-def _answer_form(
+def _constraint(
     server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
 ) -> StructuredOutputsParams | None:
-    """The form of forced calls, else the one that is `asked` for. It begins after the reasoning,
-    unless a grammar describes the reasoning too.
+    """The structured output of forced calls, else the one that is `asked` for. It begins after the
+    reasoning, unless a grammar describes the reasoning too.
     """
     plan = server.chat.parser_plan
     if asked is not None and (tools.schema is not None or tools.grammar is not None):
@@ -94,11 +94,12 @@ def _answer_form(
             allowed = "a message that is continued cannot become a call"
             raise InvalidParameter("continue_final_message", True, allowed)
         return StructuredOutputsParams(grammar=tools.grammar)
-    form = asked if tools.schema is None else StructuredOutputsParams(json=dict(tools.schema))
+    if tools.schema is not None:
+        asked = StructuredOutputsParams(json=dict(tools.schema))
     delimiter = plan.answer_delimiter(place)
-    if form is None or delimiter is None or form.starts_after is not None:
-        return form
-    return replace(form, starts_after=delimiter)
+    if asked is None or delimiter is None or asked.starts_after is not None:
+        return asked
+    return replace(asked, starts_after=delimiter)
 
 
 class ParsedAnswer:

@@ -1,8 +1,8 @@
-"""Taking an output apart: reasoning, answer, tool calls, in one pass as the text arrives.
+"""Output parsing: reasoning, answer and tool calls, in one pass as the text arrives.
 
-Reasoning and tool calls share one folder and one machine, because where one ends decides where the
-other begins: a call may end the reasoning, a header may announce either. A format is data
-(`state_table.py`), so a new model is a table and not a parser.
+One parser reads reasoning and tool calls, because where one ends decides where the other begins: a
+call may end the reasoning, a header may announce either. A format is data (`state_table.py`), so a
+new model needs a table and no code.
 
 Layer 5, pure text: neither torch nor HTTP.
 """

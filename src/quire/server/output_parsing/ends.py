@@ -1,4 +1,4 @@
-"""How a reader of text stops: the one word that all of them give back."""
+"""Why a reader stops: what all of them return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 
 class End(Enum):
-    """Why a reader gave the text back without having met a delimiter."""
+    """Why a reader stopped without having met a delimiter."""
 
     MORE = auto()
     """What it was given is used up, or may be the beginning of something."""

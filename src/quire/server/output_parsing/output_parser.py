@@ -1,4 +1,4 @@
-"""The machine that reads a transcript: a table of states, and where in it an output is."""
+"""The state machine that parses an output: a table of states, and the current one."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Table:
 
 
 class OutputParser:
-    """Reads one output as its text arrives.
+    """Parses one output as its text arrives.
 
-    For every way of cutting the text into pieces the events add up to the same transcript: a
+    For every way of cutting the text into pieces the events add up to the same: a
     decision is made when the text before it has fully come, and never taken back. What is held back
     between calls is the beginning of a delimiter (shorter than the delimiter), and from where a
     call may begin until its name is known, all of it. Time is linear in the text.
@@ -101,7 +101,7 @@ class OutputParser:
         return self._out.num_calls
 
     def _step(self) -> bool:
-        """Let the state's reader go on; False if it needs text that has not come."""
+        """Let the state's reader continue; False if it needs text that has not come."""
         start = self._at
         self._at, outcome = self._reader.read(self._text, start, self._out)
         if self._out.is_undecided:

@@ -86,7 +86,7 @@ class Undecided:
         return start, End.MORE
 
     def finish(self, rest: str, out: Writer) -> None:
-        """What is held is the machine's to release."""
+        """The parser releases what is held."""
 
 
 class HeadReader:
@@ -128,7 +128,7 @@ class HeadReader:
         return min((place for place in found if place >= 0), default=end)
 
     def finish(self, rest: str, out: Writer) -> None:
-        """What is held is the machine's to release."""
+        """The parser releases what is held."""
 
 
 class JsonReader:

@@ -1,4 +1,4 @@
-"""Formats as data: a transcript is read by a table of states, and a format is such a table.
+"""Formats as data: an output is parsed by a table of states, and a format is such a table.
 
 A state says what its text is and which delimiters end it; a delimiter leads to the next state. Two
 worked examples, the first without the second's parameters:
@@ -63,7 +63,7 @@ class Reads(Enum):
 
 
 FLOWING = frozenset({Reads.CONTENT, Reads.REASONING})
-"""What a reader of the answer sees; every other state is undecided text or part of a call."""
+"""What a client sees as text; every other state is undecided text or part of a call."""
 OPENING = frozenset({Reads.LEAD, Reads.BLANK, Reads.HEAD, Reads.ENVELOPE, Reads.PYTHON})
 """States whose text is held back until it is known to be a call."""
 ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON})
@@ -88,7 +88,7 @@ def name_alone(text: str) -> Head | None:
 
 @dataclass(frozen=True, slots=True)
 class ParserState:
-    """One place in a transcript.
+    """One state of the parser.
 
     `delimiters`: what ends it -> the next state; no delimiter may contain another. `kept`:
     delimiters that are read again by the next state. `then`: see `Reads`; a CONTENT state with a

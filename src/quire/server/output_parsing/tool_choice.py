@@ -1,4 +1,4 @@
-"""What the tools of a request mean: for its prompt, for the form of its answer, for its reader."""
+"""What the tools of a request mean for its prompt, for its structured output and for the parser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 class ToolUse:
     """What was decided for one request.
 
-    `tools`: what the reader of its outputs is given; None: calls are not read. `in_prompt`: what
+    `tools`: what the parser of its outputs is given; None: calls are not read. `in_prompt`: what
     the chat template is given. `forced` and `parallel`: see `ParserPlan.open`. `is_named`: one
     tool was chosen by its name. `schema`: the JSON schema that the answer must follow; `grammar`:
     the grammar in Lark's notation that the whole output must follow. None of both: it is free.

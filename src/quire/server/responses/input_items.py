@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}/input_items`: what the request of a kept response was made of."""
+"""`/v1/responses/{id}/input_items`: the items of a stored response's request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items of inputs and outputs, and the messages that they mean."""
+"""Makes the items of inputs and outputs into chat messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 
 def conversation(given: str | list[dict[str, Any]]) -> list[Message]:
-    """The messages that items mean: calls and reasoning belong to the assistant's message.
+    """The messages of items: calls and reasoning belong to the assistant's message.
 
     Raises InvalidParameter for an item that is malformed or of a kind that is not served.
     """

@@ -1,4 +1,4 @@
-"""What a response is made of."""
+"""The bodies of replies: a response and its items."""
 
 from __future__ import annotations
 

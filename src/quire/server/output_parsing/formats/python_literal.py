@@ -2,7 +2,7 @@
 
 A literal is translated token by token, and what comes out counts if it is JSON. So a value is
 passed on as it was written (`1e999`, repeated keys), and nothing nests deeper than Python's JSON
-reader allows.
+decoder allows.
 """
 
 from __future__ import annotations
