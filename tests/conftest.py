@@ -11,10 +11,13 @@ from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave others their core
 
 # What tests start imports `tests.support` as they do (pythonpath in pyproject.toml).
 ROOT = str(Path(__file__).parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 # A busy machine is no failure: examples may take as long as they take.
 settings.register_profile(
@@ -28,9 +31,26 @@ WATCH = Path(__file__).parent / "kernels" / "triton" / "triton_memory.py"
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--all-kernel-cases", action="store_true", help="every case of every Triton kernel"
-    )
+    parser.addoption("--full", action="store_true", help="what is marked `full`, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is marked `full`, unless it is asked for. Of processes that share the files
+    (`-n`) each begins with those that take long.
+    """
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out and not config.getoption("full"):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    if IS_WORKER:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    """Each worker computes on a core of its own."""
+    if IS_WORKER and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_generate_tests(metafunc):

@@ -125,7 +125,7 @@ def test_pausing_keeps_or_ends_what_there_is():
             "vllm_config=None is not allowed: it must be an EnginePlan.",
         ),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=["add_lora", "remove_lora", "pin_lora", "get_metrics", "executor_class", "vllm_config"],
 )
 def test_refusals(call, error, text):
     with pytest.raises(error) as caught:

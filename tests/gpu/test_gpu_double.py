@@ -40,7 +40,12 @@ def life(tmp_path_factory, run_triton_script):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("features", "gemma2"), ("eager", "mistral"), ("int4", "qwen3_moe")]
+    ("name", "family"),
+    [
+        ("features", "gemma2"),
+        pytest.param("eager", "mistral", marks=pytest.mark.full),
+        pytest.param("int4", "qwen3_moe", marks=pytest.mark.full),
+    ],
 )
 def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name, family):
     found = life(name, family)
@@ -50,6 +55,7 @@ def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name
     assert (found["replays"] > 0) == (name != "eager")
 
 
+@pytest.mark.full
 def test_memory_is_measured_and_sleep_returns_it(life):
     found = life("memory", "gemma2")
     stages, kv_bytes = found["stages"], found["kv"]

@@ -13,8 +13,8 @@ from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
 from quire.server.context import ChatSettings, Server
-from quire.server.output_parsing import plan_transcripts
-from quire.server.request_limits import Limits
+from quire.server.openai.requests import Limits
+from quire.server.output_parsing import plan_parsers
 from quire.server.routes import ROUTES
 from quire.testing.loop_client import LoopClient
 from quire.testing.scripted_core import ScriptedCore
@@ -50,8 +50,8 @@ class AnyForm:
 
 def make_app(text, *, tool_parser=None, reasoning_parser=None, **options):
     """An app whose every answer is `text` (tokens of a few characters each), and its engine."""
-    transcripts = plan_transcripts(tool_parser, reasoning_parser)
-    chat = ChatSettings(template=TEMPLATE, transcripts=transcripts)
+    parser_plan = plan_parsers(tool_parser, reasoning_parser)
+    chat = ChatSettings(template=TEMPLATE, parser_plan=parser_plan)
     app, engine, _ = make_scripted(lambda: text, chat, **options)
     return app, engine
 

@@ -24,10 +24,10 @@ class ScriptedServer:
     text. `openai`: a client of it.
     """
 
-    def __init__(self, transcripts, tokens_per_step):
+    def __init__(self, parser_plan, tokens_per_step):
         self.tokenizer = tokenizer()
         self.says = ""
-        self._chat = ChatSettings(template=TEMPLATE, transcripts=transcripts)
+        self._chat = ChatSettings(template=TEMPLATE, parser_plan=parser_plan)
         self._tokens_per_step = tokens_per_step
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -64,9 +64,9 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted(transcripts, tokens_per_step=1):
+def scripted(parser_plan, tokens_per_step=1):
     """A running server for a block."""
-    server = ScriptedServer(transcripts, tokens_per_step)
+    server = ScriptedServer(parser_plan, tokens_per_step)
     server.start()
     try:
         yield server

@@ -11,7 +11,6 @@ import pytest
 
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError, UnknownParameter
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate
-from quire.text.template_files import load_chat_template
 from quire.text.tokenizer import Tokenizer
 from tests.text.tokenizer_folders import load_both, write_folder, write_json
 
@@ -301,16 +300,6 @@ def test_broken_template_files_are_load_errors(tmp_path: Path) -> None:
     write_json(folder / "tokenizer_config.json", {"chat_template": 5})
     with pytest.raises(LoadError, match="must be text, but it is a int"):
         Tokenizer.from_folder(folder)
-
-
-def test_a_template_given_as_path_or_text(tmp_path: Path) -> None:
-    (tmp_path / "t.jinja").write_text("file")
-    assert load_chat_template(None) is None
-    assert load_chat_template(tmp_path / "t.jinja") == "file"
-    assert load_chat_template(str(tmp_path / "t.jinja")) == "file"
-    assert load_chat_template("{{ text }}") == "{{ text }}"
-    with pytest.raises(InvalidParameter, match="chat_template='no-such-file'"):
-        load_chat_template("no-such-file")
 
 
 def render(source: str, **variables: Any) -> str:

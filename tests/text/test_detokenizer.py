@@ -239,7 +239,8 @@ def test_ids_outside_the_vocabulary_give_nothing(kind: str) -> None:
 
 
 def tables(kind: str) -> list[dict[int, object]]:
-    return list(tokenizer(kind).pieces._tables.values())
+    pieces = tokenizer(kind).pieces
+    return [*pieces.tables.values(), *pieces.first_tables.values()]
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:

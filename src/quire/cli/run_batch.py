@@ -156,7 +156,7 @@ async def _batch(
     from quire.engine.async_llm import AsyncLLM
     from quire.server.app import Access, build_app
     from quire.server.assemble import build_server
-    from quire.server.batch.lines import Judge, read_lines
+    from quire.server.batch.lines import LineChecker, read_lines
     from quire.server.batch.run import BatchRun
     from quire.server.routes import ROUTES
 
@@ -167,11 +167,11 @@ async def _batch(
     try:
         server = build_server(engine, engine.tokenizer, plan, options, ())
         app = build_app(server, Access(), ROUTES)
-        judge = Judge(options.max_body_bytes)
+        checker = LineChecker(options.max_body_bytes)
         lines = read_lines(args.input_file, options.max_body_bytes)
         crowd = args.max_concurrency or min(2 * plan.max_num_seqs, plan.max_num_queued_reqs)
         async with _measured(server, listener):
-            await BatchRun(app, engine, judge, results, on_result).run(lines, crowd)
+            await BatchRun(app, engine, checker, results, on_result).run(lines, crowd)
     finally:
         engine.shutdown()
 

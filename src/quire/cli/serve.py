@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     for name in options_of(ServerArgs):
         del given[name]
-    from quire.server.output_parsing import choose_transcripts
+    from quire.server.output_parsing import choose_parsers
 
-    choose_transcripts(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
+    choose_parsers(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     if args.explain:
         return explain(args, AsyncEngineArgs)
     wish = AsyncEngineArgs.from_cli_args(args)

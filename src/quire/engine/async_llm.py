@@ -265,7 +265,7 @@ class AsyncLLM(AwaitedControl):
             group = add(request_id, prompt, params, **inputs)
         if self._log_requests:
             logger.info("Added request %s.", request_id)
-        self._admission.tell()
+        self._admission.share_load()
         self._arm()
         assert group.mailbox is not None
         return group.mailbox

@@ -76,7 +76,7 @@ def _token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes]:
     if tokenizer.pieces.kind == "other":
         raise LoadError("Structured output needs a tokenizer whose tokens have bytes of their own.")
     is_byte_level = tokenizer.pieces.kind == "byte_level"
-    table = tokenizer.pieces.table(False)
+    table = tokenizer.pieces.tables[False]
     tokens = [b""] * size
     for token, index in tokenizer.get_vocab().items():
         if index < size:

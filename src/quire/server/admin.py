@@ -17,10 +17,9 @@ from starlette.responses import Response
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.wire.control_calls import PauseMode
 from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
-from quire.server.context import Server
-from quire.server.http.body import T
+from quire.server.context import RouteEntry, Server
+from quire.server.http.bounds import T
 from quire.server.http.failures import JSON, Refusal
-from quire.server.http.route_entry import RouteEntry
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""The routes, and what stands in front of them."""
+"""The ASGI app: the routes and the middleware around them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from quire.server.context import Server
+from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.request_log import RequestLog
-from quire.server.http.route_entry import RouteEntry
+from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
 
 _CLIENT_GONE = 499
-"""For the log alone: nobody is there to read it."""
+"""For the access log: the client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the server, and what is told of it. `origins`: web pages that may."""
+    """Who may use the server, and what is logged. `origins`: web pages that may."""
 
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
@@ -38,8 +37,8 @@ class Access:
 
 
 def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> ASGIApp:
-    """The app that answers `entries`: its outermost part sees to failures, then come CORS and the
-    keys.
+    """The app that answers `entries`. A request passes the request log, which also answers
+    failures, then CORS if there are origins, then the key guard if there are keys.
     """
     inner = Starlette(
         routes=[_route(server, entry) for entry in entries],
@@ -47,7 +46,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     )
     inner.router.redirect_slashes = False
     inner.state.entries = entries
-    app: ASGIApp = KeyGuard(inner, access.keys, access.root_path)
+    app: ASGIApp = KeyGuard(inner, access.keys, access.root_path) if access.keys else inner
     if access.origins:
         app = CORSMiddleware(
             app,
@@ -57,7 +56,9 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
             allow_credentials=access.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return RequestLog(app, server.traffic, shows_ids=access.shows_request_ids, logs=access.logs)
+    return InFlightMiddleware(
+        app, server.in_flight, shows_ids=access.shows_request_ids, logs=access.logs
+    )
 
 
 def _route(server: Server, entry: RouteEntry) -> Route:
@@ -73,7 +74,7 @@ def _route(server: Server, entry: RouteEntry) -> Route:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: an unknown path, a wrong method."""
+    """The reply to an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     text = {
         404: "There is no such route here; GET /openapi.json lists them.",

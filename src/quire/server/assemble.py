@@ -1,10 +1,10 @@
-"""Takes an engine's plan and the server's options apart and hands their values to the parts."""
+"""Builds the parts of a server from the values of an engine's plan and the server's options."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
@@ -14,25 +14,26 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
-from quire.server.in_flight_requests import InFlightRequests
-from quire.server.output_parsing import TranscriptPlan, choose_transcripts
-from quire.server.request_limits import Limits
+from quire.server.openai.requests import Limits
+from quire.server.output_parsing import ParserPlan, choose_parsers
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
-"""What of a plan an answer depends on."""
+"""The fields of a plan that answers depend on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Other processes that serve the same engine at the same address, if there are some.
-    `on_started` is told instead of the log when connections are taken.
+class Siblings:
+    """The other API servers of the same engine at the same address, if there are any.
+
+    `on_started` is called when connections are accepted, in place of the log line.
     """
 
-    neighbours: Neighbours = field(default_factory=Neighbours)
+    neighbours: Neighbours | None = None
     abort_elsewhere: AbortElsewhere | None = None
     on_started: Callable[[Server], None] | None = None
 
@@ -43,13 +44,13 @@ def build_server(
     plan: EnginePlan,
     args: ServerArgs,
     keys: Sequence[str],
-    beside: Beside | None = None,
+    siblings: Siblings | None = None,
 ) -> Server:
-    """What the handlers are given. `keys` are all keys that the server asks for."""
-    beside = beside or Beside()
-    transcripts = _transcripts(tokenizer, plan, args)
+    """What every handler needs. `keys` are the API keys that are accepted."""
+    siblings = siblings or Siblings()
+    parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.reasoning_marks:
-        engine.front_end.inputs.reasoning_marks = _marks(transcripts)
+        engine.front_end.inputs.reasoning_marks = _reasoning_marks(parser_plan)
     return Server(
         engine=engine,
         tokenizer=tokenizer,
@@ -72,7 +73,7 @@ def build_server(
             default_kwargs=args.default_chat_template_kwargs or {},
             response_role=args.response_role,
             hides_tools=args.exclude_tools_when_tool_choice_none,
-            transcripts=transcripts,
+            parser_plan=parser_plan,
         ),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
@@ -84,8 +85,8 @@ def build_server(
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),
-        traffic=InFlightRequests(beside.neighbours),
-        abort_elsewhere=beside.abort_elsewhere,
+        in_flight=InFlightRequests(siblings.neighbours),
+        abort_elsewhere=siblings.abort_elsewhere,
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()
@@ -93,17 +94,17 @@ def build_server(
     )
 
 
-def _transcripts(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> TranscriptPlan:
-    """How outputs are taken apart. Raises InvalidParameter for a format that does not exist."""
+def _parser_plan(tokenizer: Tokenizer | None, plan: EnginePlan, args: ServerArgs) -> ParserPlan:
+    """How outputs are parsed. Raises InvalidParameter for a format that does not exist."""
     template = None
     if tokenizer is not None and (plan.chat_template or tokenizer.chat_template):
         template = tokenizer.get_chat_template(plan.chat_template, tools=())
-    return choose_transcripts(args.tool_call_parser, args.reasoning_parser, template)
+    return choose_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
 
-def _marks(transcripts: TranscriptPlan) -> ReasoningMarks | None:
-    """What bounds a reasoning's length, for formats that are a pair of marks."""
-    found = transcripts.reasoning
+def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
+    """The delimiters of the reasoning, where it has a fixed pair; its length is bounded by them."""
+    found = parser_plan.reasoning
     if found is None or found.table is not None:
         return None
     return ReasoningMarks(found.starts[0], found.ends[0], found.is_assumed)
@@ -124,7 +125,7 @@ def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
 
 
 def listening_of(args: ServerArgs) -> Listening:
-    """How connections are treated."""
+    """How connections are accepted and bounded."""
     tls = Tls(
         certfile=args.ssl_certfile,
         keyfile=args.ssl_keyfile,
@@ -154,7 +155,7 @@ def _fingerprint(plan: EnginePlan, args: ServerArgs) -> str | None:
 
 
 def _plain(value: object) -> object:
-    """A value of the plan as JSON has it; what JSON has not, by its text."""
+    """A value of the plan as JSON; the text of a value that JSON does not have."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     is_plain = value is None or isinstance(value, bool | int | float | str | dict | list)

@@ -1,4 +1,4 @@
-"""What every handler needs: the engine, the names it answers to, and the limits of one request."""
+"""What every handler needs: the engine, the model's names, the settings and the limits."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
-from quire.server.http.body import T, read_json
+from quire.server.engine_outputs import Outputs, close_all
+from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal
-from quire.server.http.request_log import ID_SLOT, TRACE_SLOT, own_request_id
+from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import KEY_SLOT
-from quire.server.in_flight_requests import InFlightRequests
-from quire.server.openai.fields import GenerationFields
-from quire.server.outcome import Outputs, close_all
-from quire.server.output_parsing import TranscriptPlan
-from quire.server.request_limits import Limits
+from quire.server.openai.requests import GenerationFields, Limits
+from quire.server.output_parsing import ParserPlan
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 
@@ -33,7 +32,7 @@ AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How conversations become prompts, and outputs answers."""
+    """How conversations become prompts and outputs become answers."""
 
     template: str | None = None
     content_format: str = "auto"
@@ -41,12 +40,12 @@ class ChatSettings:
     default_kwargs: Mapping[str, Any] = field(default_factory=dict)
     response_role: str = "assistant"
     hides_tools: bool = False
-    transcripts: TranscriptPlan = field(default_factory=TranscriptPlan)
+    parser_plan: ParserPlan = field(default_factory=ParserPlan)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplySettings:
-    """What replies carry beside the answer."""
+    """What replies carry in addition to the answer."""
 
     tokens_as_ids: bool = False
     forces_usage: bool = False
@@ -66,8 +65,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Server:
-    """One model served over HTTP. `names`: what it answers to, the first is reported. `plan` is
-    what `/server_info` tells.
+    """One model served over HTTP. `names`: its names, of which replies have the first. `plan`: the
+    reply of `/server_info`.
     """
 
     engine: AsyncLLM
@@ -81,21 +80,21 @@ class Server:
     num_keys: int = 0
     metrics_prefix: str = "vllm:"
     plan: Mapping[str, Any] = field(default_factory=dict)
-    traffic: InFlightRequests = field(default_factory=InFlightRequests)
+    in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
 
     async def abort_shown(self, names: Sequence[str] | None) -> int:
-        """End the requests that clients know by these names (None: all), at the other processes
-        that serve the same too; how many there were.
+        """End the requests that clients know by these names (None: all), in all API servers of
+        the engine; how many there were.
         """
         num_elsewhere = 0 if self.abort_elsewhere is None else await self.abort_elsewhere(names)
         return num_elsewhere + await self.abort_here(names)
 
     async def abort_here(self, names: Sequence[str] | None) -> int:
-        """The same in this process alone."""
-        keys = self.traffic.keys(names)
+        """The same in this process only."""
+        keys = self.in_flight.keys(names)
         await self.engine.abort(keys)
         return len(keys)
 
@@ -163,11 +162,11 @@ class Server:
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
-        self.traffic.enter(key, name.shown)
+        self.in_flight.enter(key, name.shown)
         return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
 
     async def _leave(self, key: str, internal_id: str) -> None:
-        self.traffic.leave(key)
+        self.in_flight.leave(key)
         await self.engine.abort(internal_id, internal=True)
 
     def stream(self, events: AsyncGenerator[bytes], streams: Sequence[Outputs]) -> EventStream:
@@ -189,7 +188,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class RequestName:
-    """What a reply is called. `shown` may come from the client and is never used as a key."""
+    """The id of a reply. `shown` may come from the client and is never used as a key."""
 
     shown: str
     key: str
@@ -201,9 +200,15 @@ class RequestName:
         base = own_request_id(request) or asked or request.scope["state"][ID_SLOT]
         return cls(f"{prefix}{base}", f"{prefix}{secrets.token_hex(12)}", int(time.time()))
 
+    @classmethod
+    def random(cls, prefix: str) -> RequestName:
+        """An id that no client can choose or guess."""
+        name = f"{prefix}{secrets.token_hex(16)}"
+        return cls(name, name, int(time.time()))
+
 
 def _priority(request: Request, asked: int | None) -> int:
-    """The header of proxies rules over the body."""
+    """The priority header, which a proxy may set, else the body's field."""
     text = request.headers.get("x-vllm-priority") or request.headers.get("x-quire-priority")
     if text is None:
         return asked or 0
@@ -214,7 +219,7 @@ def _priority(request: Request, asked: int | None) -> int:
 
 
 def _rank(request: Request) -> int | None:
-    """The core that the sender wants; what is no number is passed over, as proxies rely on."""
+    """The core that the client asks for; other values than numbers are ignored."""
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
@@ -227,3 +232,17 @@ async def off_loop(num_chars: int, work: Any, *args: Any) -> Any:
     if num_chars <= _INLINE_CHARS:
         return work(*args)
     return await asyncio.to_thread(work, *args)
+
+
+Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """One route: methods, path, handler, and the types of its bodies (None: without one)."""
+
+    methods: str
+    path: str
+    handler: Handler
+    takes: type | None = None
+    gives: type | None = None

@@ -1,4 +1,4 @@
-"""Whether the server lives, gets on, and how much it has to do."""
+"""Routes about the server itself: alive, ready, load, version, metrics."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from quire.server.http.failures import JSON, Refusal, error_response
 
 
 async def health(server: Server, request: Request) -> Response:
-    """200 while the engine lives."""
+    """200 while the engine is alive."""
     if server.engine.is_alive():
         return Response()
     return error_response(Refusal(503, "The engine is dead or does not answer."))
 
 
 async def ready(server: Server, request: Request) -> Response:
-    """200 while requests are taken and get on; a balancer sends none otherwise."""
-    if server.traffic.is_draining:
-        refusal = Refusal(503, "The server is about to stop.", headers={"Retry-After": "1"})
+    """200 while requests are accepted and make progress; else a load balancer should send none."""
+    if server.in_flight.is_draining:
+        refusal = Refusal(503, "The server is shutting down.", headers={"Retry-After": "1"})
         return error_response(refusal)
     if server.engine.is_ready():
         return Response()
-    return error_response(Refusal(503, "The engine does not get on with its work."))
+    return error_response(Refusal(503, "The engine makes no progress."))
 
 
 async def version(server: Server, request: Request) -> Response:
@@ -36,18 +36,18 @@ async def version(server: Server, request: Request) -> Response:
 
 async def load(server: Server, request: Request) -> Response:
     """How many requests are being answered."""
-    count = {"server_load": server.traffic.num_everywhere}
+    count = {"server_load": server.in_flight.num_everywhere}
     return Response(msgspec.json.encode(count), media_type=JSON)
 
 
 async def server_info(server: Server, request: Request) -> Response:
-    """What was decided at the start, each value with its reason."""
+    """The engine's plan, each value with its reason."""
     info = {"version": __version__, "plan": server.plan}
     return Response(msgspec.json.encode(info), media_type=JSON)
 
 
 async def metrics(server: Server, request: Request) -> Response:
-    """The engine's figures in the text form of Prometheus."""
+    """The engine's statistics in the text format of Prometheus."""
     await server.engine.refresh_metrics()
     registry = registry_of(server.engine.metrics_collector(server.metrics_prefix))
     text, kind = exposition(registry)

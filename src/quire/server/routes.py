@@ -1,5 +1,5 @@
-"""The table of routes: what a server answers, with what bodies. The documents are made from it, and
-from that of the routes that control the engine (admin.py).
+"""The table of routes: paths, handlers and the types of bodies. `/openapi.json` is made from it and
+from the table of the routes that control the engine (admin.py).
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ from quire.server import health, tokens
 from quire.server.anthropic import routes as messages
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
+from quire.server.context import RouteEntry
 from quire.server.http import documents
-from quire.server.http.route_entry import RouteEntry
-from quire.server.openai import chat, completions, models, rendering, replies, requests
+from quire.server.openai import models, rendering
+from quire.server.openai.chat import chat_completions
+from quire.server.openai.completions import completions
+from quire.server.openai.replies import ChatReply, CompletionReply
+from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.page import page
 from quire.server.responses import routes as responses
 from quire.server.responses.input_items import InputItems
@@ -34,7 +38,7 @@ UNSERVED = (
     *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/audio/transcriptions"),
     *("/v1/audio/translations", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )
-"""Documented paths that other releases or other models serve: known, and refused as such."""
+"""Paths of this field's servers that need another kind of model: answered with 501."""
 
 ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/", page),
@@ -42,41 +46,17 @@ ROUTES: tuple[RouteEntry, ...] = (
     *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
     RouteEntry("GET", "/v1/models", models.models, gives=models.ModelList),
     RouteEntry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
+    RouteEntry("POST", "/v1/completions", completions, CompletionRequest, CompletionReply),
+    RouteEntry("POST", "/v1/chat/completions", chat_completions, ChatRequest, ChatReply),
     RouteEntry(
-        "POST",
-        "/v1/completions",
-        completions.completions,
-        requests.CompletionRequest,
-        replies.CompletionReply,
+        "POST", "/v1/completions/render", rendering.render_completions,
+        CompletionRequest, list[rendering.Rendered],
     ),
     RouteEntry(
-        "POST",
-        "/v1/chat/completions",
-        chat.chat_completions,
-        requests.ChatRequest,
-        replies.ChatReply,
+        "POST", "/v1/chat/completions/render", rendering.render_chat_completions,
+        ChatRequest, rendering.Rendered,
     ),
-    RouteEntry(
-        "POST",
-        "/v1/completions/render",
-        rendering.render_completions,
-        requests.CompletionRequest,
-        list[rendering.Rendered],
-    ),
-    RouteEntry(
-        "POST",
-        "/v1/chat/completions/render",
-        rendering.render_chat_completions,
-        requests.ChatRequest,
-        rendering.Rendered,
-    ),
-    RouteEntry(
-        "POST",
-        "/v1/responses",
-        responses.create,
-        ResponsesRequest,
-        ResponseObject,
-    ),
+    RouteEntry("POST", "/v1/responses", responses.create, ResponsesRequest, ResponseObject),
     RouteEntry("GET", "/v1/responses/{id}", responses.retrieve, gives=ResponseObject),
     RouteEntry("DELETE", "/v1/responses/{id}", responses.delete, gives=responses.Deleted),
     RouteEntry("GET", "/v1/responses/{id}/input_items", responses.input_items, gives=InputItems),
@@ -87,4 +67,4 @@ ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply
     ),
-)
+)  # fmt: skip

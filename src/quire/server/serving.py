@@ -1,4 +1,4 @@
-"""One server from its first connection to its last: put together, watched, ended."""
+"""One server from its first connection to its last: built, watched, stopped."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire.config.args.server_args import ServerArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import build_app
-from quire.server.assemble import Beside, access_of, build_server, listening_of
+from quire.server.assemble import Siblings, access_of, build_server, listening_of
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.routes import HEALTH_ROUTES, ROUTES
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-"""How often the engine's life is looked at."""
+"""How often the engine is checked."""
 
 
 async def serve(
@@ -27,17 +27,17 @@ async def serve(
     keys: Sequence[str],
     listener: socket.socket,
     admin_listener: socket.socket | None = None,
-    beside: Beside | None = None,
+    siblings: Siblings | None = None,
 ) -> int:
     """Answer requests at `listener` until a signal comes or the engine dies; the exit code.
 
-    The routes that control the engine are at `admin_listener`, or beside the others. `beside` are
-    other processes that serve the same. The engine stays the caller's.
+    The routes that control the engine are at `admin_listener`, or with the others. The caller keeps
+    the engine.
     """
-    beside = beside or Beside()
+    siblings = siblings or Siblings()
     plan = engine.vllm_config
     assert plan is not None, "engines for serving are made from plans"
-    server = build_server(engine, engine.tokenizer, plan, args, keys, beside)
+    server = build_server(engine, engine.tokenizer, plan, args, keys, siblings)
     how, access = listening_of(args), access_of(args, keys)
     admin = ADMIN_ROUTES if args.enable_admin and admin_listener is None else ()
     served = [(make_listener(build_app(server, access, (*ROUTES, *admin)), how), listener)]
@@ -47,20 +47,20 @@ async def serve(
     ending = ShutdownSignal()
 
     def announce() -> None:
-        if beside.on_started is not None:
-            beside.on_started(server)
+        if siblings.on_started is not None:
+            siblings.on_started(server)
             return
         if admin_listener is not None:
             logger.info("Administration at %s", address_of(admin_listener, how.tls))
-        logger.info("Output parsing: %s", server.chat.transcripts.described)
+        logger.info("Output parsing: %s", server.chat.parser_plan.described)
         logger.info("Serving %s at %s", plan.served_model_names[0], address_of(listener, how.tls))
 
     async def drain() -> None:
-        server.traffic.is_draining = True
-        await server.traffic.wait_until_idle()
+        server.in_flight.is_draining = True
+        await server.in_flight.wait_until_idle()
 
     async def abort() -> None:
-        await engine.abort(server.traffic.keys())
+        await engine.abort(server.in_flight.keys())
 
     watch = asyncio.create_task(_watch(engine, ending))
     try:
@@ -79,7 +79,7 @@ async def serve(
 
 
 async def _watch(engine: AsyncLLM, ending: ShutdownSignal) -> None:
-    """Stop the server when its engine has died for good, so that somebody restarts it."""
+    """Stop the server when its engine has died for good, so that it can be restarted."""
     while not engine.errored:
         await asyncio.sleep(_LOOK_S)
     logger.error("The engine is dead: %s", engine.dead_error)

@@ -230,7 +230,7 @@ def _tool_call(call: Any, name: str) -> Message:
 
 
 def _parsed_arguments(arguments: Any) -> dict[str, Any]:
-    """Templates write arguments with `tojson`, so they get the object; what is none becomes an
+    """Templates write arguments with `tojson`, so they get the object; what is not one becomes an
     empty one.
     """
     if isinstance(arguments, str):

@@ -17,13 +17,28 @@ from typing import Any
 
 import jinja2
 from jinja2 import meta
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.errors import InvalidParameter, RequestError
 from quire.text.content_format import detect_content_format
-from quire.text.template_sandbox import TemplateSandbox, count_loop_turns
+from quire.text.template_builtins import (
+    DictMaker,
+    GenerationTag,
+    PlainNamespace,
+    count_loop_turns,
+    raise_exception,
+    strftime_now,
+    to_json,
+)
 
 MAX_CHARACTERS = 1 << 24
-# Stands behind the text that the model is to continue; the trailing blank tells whether the
+# Of one rendering: a loop turn is one step (0.1 µs and up), a call several. A chat of 1,000
+# messages takes some 50,000; the bound is reached within about a second.
+MAX_STEPS = 1_000_000
+STEPS_OF_A_CALL = 4
+MAX_POWER_BITS = 4096
+# Follows the text that the model is to continue; the trailing blank tells whether the
 # template strips contents.
 _CONTINUE_MARK = "continue-this-text-here-5c0f9 "
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -44,7 +59,7 @@ class ChatTemplate:
                 parameter="chat_template",
             )
         self.source = source
-        environment = TemplateSandbox()
+        environment = _Sandbox()
         try:
             tree = environment.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
@@ -99,7 +114,7 @@ class ChatTemplate:
         return text[:end] if keeps_blanks else text[:end].rstrip()
 
     def _render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-        environment = TemplateSandbox(max_characters=MAX_CHARACTERS)
+        environment = _Sandbox(max_characters=MAX_CHARACTERS)
         template = jinja2.Template.from_code(
             environment, self._code, environment.make_globals(None)
         )
@@ -133,8 +148,71 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of one rendering (or one compilation), with the budget of that rendering.
+
+    Raises jinja2.exceptions.SecurityError inside the template when a bound is passed.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self, max_characters: int = 0) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+        )
+        self.filters["tojson"] = to_json
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = strftime_now
+        del self.globals["lipsum"]  # milliseconds a call, for no template that we know of
+        self.globals["dict"] = DictMaker()
+        self.globals["namespace"] = PlainNamespace
+        self._max_characters = max_characters
+        self._steps_left = MAX_STEPS
+
+    @property
+    def turn(self) -> None:
+        """Read by the code of every loop turn (see `count_loop_turns`), which counts it."""
+        self._spend(1)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Every call of a template comes through here, so that calls are counted too."""
+        self._spend(STEPS_OF_A_CALL)
+        if isinstance(getattr(function, "__self__", None), str):
+            for argument in args:  # ljust, center, zfill and their like make texts of any length
+                self._refuse_length(argument if isinstance(argument, int) else 0)
+        return super().call(context, function, *args, **kwargs)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        """What the sandbox calls for a forbidden attribute; Jinja would go on until it is used."""
+        raise jinja2.exceptions.SecurityError(
+            f"the attribute {attribute!r} of a {type(obj).__name__} is not for templates"
+        )
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`*` and `**`, whose results can be far larger than their operands."""
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * abs(right) > MAX_POWER_BITS:
+                raise jinja2.exceptions.SecurityError("a power with too large a result")
+        elif operator == "*":
+            for sequence, times in ((left, right), (right, left)):
+                if isinstance(sequence, str | list | tuple) and isinstance(times, int):
+                    self._refuse_length(len(sequence) * times)
+        return super().call_binop(context, operator, left, right)
+
+    def _refuse_length(self, length: int) -> None:
+        if length > self._max_characters:
+            raise jinja2.exceptions.SecurityError(f"a text or list of {length} elements")
+
+    def _spend(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise jinja2.exceptions.SecurityError(f"more than {MAX_STEPS} steps")
+
+
 def _mark_end(message: dict[str, Any]) -> str:
-    """Put the mark behind the message's last text, in place; the text without it."""
+    """Append the mark to the message's last text, in place; the text without it."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + _CONTINUE_MARK

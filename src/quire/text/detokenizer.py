@@ -63,7 +63,7 @@ class IncrementalDetokenizer:
             return
         pieces, prompt = tokenizer.pieces, prompt_token_ids
         if pieces.kind == "byte_level":
-            self._stream = ByteLevelText(pieces.table(skip_special_tokens), prompt)
+            self._stream = ByteLevelText(pieces.tables[skip_special_tokens], prompt)
         elif pieces.kind == "byte_fallback":
             self._stream = ByteFallbackText(pieces, skip_special_tokens, prompt)
         elif pieces.kind == "words":
@@ -140,7 +140,7 @@ class ByteFallbackText:
     __slots__ = ("invalid", "num_stripped", "pending", "stripped", "table")
 
     def __init__(self, pieces: TokenPieces, skip_special: bool, prompt: Sequence[int]) -> None:
-        self.table = pieces.table(skip_special)
+        self.table = pieces.tables[skip_special]
         self.pending = b""
         self.invalid = False
         self.stripped = pieces.stripped
@@ -205,8 +205,8 @@ class WordText:
     def __init__(
         self, pieces: TokenPieces, skip_special: bool, joins: bool, prompt: Sequence[int]
     ) -> None:
-        self.first = pieces.table(skip_special, first=True)
-        self.later = pieces.table(skip_special)
+        self.first = pieces.first_tables[skip_special]
+        self.later = pieces.tables[skip_special]
         self.added_texts = pieces.added_texts
         self.joins = joins
         self.after_added = bool(prompt) and prompt[-1] in self.added_texts

@@ -1,4 +1,4 @@
-"""Finds the chat template of a tokenizer folder, and the one that a user names."""
+"""The chat templates of a tokenizer folder, and the choice among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidParameter, LoadError, RequestError
+from quire.errors import LoadError, RequestError
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
@@ -25,26 +25,6 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
     if template is None and (folder / "chat_template.json").is_file():
         template = _read_json_template(folder / "chat_template.json")
     return _by_name(template)
-
-
-def load_chat_template(value: str | Path | None) -> str | None:
-    """A template given to the constructor or on the command line: a file's path, or the text
-    itself.
-
-    Raises InvalidParameter when `value` is neither a file nor text with Jinja marks or a newline.
-    """
-    if value is None:
-        return None
-    if isinstance(value, str) and any(mark in value for mark in "{}\n"):
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameter(
-            "chat_template",
-            str(value),
-            f"a file that can be read or the template's own text is expected ({error})",
-        ) from error
 
 
 def choose_template(own: str | dict[str, str] | None, wanted: str | None, has_tools: bool) -> str:

@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.decoders import Decoder
 
 # What stands for bytes that are no character.
 REPLACEMENT = "\ufffd"
@@ -33,13 +36,16 @@ Piece = str | bytes
 
 class PieceTable(dict[int, Piece]):
     """Id -> piece, made when first asked for; ids outside the vocabulary and skipped tokens give
-    "".
+    "". `piece` is what the text of one token contributes.
     """
 
-    def __init__(self, library: LibraryTokenizer, skipped: frozenset[str]) -> None:
+    def __init__(
+        self, library: LibraryTokenizer, skipped: frozenset[str], piece: Callable[[str], Piece]
+    ) -> None:
         super().__init__()
         self._library = library
         self._skipped = skipped
+        self.piece = piece
 
     def __missing__(self, index: int) -> Piece:
         token = token_of(self._library, index)
@@ -48,73 +54,47 @@ class PieceTable(dict[int, Piece]):
         piece = self[index] = "" if token in self._skipped else self.piece(token)
         return piece
 
-    def piece(self, token: str) -> Piece:
-        """What the text of one token contributes."""
-        raise NotImplementedError
 
-
-class ByteLevelTable(PieceTable):
-    """Pieces of byte-level BPE: str where the token's bytes are whole characters, else bytes."""
-
-    def piece(self, token: str) -> Piece:
-        """The bytes that the letters stand for; a token with any other letter stands for itself."""
-        data = byte_level_bytes(token)
-        if data is None:
-            return token
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError:
-            return data
-
-
-class ByteFallbackTable(PieceTable):
-    """Pieces of a SentencePiece-like BPE: bytes for `<0xNN>`, else text after the decoder's
-    replacements.
+def _byte_level_piece(token: str) -> Piece:
+    """The bytes that the letters stand for, as text where they are whole characters; a token with
+    any other letter stands for itself.
     """
-
-    def __init__(
-        self,
-        library: LibraryTokenizer,
-        skipped: frozenset[str],
-        replacements: list[tuple[str, str]],
-    ) -> None:
-        super().__init__(library, skipped)
-        self._replacements = replacements
-
-    def piece(self, token: str) -> Piece:
-        """One byte, or the text with its blanks."""
-        for old, new in self._replacements:
-            token = token.replace(old, new)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                return token
+    data = byte_level_bytes(token)
+    if data is None:
         return token
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
 
 
-class WordTable(PieceTable):
-    """Pieces of decoders that look at one token at a time; `first` tells for which position."""
+def _byte_fallback_piece(replacements: list[tuple[str, str]], token: str) -> Piece:
+    """One byte for `<0xNN>`, else the text after the decoder's replacements."""
+    for old, new in replacements:
+        token = token.replace(old, new)
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            return token
+    return token
 
-    def __init__(self, library: LibraryTokenizer, skipped: frozenset[str], *, first: bool) -> None:
-        super().__init__(library, skipped)
-        self._decoder = library.decoder
-        self._first = first
 
-    def piece(self, token: str) -> Piece:
-        """What the decoder makes of the token at the beginning, or behind another one."""
-        if self._decoder is None:
-            return token if self._first else " " + token
-        if self._first:
-            return str(self._decoder.decode([token]))
-        return str(self._decoder.decode(["x", token]))[1:]
+def _word_piece(decoder: Decoder | None, is_first: bool, token: str) -> Piece:
+    """What the decoder makes of the token at the beginning, or after another one."""
+    if decoder is None:
+        return token if is_first else " " + token
+    if is_first:
+        return str(decoder.decode([token]))
+    return str(decoder.decode(["x", token]))[1:]
 
 
 class TokenPieces:
     """The piece tables of one tokenizer, shared by all its streams.
 
-    `kind` says which of the properties below apply. `num_stripped` and `stripped` (byte_fallback):
-    how many leading `stripped` characters the decoder takes from the beginning of the whole text.
+    `tables`: whether special tokens are skipped -> table; `first_tables`: the same for the first
+    token of a text ("words" only). `num_stripped` and `stripped` ("byte_fallback"): how many
+    leading `stripped` characters the decoder takes from the beginning of the whole text.
     """
 
     def __init__(self, library: LibraryTokenizer) -> None:
@@ -132,22 +112,17 @@ class TokenPieces:
             for stage in stages
             if stage["type"] == "Replace" and "String" in stage["pattern"]
         ]
-        self._tables: dict[tuple[bool, bool], PieceTable] = {}
+        self.tables = {skips: self._table(skips, is_first=False) for skips in (False, True)}
+        self.first_tables = {skips: self._table(skips, is_first=True) for skips in (False, True)}
 
-    def table(self, skip_special_tokens: bool, *, first: bool = False) -> PieceTable:
-        """The table with or without special tokens; `first` matters for words alone."""
-        key = (skip_special_tokens, first)
-        if key not in self._tables:
-            self._tables[key] = self._make_table(*key)
-        return self._tables[key]
-
-    def _make_table(self, skip_special_tokens: bool, first: bool) -> PieceTable:
-        skipped = self._special if skip_special_tokens else frozenset()
+    def _table(self, skip_special_tokens: bool, is_first: bool) -> PieceTable:
+        piece: Callable[[str], Piece] = partial(_word_piece, self.library.decoder, is_first)
         if self.kind == "byte_level":
-            return ByteLevelTable(self.library, skipped)
-        if self.kind == "byte_fallback":
-            return ByteFallbackTable(self.library, skipped, self._replacements)
-        return WordTable(self.library, skipped, first=first)
+            piece = _byte_level_piece
+        elif self.kind == "byte_fallback":
+            piece = partial(_byte_fallback_piece, self._replacements)
+        skipped = self._special if skip_special_tokens else frozenset()
+        return PieceTable(self.library, skipped, piece)
 
 
 def byte_level_bytes(token: str) -> bytes | None:

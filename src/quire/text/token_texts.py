@@ -35,7 +35,7 @@ class TokenTexts:
     def _text_alone(self, index: int, token: str) -> str:
         decoder = self._library.decoder
         if token.startswith(METASPACE) and decoder is not None:
-            # At the beginning a decoder drops the blanks; behind another token they are text.
+            # At the beginning a decoder drops the blanks; after another token they are text.
             return str(decoder.decode(["x", token]))[1:]
         return self._decode([index])
 

@@ -61,6 +61,7 @@ class Tokenizer:
         self.special_tokens_map = dict(facts.special_tokens)
         texts = [*facts.special_tokens.values(), *facts.extra_special_tokens]
         self.all_special_tokens = list(dict.fromkeys(texts))
+        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
         self.chat_template = facts.chat_template
         self.clean_up_tokenization_spaces = facts.cleans_up_spaces
         self.truncation_side = facts.truncation_side
@@ -72,7 +73,6 @@ class Tokenizer:
         }
         self.pieces = TokenPieces(library)
         self._vocab_size: int | None = None
-        self._templates: dict[str, ChatTemplate] = {}
         self._token_texts = TokenTexts(library)
 
     @classmethod
@@ -116,6 +116,16 @@ class Tokenizer:
     def max_token_id(self) -> int:
         """The largest id."""
         return self.vocab_size - 1
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """The tokenizer's template, or several by name; may be set."""
+        return self._chat_template
+
+    @chat_template.setter
+    def chat_template(self, template: str | dict[str, str] | None) -> None:
+        self._chat_template = template
+        self._templates.clear()
 
     @property
     def bos_token(self) -> str | None:
@@ -356,12 +366,13 @@ class Tokenizer:
         """`get_chat_template`, compiled; the last few are kept. Raises RequestError for a syntax
         error.
         """
-        source = self.get_chat_template(chat_template, tools)
-        if source not in self._templates:
+        key = (chat_template, tools is not None)
+        if key not in self._templates:
+            template = ChatTemplate(self.get_chat_template(chat_template, tools))
             if len(self._templates) >= _MAX_CACHED_TEMPLATES:
                 self._templates.clear()
-            self._templates[source] = ChatTemplate(source)
-        return self._templates[source]
+            self._templates[key] = template
+        return self._templates[key]
 
     def apply_chat_template(
         self,

@@ -124,7 +124,7 @@ def _load_library_tokenizer(
     raise LoadError(_what_is_missing(folder))
 
 
-# File name -> (what it is, what transformers needs beside itself to convert it).
+# File name -> (what it is, what transformers needs in addition to convert it).
 _OTHER_FORMATS = {
     "tekken.json": ("a tekken file", "mistral-common"),
     "tokenizer.model": ("a SentencePiece file", "sentencepiece"),
@@ -162,7 +162,7 @@ def _set_bos_and_eos(
     tokenizer.json rules.
 
     transformers (since 5.0) takes tokenizer.json's post-processor for the truth and drops the flags
-    of tokenizer_config.json beside it; a disagreement is logged, because older releases went the
+    of tokenizer_config.json; a disagreement is logged, because older releases went the
     other way.
     """
     in_file = {k: config.get(k) for k in ("add_bos_token", "add_eos_token")}

@@ -230,9 +230,8 @@ async def test_an_event_loop_hears_of_the_coordinators_death(folder, expected):
         client.shutdown()
 
 
-def test_requests_may_finish_when_all_are_told_to_end(folder, expected):
-    plan = plan_of(folder, data_parallel_size=2, enable_expert_parallel=True)
-    client = launch_sync(plan)
+def test_requests_may_finish_when_all_are_told_to_end(client):
+    """The last test of `client`."""
     processes = dict(client.remote.pool.processes)
     client.add_request(request(7, 1))
     client.shutdown(30.0)

@@ -14,7 +14,7 @@ LEVEL = re.compile(r"_(portable|avx2|avx512(?:_vnni|_bf16|_emulated)?)\.dir/")
 BUILD_TYPE = "None"  # the flags are those of the option alone
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(
         not (shutil.which("cmake") and shutil.which("g++") and shutil.which("nm")),
         reason="needs cmake and g++",

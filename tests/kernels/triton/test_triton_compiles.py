@@ -17,7 +17,7 @@ import quire
 KERNELS = Path(quire.__file__).parent / "kernels" / "triton"
 NAMES = sorted(
     name
-    for path in KERNELS.glob("*.py")
+    for path in KERNELS.rglob("*.py")
     for name in re.findall(r"def (\w+_kernel)\(", path.read_text())
 )
 
@@ -50,6 +50,10 @@ def test_compiles_and_specialises_no_number(compiled, name):
     """That a number would be specialised fails the fixture and names the argument."""
     assert name in compiled["kernels"], "no case launches this kernel"
     assert compiled["kernels"][name]["failure"] is None
+
+
+def test_every_kernel_is_in_the_list(compiled):
+    assert set(compiled["kernels"]) == set(NAMES)
 
 
 def test_programs_fit_an_sm_at_the_shapes_of_real_models(compiled):

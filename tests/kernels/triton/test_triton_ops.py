@@ -2,7 +2,7 @@
 
 The interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits as whole numbers,
 so there is no bfloat16 here: that is for a GPU to show (tools/gpu_report.py). It is slow, too: a
-program takes a millisecond. `--all-kernel-cases` runs what is left out by default. Every launch is
+program takes a millisecond. `--full` runs what is left out by default. Every launch is
 watched (triton_memory), which takes a seventh more.
 """
 
@@ -64,20 +64,24 @@ def is_run(kind, case):
 def pytest_generate_tests(metafunc):
     if "case_name" not in metafunc.fixturenames:
         return
-    is_all = metafunc.config.getoption("all_kernel_cases", default=False)
     hostile = [
         case for case in CASES + FP8_CASES if not case.is_bench and case.op not in WITHOUT_KERNEL
     ]
     hostile += ROUNDED + CHUNKED + WIDE
-    chosen = [
-        (kind, f"{case.op}/{case.name}")
+    cases = [
+        pytest.param(
+            *(kind, name),
+            id=f"triton-{name}-{kind.replace(' ', '-')}",
+            marks=() if is_run(kind, case) else pytest.mark.full,
+        )
         for kind in KINDS
         for case in hostile
-        if (is_all or is_run(kind, case)) and (kind == KINDS[0] or case.op not in FLOAT32)
+        if kind == KINDS[0] or case.op not in FLOAT32
+        for name in [f"{case.op}/{case.name}"]
     ]
-    chosen.append(("bfloat16 fast", "linear/fp8-5x32x48"))  # a product of torch's
-    ids = [f"triton-{name}-{kind.replace(' ', '-')}" for kind, name in chosen]
-    metafunc.parametrize(("kind", "case_name"), chosen, ids=ids)
+    product = "linear/fp8-5x32x48"  # of torch's
+    cases.append(pytest.param("bfloat16 fast", product, id=f"triton-{product}-bfloat16-fast"))
+    metafunc.parametrize(("kind", "case_name"), cases)
 
 
 @pytest.fixture(scope="module")

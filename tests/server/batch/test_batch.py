@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import EngineDeadError, InvalidParameter
-from quire.server.batch.lines import URLS, Judge, check_input, read_lines
+from quire.server.batch.lines import URLS, LineChecker, check_input, read_lines
 from quire.server.batch.results import open_results
 from quire.server.batch.run import BatchRun
 from tests.server.scripted_app import make_app
@@ -31,8 +31,8 @@ def run(source, target, *, concurrency=4, engine_dies=False, overwrite=False, **
             with open_results(target, overwrite=overwrite) as results:
                 if engine_dies:
                     engine.shutdown()
-                judge = Judge(MAX_BYTES)
-                batch = BatchRun(app, engine, judge, results, lambda: None)
+                checker = LineChecker(MAX_BYTES)
+                batch = BatchRun(app, engine, checker, results, lambda: None)
                 work = batch.run(read_lines(source, MAX_BYTES), concurrency)
                 await asyncio.wait_for(work, 60)
                 results.put_in_order()

@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from quire.server.output_parsing import ReasoningFormat, TranscriptPlan, plan_transcripts
+from quire.server.output_parsing import ParserPlan, ReasoningFormat, plan_parsers
 from tests.server.scripted_app import tokenizer
 from tests.server.scripted_server import scripted
 
@@ -26,14 +26,14 @@ SECOND = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def server():
-    with scripted(plan_transcripts("hermes", "qwen3")) as running:
+    with scripted(plan_parsers("hermes", "qwen3")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def jumping():
     """Five tokens a step, as speculation gives them."""
-    with scripted(plan_transcripts("hermes", "qwen3"), tokens_per_step=5) as running:
+    with scripted(plan_parsers("hermes", "qwen3"), tokens_per_step=5) as running:
         yield running
 
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_served_is_refused(server, options, complaint):
 
 
 def test_a_server_without_a_format_refuses_auto():
-    with scripted(TranscriptPlan()) as server:
+    with scripted(ParserPlan()) as server:
         assert said(ask(server, "Yes.", tools=[WEATHER], tool_choice="none"))["content"] == "Yes."
         for choice in ({}, {"tool_choice": "auto"}):
             with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
@@ -229,7 +229,7 @@ def test_a_server_without_a_format_refuses_auto():
 
 def test_marks_that_are_special_tokens_are_seen():
     first = tokenizer().all_special_tokens[0]
-    with scripted(TranscriptPlan(None, ReasoningFormat("x", (first,), ("</x>",)))) as server:
+    with scripted(ParserPlan(None, ReasoningFormat("x", (first,), ("</x>",)))) as server:
         found = said(ask(server, f"{first}hm</x>Yes."))
         assert (found["reasoning"], found["content"]) == ("hm", "Yes.")
 
@@ -295,7 +295,7 @@ def test_the_channels_of_gpt_oss(choice, stream):
         "<|channel|>analysis<|message|>hm<|start|>assistant<|channel|>commentary"
         ' to=functions.weather <|constrain|>json<|message|>{"city": "Bonn"}'
     )
-    with scripted(plan_transcripts("openai", "openai_gptoss")) as server:
+    with scripted(plan_parsers("openai", "openai_gptoss")) as server:
         reply = ask(server, says, tools=[WEATHER], tool_choice=choice, stream=stream)
         assert without_ids(gathered(reply) if stream else said(reply)) == {
             "content": "",

@@ -96,7 +96,7 @@ TAGGED_JSON = [
         calls=(("now", "{}"),),
     ),
     Golden(
-        "hermes-prose-with-mark",
+        "hermes-prose-with-delimiter",
         "Write <tool_call> first.",
         "hermes",
         content="Write <tool_call> first.",
@@ -107,7 +107,7 @@ TAGGED_JSON = [
         "hermes",
         content="<tool_call>[1, 2]</tool_call>",
     ),
-    Golden("hermes-half-a-mark", "a <tool_", "hermes", content="a <tool_"),
+    Golden("hermes-half-a-delimiter", "a <tool_", "hermes", content="a <tool_"),
     Golden("hermes-plain", "Straße 😀 <b>x</b> {}", "hermes", content="Straße 😀 <b>x</b> {}"),
     Golden(
         "hermes-cut-in-the-arguments",
@@ -454,7 +454,7 @@ REASONING = [
         calls=(("now", "{}"),),
     ),
     Golden(
-        "think-about-the-mark",
+        "think-about-the-delimiter",
         "<think>a <tool_call> is JSON</think>Yes.",
         "hermes",
         "qwen3",

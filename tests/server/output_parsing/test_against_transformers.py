@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from quire.server.output_parsing import plan_transcripts
+from quire.server.output_parsing import plan_parsers
 from tests.server.output_parsing.golden_transcripts import TOOLS
 
 START = "<|im_start|>assistant\n"
@@ -102,7 +102,7 @@ def test_no_calls(parser):
 
 def check(parser: str, template: dict, output: str) -> None:
     theirs = parse_response(output, template, prefix=START, tools=TOOLS)
-    plan = plan_transcripts(parser, "qwen3")
+    plan = plan_parsers(parser, "qwen3")
     ours = plan.read(output, plan.place(START), tools=TOOLS)
     assert (ours.reasoning or "").strip() == theirs.get("reasoning", "")
     assert (ours.content or "").strip() == theirs.get("content", "").strip()

@@ -9,12 +9,15 @@ import pytest
 from quire.server.output_parsing import (
     REASONING_PARSERS,
     TOOL_PARSERS,
-    choose_transcripts,
+    choose_parsers,
     detect_reasoning_parser,
     detect_tool_parser,
-    plan_transcripts,
+    plan_parsers,
 )
-from quire.server.output_parsing.detect import REASONING_PARSERS_BY_TEXT, TOOL_PARSERS_BY_TEXT
+from quire.server.output_parsing.parser_registry import (
+    REASONING_PARSERS_BY_TEXT,
+    TOOL_PARSERS_BY_TEXT,
+)
 from quire.text.chat_template import ChatTemplate
 from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS
 
@@ -61,7 +64,7 @@ def test_a_template_s_own_call_is_read_by_the_format_that_is_found(name):
     arguments = {"city": 'Bad "Ems", 3 < 4'}
     call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
     written = template.render([{"role": "assistant", "content": "", "tool_calls": [call]}], {})
-    plan = plan_transcripts(found, detect_reasoning_parser(template.source))
+    plan = plan_parsers(found, detect_reasoning_parser(template.source))
     [read] = plan.read(written, "start" if name == "openai" else None, tools=TOOLS).tool_calls
     assert read.name == "weather"
     assert json.loads(read.arguments) == arguments
@@ -91,14 +94,14 @@ def test_a_template_without_tools_has_no_format():
 
 def test_auto_takes_what_is_found_and_a_name_rules_over_it():
     template = "<tool_call></think>"
-    plan = choose_transcripts("auto", "auto", template)
+    plan = choose_parsers("auto", "auto", template)
     assert plan.tool_format is TOOL_PARSERS["hermes"]
     assert plan.reasoning is REASONING_PARSERS["qwen3"]
-    plan = choose_transcripts("pythonic", "none", template)
+    plan = choose_parsers("pythonic", "none", template)
     assert (plan.tool_format, plan.reasoning) == (TOOL_PARSERS["pythonic"], None)
-    plan = choose_transcripts("none", None, template)
+    plan = choose_parsers("none", None, template)
     assert (plan.tool_format, plan.reasoning) == (None, None)
-    plan = choose_transcripts("auto", "auto", None)
+    plan = choose_parsers("auto", "auto", None)
     assert (plan.tool_format, plan.reasoning) == (None, None)
 
 

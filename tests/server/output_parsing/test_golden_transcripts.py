@@ -12,10 +12,10 @@ from quire.server.output_parsing import (
     ArgumentText,
     CallStarted,
     Event,
-    Transcript,
-    TranscriptPlan,
-    TranscriptReader,
-    plan_transcripts,
+    OutputParser,
+    ParsedOutput,
+    ParserPlan,
+    plan_parsers,
     whole,
 )
 from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS, Golden
@@ -23,22 +23,22 @@ from tests.server.output_parsing.golden_transcripts import GOLDENS, TOOLS, Golde
 each_golden = pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 
 
-def make_plan(golden: Golden) -> TranscriptPlan:
-    return plan_transcripts(golden.tools, golden.reasoning)
+def make_plan(golden: Golden) -> ParserPlan:
+    return plan_parsers(golden.tools, golden.reasoning)
 
 
-def open_reader(golden: Golden, plan: TranscriptPlan) -> TranscriptReader:
+def open_reader(golden: Golden, plan: ParserPlan) -> OutputParser:
     return plan.open(
         plan.place(golden.prompt), tools=TOOLS, call_id=lambda name, index: f"id-{index}"
     )
 
 
-def read(reader: TranscriptReader, pieces: list[str]) -> list[Event]:
+def read(reader: OutputParser, pieces: list[str]) -> list[Event]:
     events = [event for piece in pieces for event in reader.feed(piece)]
     return [*events, *reader.finish()]
 
 
-def said(transcript: Transcript) -> tuple:
+def said(transcript: ParsedOutput) -> tuple:
     calls = tuple((call.name, call.arguments) for call in transcript.tool_calls)
     return transcript.reasoning, transcript.content, calls
 

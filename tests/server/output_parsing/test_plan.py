@@ -6,36 +6,36 @@ import pytest
 
 from quire.errors import InvalidParameter
 from quire.server.output_parsing import (
+    ParserPlan,
     ParserState,
     Reads,
     ReasoningFormat,
     ToolFormat,
-    TranscriptPlan,
-    plan_transcripts,
+    plan_parsers,
 )
 from tests.server.output_parsing.golden_transcripts import TOOLS
 
 
 def test_an_unknown_name_is_refused_with_the_list():
     with pytest.raises(InvalidParameter) as caught:
-        plan_transcripts("hermse")
+        plan_parsers("hermse")
     assert "tool_call_parser='hermse' is not allowed: it must be auto, none or one of " in str(
         caught.value
     )
     assert ", hermes, " in str(caught.value)
     with pytest.raises(InvalidParameter, match="reasoning_parser='r1'.*deepseek_r1"):
-        plan_transcripts("hermes", "r1")
+        plan_parsers("hermes", "r1")
 
 
 def test_formats_of_whole_outputs_go_with_each_other_only():
     with pytest.raises(InvalidParameter, match="do not go together"):
-        plan_transcripts("hermes", "openai_gptoss")
+        plan_parsers("hermes", "openai_gptoss")
     with pytest.raises(InvalidParameter, match="do not go together"):
-        plan_transcripts("openai", "qwen3")
+        plan_parsers("openai", "qwen3")
 
 
 @pytest.mark.parametrize(
-    ("parser", "prompt", "inside", "mark"),
+    ("parser", "prompt", "inside", "delimiter"),
     [
         ("qwen3", "<|im_start|>assistant\n", False, "</think>"),
         ("qwen3", "<|im_start|>assistant\n<think>\n", True, "</think>"),
@@ -53,11 +53,11 @@ def test_formats_of_whole_outputs_go_with_each_other_only():
         ("openai_gptoss", "<|start|>assistant<|channel|>final<|message|>", False, None),
     ],
 )
-def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, mark):
-    plan = plan_transcripts(None, parser)
+def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, delimiter):
+    plan = plan_parsers(None, parser)
     place = plan.place(prompt)
-    assert plan.begins_inside_reasoning(place) is inside
-    assert plan.answer_mark(place) == mark
+    assert (place in ("again", "reasoning")) is inside
+    assert plan.answer_delimiter(place) == delimiter
     if inside:
         assert plan.read("hm", place).reasoning == "hm"
 
@@ -66,15 +66,15 @@ def test_the_prompt_says_where_an_output_begins(parser, prompt, inside, mark):
     ("continued", "inside"), [("<think>so", True), ("<think>so</think>Ye", False), ("Ye", False)]
 )
 def test_a_message_that_goes_on_says_it_too(continued, inside):
-    plan = plan_transcripts(None, "qwen3")
+    plan = plan_parsers(None, "qwen3")
     place = plan.place("<|im_start|>assistant\n" + continued, continued)
-    assert plan.begins_inside_reasoning(place) is inside
+    assert (place in ("again", "reasoning")) is inside
     said = plan.read("s", place)
     assert (said.reasoning, said.content) == (("s", None) if inside else (None, "s"))
 
 
 def test_required_calls_are_a_list_of_names_and_parameters():
-    plan = plan_transcripts("hermes", "qwen3")
+    plan = plan_parsers("hermes", "qwen3")
     output = '<think>a</think>[{"name": "now", "parameters": {"a": 1}}, {"name": "now"}]'
     said = plan.read(output, tools=TOOLS, forced=True)
     assert [(c.name, c.arguments) for c in said.tool_calls] == [("now", '{"a": 1}'), ("now", "{}")]
@@ -82,7 +82,7 @@ def test_required_calls_are_a_list_of_names_and_parameters():
 
 
 def test_a_named_call_is_its_arguments():
-    plan = plan_transcripts(None, "qwen3")
+    plan = plan_parsers(None, "qwen3")
     said = plan.read('<think>a</think>\n{"city": "Bonn"}', tools=TOOLS, forced="weather")
     assert [(c.name, c.arguments) for c in said.tool_calls] == [("weather", '{"city": "Bonn"}')]
     assert (said.reasoning, said.content) == ("a", None)
@@ -110,7 +110,7 @@ def test_the_worked_example_of_the_table_s_page():
         "value": ParserState(Reads.VALUE, {" END": "done", "; ": "key"}),
         "done": ParserState(Reads.CONTENT, {"END": "content"}, closes=True),
     }
-    plan = TranscriptPlan(ToolFormat("spoken", states))
+    plan = ParserPlan(ToolFormat("spoken", states))
     said = plan.read("CALL weather city: Bonn; days: 2 END ok", tools=TOOLS)
     assert [(c.name, c.arguments) for c in said.tool_calls] == [
         ("weather", '{"city": "Bonn", "days": 2}')
@@ -119,5 +119,5 @@ def test_the_worked_example_of_the_table_s_page():
 
 
 def test_without_reasoning_the_answer_starts_at_once():
-    plan = plan_transcripts("hermes")
-    assert plan.answer_mark(plan.place("<|im_start|>assistant\n<think>\n")) is None
+    plan = plan_parsers("hermes")
+    assert plan.answer_delimiter(plan.place("<|im_start|>assistant\n<think>\n")) is None

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from quire import embedded
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.server.output_parsing import ToolUse, decide_tool_use, plan_transcripts
+from quire.server.output_parsing import ToolUse, decide_tool_use, plan_parsers
 from tests.server.output_parsing.golden_transcripts import TOOLS
 
-HERMES = plan_transcripts("hermes")
-NO_PARSER = plan_transcripts()
+HERMES = plan_parsers("hermes")
+NO_PARSER = plan_parsers()
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -71,13 +71,13 @@ def test_a_tool_that_is_not_there_is_refused_with_those_that_are():
 
 
 def test_the_channels_of_gpt_oss_without_their_tool_format_cannot_be_forced():
-    plan = plan_transcripts(None, "openai_gptoss")
+    plan = plan_parsers(None, "openai_gptoss")
     for choice in ("required", NAMED):
         with pytest.raises(NotBuiltYet, match="--tool-call-parser openai"):
             decide_tool_use(TOOLS, choice, plan)
 
 
-GPT_OSS = plan_transcripts("openai", "openai_gptoss")
+GPT_OSS = plan_parsers("openai", "openai_gptoss")
 THOUGHT = "<|channel|>analysis<|message|>hm\n{}<|end|><|start|>assistant"
 TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
 
@@ -86,8 +86,8 @@ TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|mess
 def tokenizer():
     """The embedded one with the control tokens of gpt-oss."""
     library = Tokenizer.from_file(str(embedded.path() / "tokenizer.json"))
-    marks = ["channel", "message", "start", "end", "constrain", "call"]
-    library.add_special_tokens([f"<|{mark}|>" for mark in marks])
+    delimiters = ["channel", "message", "start", "end", "constrain", "call"]
+    library.add_special_tokens([f"<|{delimiter}|>" for delimiter in delimiters])
     return library
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.output_parsing import plan_transcripts
-from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing import plan_parsers, whole
+from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End
 from quire.server.output_parsing.formats.json_value import JsonValue
 from quire.server.output_parsing.formats.parameters_as_text import typed_json
-from quire.server.output_parsing.formats.python_value import PythonValue
+from quire.server.output_parsing.formats.python_literal import MAX_LITERAL_CHARS, python_as_json
 from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -29,18 +29,11 @@ VALUES = st.recursive(
 )
 
 
-def translated(text: str, pieces: list[str] | None = None) -> Any:
-    """The literal read in pieces, as decoded JSON."""
-    written: list[str] = []
-    value, rest = PythonValue(written.append), ""
-    for piece in pieces or [text]:
-        rest += piece
-        position, end = value.read(rest, 0)
-        rest = rest[position:]
-    if end is End.MORE:
-        position, end = value.read(f"{rest} ", 0)
-    assert end is End.DONE
-    return json.loads("".join(written))
+def translated(text: str) -> Any:
+    """The literal as decoded JSON."""
+    written = python_as_json(text)
+    assert written is not None
+    return json.loads(written)
 
 
 @given(value=VALUES)
@@ -49,8 +42,13 @@ def test_a_literal_that_python_writes_means_the_same(value):
 
 
 @given(value=VALUES)
-def test_a_literal_in_single_characters_means_the_same(value):
-    assert translated("", list(repr(value))) == json.loads(json.dumps(value))
+def test_a_literal_in_a_call_that_comes_in_single_characters_means_the_same(value):
+    parser = plan_parsers("pythonic").open(tools=[])
+    output = f"[f(a={value!r}, b=[{value!r}])]"
+    events = [event for char in output for event in parser.feed(char)]
+    [call] = whole([*events, *parser.finish()]).tool_calls
+    expected = json.loads(json.dumps(value))
+    assert json.loads(call.arguments) == {"a": expected, "b": [expected]}
 
 
 @pytest.mark.parametrize(
@@ -65,11 +63,18 @@ def test_literals_that_json_has_not(text):
     assert translated(text) == json.loads(json.dumps(expected)), text
 
 
-@pytest.mark.parametrize("text", ["x", "1 + 2", "{1, 2}", "b'x'", "f(1)", "[1 2]", "{'a'}", "01"])
+@pytest.mark.parametrize(
+    "text",
+    ["x", "1 + 2", "{1, 2}", "b'x'", "f(1)", "[1 2]", "{'a'}", "01", "[,]", "{,: 1}", "'a' 'b'",
+     "1__0", "--1", "nan", ""],
+)  # fmt: skip
 def test_what_is_no_literal_is_no_value(text):
-    written: list[str] = []
-    position, end = PythonValue(written.append).read(f"{text})", 0)
-    assert end is End.MISFIT or position < len(text)
+    assert python_as_json(text) is None
+
+
+def test_a_literal_is_bounded():
+    assert python_as_json("[" * 10_000 + "]" * 10_000) is None
+    assert python_as_json(repr("a" * MAX_LITERAL_CHARS)) is None
 
 
 @settings(max_examples=200)
@@ -77,7 +82,7 @@ def test_what_is_no_literal_is_no_value(text):
 def test_a_json_value_ends_where_json_says(value, indent, data):
     text = json.dumps(value, indent=indent, ensure_ascii=data.draw(st.booleans()))
     behind = data.draw(st.sampled_from([" ", "\n}", "]", ", 1", "}"]))
-    reader = JsonValue(Marks(["</end>"]))
+    reader = JsonValue(Delimiters(["</end>"]))
     position = 0
     for size in range(1, len(text + behind) + 1):
         position, end = reader.read((text + behind)[:size], position)
@@ -131,7 +136,7 @@ SCHEMAS = ToolSchemas([{"function": {"name": "f", "parameters": {"properties": S
 def test_text_becomes_the_type_of_the_schema(argument, written, value):
     output = f"<function=f>\n<parameter={argument}>\n{written}\n</parameter>\n</function>"
     tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
-    [call] = plan_transcripts("qwen3_coder").read(output, tools=tools).tool_calls
+    [call] = plan_parsers("qwen3_coder").read(output, tools=tools).tool_calls
     if argument == "count" and len(written) > 5000:
         assert call.arguments == f'{{"{argument}": {written}}}'  # a number that Python refuses
     else:
@@ -149,5 +154,5 @@ def test_a_text_argument_is_kept_to_the_letter(text):
         return
     output = f"<function=f>\n<parameter=text>\n{text}\n</parameter>\n</function>"
     tools = [{"function": {"name": "f", "parameters": {"properties": SCHEMA}}}]
-    [call] = plan_transcripts("qwen3_coder").read(output, tools=tools).tool_calls
+    [call] = plan_parsers("qwen3_coder").read(output, tools=tools).tool_calls
     assert json.loads(call.arguments) == {"text": text}

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from quire.server.output_parsing import plan_transcripts
+from quire.server.output_parsing import plan_parsers
 from tests.server.scripted_server import scripted
 
 WEATHER = {
@@ -18,7 +18,7 @@ ARGUMENTS = '{"city": "Bonn"}'
 
 @pytest.fixture(scope="module")
 def server():
-    with scripted(plan_transcripts("hermes", "qwen3")) as running:
+    with scripted(plan_parsers("hermes", "qwen3")) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.engine.frontend.output_processor import OutputProcessor
-from quire.engine.shared_cores.load_board import Neighbours
+from quire.engine.shared_cores.load_board import Load, Neighbours
 from quire.errors import MaxQueuedTokensError, QueueOverflowError
 
 _ENDED_HALF_LIFE_S, _REFUSED_HALF_LIFE_S = 10.0, 1.0
@@ -66,7 +66,7 @@ class Admission:
         """`neighbours` are the other servers of the same engine: the limits are for all."""
         self._outputs = outputs
         self._limits = limits
-        self._neighbours = neighbours or Neighbours()
+        self._neighbours = neighbours
         self._clock = clock
         self._ended = FadingCount(_ENDED_HALF_LIFE_S, clock())
         self._refused = FadingCount(_REFUSED_HALF_LIFE_S, clock())
@@ -77,7 +77,7 @@ class Admission:
         so many completions is too much.
         """
         limits, outputs = self._limits, self._outputs
-        others = self._neighbours.load()
+        others = Load() if self._neighbours is None else self._neighbours.load()
         num_unfinished = outputs.num_unfinished + int(others.num_requests)
         num_queued_tokens = outputs.num_queued_tokens + int(others.num_tokens)
         excess = num_unfinished + num_completions - limits.num_requests
@@ -95,20 +95,22 @@ class Admission:
                 f"max_num_queued_tokens={limits.num_tokens}. Try again later.",
                 retry_after_s=self._hint_s(1, others.ended_per_s),
             )
-        self._neighbours.tell(num_requests=outputs.num_unfinished + num_completions)
+        if self._neighbours is not None:
+            self._neighbours.tell(num_requests=outputs.num_unfinished + num_completions)
 
     def note_ended(self, num_completions: int) -> None:
         """So many completions have ended now."""
         self._ended.add(num_completions, self._clock())
-        self.tell()
+        self.share_load()
 
-    def tell(self) -> None:
-        """Tell the neighbours how much there is to do here."""
-        self._neighbours.tell(
-            num_requests=self._outputs.num_unfinished,
-            num_tokens=self._outputs.num_queued_tokens,
-            ended_per_s=self._ended.rate(self._clock()),
-        )
+    def share_load(self) -> None:
+        """Let the neighbours know the load of this server."""
+        if self._neighbours is not None:
+            self._neighbours.tell(
+                num_requests=self._outputs.num_unfinished,
+                num_tokens=self._outputs.num_queued_tokens,
+                ended_per_s=self._ended.rate(self._clock()),
+            )
 
     def _hint_s(self, num_completions: int, ended_per_s: float) -> float:
         now = self._clock()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -14,11 +12,11 @@ from quire.server.anthropic.replies import Count, MessageReply, MessageUsage
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.anthropic.writer import MessageWriter
 from quire.server.context import RequestName, Server
+from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
 from quire.server.http.event_stream import event
 from quire.server.http.failures import JSON, Refusal, as_refusal
 from quire.server.openai.chat import chat_prompt
-from quire.server.openai.chat_deltas import open_answers
-from quire.server.outcome import Outputs, close_all, raise_error, while_connected
+from quire.server.openai.parsed_chat import open_answers
 
 _KINDS = {
     400: "invalid_request_error",
@@ -63,8 +61,7 @@ async def _messages(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     chat = body.generation()
     prompt = await chat_prompt(server, chat)
-    number = secrets.token_hex(12)
-    name = RequestName(f"msg_{number}", f"msg_{number}", int(time.time()))
+    name = RequestName.random("msg_")
     [answer] = open_answers(server, chat, prompt, "assistant")
     message = MessageReply(
         id=name.shown, model=server.names[0], usage=MessageUsage(len(prompt.ids), 0)
@@ -92,12 +89,12 @@ async def _events(streams: Sequence[Outputs], writer: MessageWriter) -> AsyncGen
     [stream] = streams
     encoder = msgspec.json.Encoder()
     try:
-        for tale in writer.begin():
-            yield event(encoder.encode(tale), tale["type"])
+        for data in writer.begin():
+            yield event(encoder.encode(data), data["type"])
         async for output in stream:
             raise_error(output)
-            for tale in writer.take(output):
-                yield event(encoder.encode(tale), tale["type"])
+            for data in writer.take(output):
+                yield event(encoder.encode(data), data["type"])
     except Exception as error:
         yield event(_error_json(as_refusal(error)), "error")
 

@@ -1,4 +1,4 @@
-"""Deltas of an answer to the blocks of a message, and to the events that tell of them."""
+"""Deltas of an answer made into the blocks of a message and the events of its stream."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from quire.server.anthropic.replies import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from quire.server.openai.chat_deltas import Answer
+from quire.server.http.event_stream import EventData
+from quire.server.openai.parsed_chat import ParsedAnswer
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, ReasoningText
-
-Tale = dict[str, Any]
-"""An event of the stream."""
 
 
 class MessageWriter:
-    """Builds one message. Every change of `message` is told by an event, in order."""
+    """Builds one message. Each change of `message` is an event, in order."""
 
-    def __init__(self, message: MessageReply, answer: Answer, *, shows_cached: bool) -> None:
+    def __init__(self, message: MessageReply, answer: ParsedAnswer, *, shows_cached: bool) -> None:
         self.message = message
         self._answer = answer
         self._shows_cached = shows_cached
@@ -33,12 +31,12 @@ class MessageWriter:
         self._open: Block | None = None
         self._arguments = ""
 
-    def begin(self) -> Iterator[Tale]:
-        """The message exists."""
+    def begin(self) -> Iterator[EventData]:
+        """The message has begun."""
         yield {"type": "message_start", "message": self.message}
 
-    def take(self, output: RequestOutput) -> Iterator[Tale]:
-        """What a delta brings."""
+    def take(self, output: RequestOutput) -> Iterator[EventData]:
+        """The events of a delta."""
         [completion] = output.outputs
         is_last = completion.finish_reason is not None
         for event in self._answer.events(completion.text, is_last=is_last):
@@ -60,19 +58,19 @@ class MessageWriter:
         if is_last:
             yield from self._end(completion)
 
-    def _block(self, kind: Any) -> Generator[Tale, None, Any]:
+    def _block(self, kind: Any) -> Generator[EventData, None, Any]:
         """The open block of this kind, begun if need be."""
         if not isinstance(self._open, kind):
             yield from self._begin(kind())
         return self._open
 
-    def _begin(self, block: Block) -> Iterator[Tale]:
+    def _begin(self, block: Block) -> Iterator[EventData]:
         yield from self._close()
         self._open = block
         self.message.content.append(block)
         yield {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _close(self) -> Iterator[Tale]:
+    def _close(self) -> Iterator[EventData]:
         block, self._open = self._open, None
         if block is None:
             return
@@ -88,7 +86,7 @@ class MessageWriter:
         except (msgspec.DecodeError, RecursionError):
             self.message.content[-1] = TextBlock(text=arguments)
 
-    def _end(self, completion: CompletionOutput) -> Iterator[Tale]:
+    def _end(self, completion: CompletionOutput) -> Iterator[EventData]:
         yield from self._close()
         message = self.message
         message.stop_reason = _stop_reason(completion, message)
@@ -105,7 +103,7 @@ class MessageWriter:
             usage.cache_read_input_tokens = output.num_cached_tokens
             usage.input_tokens = self._prompt_len - output.num_cached_tokens
 
-    def _delta(self, delta: dict[str, str]) -> Tale:
+    def _delta(self, delta: dict[str, str]) -> EventData:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     @property

@@ -63,4 +63,4 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> DirectR
 async def _never() -> Message:
     """The client stays until it is cancelled."""
     await asyncio.Event().wait()
-    raise AssertionError("nobody sets the event")
+    raise AssertionError("the event is never set")

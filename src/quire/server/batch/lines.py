@@ -1,4 +1,4 @@
-"""The input of a batch: lines of a file, each one request, each judged by itself."""
+"""The input of a batch: lines of a file, each a request that is checked by itself."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 from quire.errors import InvalidParameter
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-"""What a batch may ask."""
+"""The routes that a batch may call."""
 
 _BOM = b"\xef\xbb\xbf"
 _PIECE_BYTES = 1 << 20
 _MAX_SHOWN = 200
 
 
-class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request as a line has it; `body` goes to the app as it was written."""
 
     custom_id: str
@@ -29,7 +29,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-class BadLine(Exception):
+class InvalidLine(Exception):
     """A line that is no request; its text says why. `custom_id` is the line's, if it has one."""
 
     def __init__(self, message: str, custom_id: str | None = None) -> None:
@@ -89,34 +89,36 @@ def _read_line(stream: BinaryIO, max_bytes: int) -> tuple[int, str, bytes | None
     return size, digest.hexdigest()[:16], data
 
 
-class Judge:
-    """Says of each line what it asks for. Keeps the names that it has seen: the first line of a
-    name has it.
+class LineChecker:
+    """Decodes and checks lines. Keeps the `custom_id`s that it has seen: the first line of one has
+    it.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._names: dict[str, int] = {}
 
-    def order(self, line: Line) -> Order:
-        """The line's request. Raises BadLine."""
+    def request(self, line: Line) -> BatchRequest:
+        """The line's request. Raises InvalidLine."""
         if line.data is None:
-            raise BadLine(f"The line is larger than {self._max_bytes} bytes (--max-body-bytes).")
-        order = _decode(line.data)
-        first = self._names.setdefault(order.custom_id, line.number)
+            raise InvalidLine(
+                f"The line is larger than {self._max_bytes} bytes (--max-body-bytes)."
+            )
+        request = _decode(line.data)
+        first = self._names.setdefault(request.custom_id, line.number)
         if first != line.number:
-            text = f"custom_id {_shown(order.custom_id)} is that of line {first} already."
-            raise BadLine(text, order.custom_id)
-        _check(order)
-        return order
+            text = f"custom_id {_shown(request.custom_id)} is that of line {first} already."
+            raise InvalidLine(text, request.custom_id)
+        _check(request)
+        return request
 
 
-def _decode(data: bytes) -> Order:
+def _decode(data: bytes) -> BatchRequest:
     try:
-        return msgspec.json.decode(data, type=Order)
+        return msgspec.json.decode(data, type=BatchRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         text = f"The line is not a request: {str(error)[:_MAX_SHOWN]}."
-        raise BadLine(text, _name_of(data)) from None
+        raise InvalidLine(text, _name_of(data)) from None
 
 
 class _Named(msgspec.Struct):
@@ -137,21 +139,21 @@ class _Manner(msgspec.Struct):
     background: Any = None
 
 
-def _check(order: Order) -> None:
+def _check(request: BatchRequest) -> None:
     """What is the same for every body; the rest the app judges."""
-    if order.method != "POST":
-        raise BadLine(f"method {_shown(order.method)} is not POST.", order.custom_id)
-    if order.url not in URLS:
-        text = f"url {_shown(order.url)} is not served in a batch: choose of {', '.join(URLS)}."
-        raise BadLine(text, order.custom_id)
+    if request.method != "POST":
+        raise InvalidLine(f"method {_shown(request.method)} is not POST.", request.custom_id)
+    if request.url not in URLS:
+        text = f"url {_shown(request.url)} is not served in a batch: choose of {', '.join(URLS)}."
+        raise InvalidLine(text, request.custom_id)
     try:
-        manner = msgspec.json.decode(order.body, type=_Manner)
+        manner = msgspec.json.decode(request.body, type=_Manner)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return
     for name in ("stream", "background"):
         if getattr(manner, name) is True:
             text = f"{name} is for callers who are connected; leave it out in a batch."
-            raise BadLine(text, order.custom_id)
+            raise InvalidLine(text, request.custom_id)
 
 
 def _shown(text: str) -> str:

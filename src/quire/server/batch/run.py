@@ -1,4 +1,4 @@
-"""Running a batch: so many requests at a time, each with its result in the file when it ends."""
+"""Running a batch: a number of requests at a time, each with its result written when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from quire.engine.async_llm import AsyncLLM
 from quire.server.batch.direct_call import DirectReply, post
-from quire.server.batch.lines import BadLine, Judge, Line, Order
+from quire.server.batch.lines import BatchRequest, InvalidLine, Line, LineChecker
 from quire.server.batch.results import BatchError, BatchResponse, BatchResult, Results
 from quire.server.http.failures import ErrorBody, Refusal, error_json
 
@@ -18,21 +18,21 @@ _OK, _BAD, _BUSY, _FAILED = 200, 400, 503, 500
 
 
 class BatchRun:
-    """Requests on their way through `app`, whose engine is `engine`. `on_result` is called after
-    each result is in the file.
+    """Sends requests to `app`, whose engine is `engine`. `on_result` is called after each result is
+    in the file.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         engine: AsyncLLM,
-        judge: Judge,
+        checker: LineChecker,
         results: Results,
         on_result: Callable[[], object],
     ) -> None:
         self._app = app
         self._engine = engine
-        self._judge = judge
+        self._checker = checker
         self._results = results
         self._on_result = on_result
         self._num_asking = 0
@@ -53,21 +53,21 @@ class BatchRun:
     async def _work(self, lines: Iterable[Line]) -> None:
         for line in lines:
             try:
-                order = self._judge.order(line)
-            except BadLine as error:
+                request = self._checker.request(line)
+            except InvalidLine as error:
                 if not self._results.holds(line):
                     self._finish(line, error.custom_id, _refusal(str(error)))
-                await asyncio.sleep(0)  # a thousand bad lines must not hold up good ones
+                await asyncio.sleep(0)  # so that many invalid lines do not block the loop
                 continue
             if not self._results.holds(line):
-                self._finish(line, order.custom_id, await self._answer(line, order))
+                self._finish(line, request.custom_id, await self._answer(line, request))
 
-    async def _answer(self, line: Line, order: Order) -> DirectReply:
+    async def _answer(self, line: Line, request: BatchRequest) -> DirectReply:
         """The app's answer. While others are answered a full queue means to try again."""
         while True:
             self._num_asking += 1
             try:
-                reply = await post(self._app, order.url, bytes(order.body), line.id)
+                reply = await post(self._app, request.url, bytes(request.body), line.id)
             finally:
                 self._num_asking -= 1
             if reply.status >= _FAILED and self._engine.errored:
@@ -84,7 +84,7 @@ class BatchRun:
 
 
 def _refusal(text: str) -> DirectReply:
-    """What the app would say of a bad line."""
+    """The reply to an invalid line."""
     return DirectReply(_BAD, {}, error_json(Refusal(_BAD, text)))
 
 

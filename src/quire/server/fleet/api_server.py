@@ -22,7 +22,7 @@ from quire.engine.shared_cores import broker_messages as wire
 from quire.engine.shared_cores.broker_client import CoreBrokerClient
 from quire.engine.shared_cores.broker_stats import ApiServerStats
 from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
-from quire.server.assemble import Beside
+from quire.server.assemble import Siblings
 from quire.server.context import Server
 from quire.server.serving import serve
 
@@ -82,13 +82,13 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         client.answerers[wire.ABORT_SHOWN] = abort_shown
         client.set_up()
 
-    beside = Beside(neighbours, client.abort_elsewhere, on_started)
+    siblings = Siblings(neighbours, client.abort_elsewhere, on_started)
     admin = None if start.admin_fd is None else socket.socket(fileno=start.admin_fd)
     try:
         await client.wait_until_open()
         freeze_start_up()
         listener = socket.socket(fileno=start.listener_fd)
-        return await serve(engine, start.args, start.keys, listener, admin, beside)
+        return await serve(engine, start.args, start.keys, listener, admin, siblings)
     finally:
         stats.flush()
         engine.shutdown()

@@ -36,14 +36,14 @@ SILENT_S = 30.0
 LOOK_S = 1.0
 LONG_LIFE_S = 30.0
 MOST_FRUITLESS = 5
-"""So many lives in a row may end before they served for `LONG_LIFE_S`."""
+"""Processes that may die in a row before they served for `LONG_LIFE_S`."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
 GRACE_S = 10.0
 """What servers may take to end beyond the time that requests have."""
 
 
 def serve_with_many(
-    wish: EngineArgs,
+    engine_args: EngineArgs,
     args: ServerArgs,
     keys: Sequence[str],
     listeners: Sequence[socket.socket],
@@ -54,7 +54,7 @@ def serve_with_many(
 
     Raises RequestError, LoadError, EngineDeadError.
     """
-    owned = start_owned(wish)
+    owned = start_owned(engine_args)
     fleet = Fleet(owned, args, keys, listeners, admin_listener)
     try:
         fleet.start()  # the servers load while the cores do
@@ -67,7 +67,7 @@ def serve_with_many(
 
 
 class ApiServerProcess(ChildProcess):
-    """One life of an API server, known to the hub by `client_index`."""
+    """One life of an API server, known to the broker by `client_index`."""
 
     def __init__(self, client_index: int, fds: Sequence[int]) -> None:
         super().__init__("quire.server.fleet.api_server", fds)
@@ -87,14 +87,14 @@ class Fleet:
         admin_listener: socket.socket | None,
     ) -> None:
         self._plan: EnginePlan = owned.plan
-        self._hub = owned.hub
+        self._broker = owned.hub
         self._args = args
         self._keys = keys
         self._listeners = listeners
         self._admin_listener = admin_listener
         self._board = LoadBoard(len(listeners))
         self._processes: dict[int, ApiServerProcess] = {}
-        self._seats: dict[int, ApiServerConnection] = {}
+        self._connections: dict[int, ApiServerConnection] = {}
 
     def start(self) -> None:
         """Begin the first life of each server. They wait for `run`."""
@@ -111,7 +111,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.on_signal)
-        hub = asyncio.ensure_future(self._run_hub(ending))
+        broker = asyncio.ensure_future(self._run_broker(ending))
         keepers = [asyncio.ensure_future(self._keep(row, ending)) for row in self._processes]
         announcing = asyncio.ensure_future(self._announce())
         try:
@@ -119,9 +119,9 @@ class Fleet:
             announcing.cancel()
             await self._end_all(ending, keepers)
         finally:
-            for task in (hub, announcing, *keepers):
+            for task in (broker, announcing, *keepers):
                 task.cancel()
-            await asyncio.gather(hub, announcing, *keepers, return_exceptions=True)
+            await asyncio.gather(broker, announcing, *keepers, return_exceptions=True)
         logger.info("Stopped.")
         return ending.exit_code
 
@@ -132,11 +132,11 @@ class Fleet:
         self._processes.clear()
         self._board.close()
 
-    # lives
+    # restarts
 
-    async def _run_hub(self, ending: ShutdownSignal) -> None:
+    async def _run_broker(self, ending: ShutdownSignal) -> None:
         try:
-            await self._hub.run()
+            await self._broker.run()
         except EngineDeadError as error:
             logger.error("The engine is dead: %s", error)
             ending.fail()
@@ -147,17 +147,17 @@ class Fleet:
         while True:
             process = self._processes[row]
             await self._live(row, process)
-            words = await asyncio.to_thread(process.exit_words)
+            exit_status = await asyncio.to_thread(process.exit_words)
             self._board.write(row, Load())
             if ending.begun.is_set():
                 return
             is_long = time.monotonic() - process.began > LONG_LIFE_S
             num_fruitless = 0 if is_long else num_fruitless + 1
             if num_fruitless >= MOST_FRUITLESS:
-                logger.error("API server %d %s repeatedly: shutting down.", row, words)
+                logger.error("API server %d %s repeatedly: shutting down.", row, exit_status)
                 ending.fail()
                 return
-            logger.error("API server %d %s; restarting it.", row, words)
+            logger.error("API server %d %s; restarting it.", row, exit_status)
             if num_fruitless > 1:
                 pause_s = FIRST_PAUSE_S * 2 ** (num_fruitless - 1)
                 await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
@@ -170,15 +170,15 @@ class Fleet:
     async def _live(self, row: int, process: ApiServerProcess) -> None:
         """Return when the server is gone; one that is silent for long is killed."""
         lost = asyncio.Event()
-        seat = await self._hub.join(process.client_index, process.pipe, lost.set)
-        self._seats[row] = seat
+        connection = await self._broker.join(process.client_index, process.pipe, lost.set)
+        self._connections[row] = connection
         looked_at = time.monotonic()
         while not lost.is_set():
             await asyncio.wait([waiting := asyncio.ensure_future(lost.wait())], timeout=LOOK_S)
             waiting.cancel()
             now = time.monotonic()
             was_asleep, looked_at = now - looked_at > 2 * LOOK_S, now
-            if not was_asleep and now - seat.last_sign > SILENT_S:
+            if not was_asleep and now - connection.last_sign > SILENT_S:
                 logger.error("No heartbeat from API server %d for %.0f s.", row, SILENT_S)
                 process.kill()
 
@@ -186,7 +186,7 @@ class Fleet:
         fds = [self._board.fd, self._listeners[row].fileno()]
         if row == 0 and self._admin_listener is not None:
             fds.append(self._admin_listener.fileno())
-        return ApiServerProcess(self._hub.new_index(), fds)
+        return ApiServerProcess(self._broker.new_index(), fds)
 
     def _message(self, row: int, client_index: int) -> ApiServerStart:
         admin = self._admin_listener if row == 0 else None
@@ -206,8 +206,8 @@ class Fleet:
 
     async def _announce(self) -> None:
         """Say where to find the servers when all of them take connections."""
-        while len(self._seats) < len(self._listeners) or not all(
-            seat.is_up for seat in self._seats.values()
+        while len(self._connections) < len(self._listeners) or not all(
+            connection.is_up for connection in self._connections.values()
         ):
             await asyncio.sleep(0.02)
         tls = listening_of(self._args).tls

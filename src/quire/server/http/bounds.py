@@ -1,15 +1,27 @@
-"""uvicorn's HTTP protocol with bounds on how large a request's head may be and how long it may take
-to come.
+"""Receiving a request within bounds: the size of its head and of its body, and the time that each
+may take to arrive. Bodies are decoded strictly, with errors that name the field.
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.engine.alarm import Alarm
+from quire.server.http.failures import Refusal
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MAX_SHOWN = 200
 
 
 def bounded_protocol(max_header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
@@ -51,7 +63,7 @@ class _Bounded(HttpToolsProtocol):
         waits_for_more = self._is_in_head
         super().data_received(data)
         if waits_for_more and self._is_in_head:
-            # one header that never ends is reported by nobody
+            # httptools does not report a header before its end
             self._dripped_bytes += len(data)
             self._check(self._dripped_bytes)
 
@@ -102,3 +114,71 @@ class _Bounded(HttpToolsProtocol):
     def _give_up(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+
+
+async def read_json(request: Request, type: type[T], *, max_bytes: int, timeout_s: float) -> T:
+    """The request's body as a `type`.
+
+    Raises Refusal: 400 for what is not JSON of this type, 408 for a body that does not arrive
+    within `timeout_s`, 413 for one above `max_bytes`, 415 never: another content type is 400, as
+    clients of this API expect.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
+    return decode(await _read(request, max_bytes, timeout_s), type)
+
+
+def decode(data: bytes, type: type[T]) -> T:
+    """`data` as a `type`. Raises Refusal (400) that names the field."""
+    try:
+        return msgspec.json.decode(data, type=type)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = f"The body is not valid JSON: {str(error)[:_MAX_SHOWN]}."
+        raise Refusal(400, text, kind="Bad Request") from None
+
+
+async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                pieces.append(piece)
+    except TimeoutError:
+        text = f"The body did not arrive within {timeout_s:g} s."
+        raise Refusal(408, text, headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise Refusal(400, "The client disconnected while it was sending.") from None
+    return b"".join(pieces)
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(max_bytes: int) -> Refusal:
+    text = f"The body is larger than {max_bytes} bytes, the most that this server reads."
+    return Refusal(413, text, headers={"Connection": "close"})
+
+
+def _invalid(text: str) -> Refusal:
+    """The decoder's sentence with the field as `body.messages[0].role`."""
+    place = ""
+    if found := _PLACE.search(text):
+        place, text = found.group(1), text[: found.start()]
+    if unknown := _UNKNOWN.search(text):
+        place = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
+        text = f"{unknown.group(1)!r} is not a field here. Remove it, or look at /openapi.json"
+    param = f"body.{place}" if place else "body"
+    message = f"1 validation error: {param}: {text[:_MAX_SHOWN]}."
+    return Refusal(400, message, param=param[:_MAX_SHOWN], kind="Bad Request")

@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from quire.release import __version__
-from quire.server.context import Server
+from quire.server.context import RouteEntry, Server
 from quire.server.health import unserved
 from quire.server.http.failures import JSON, ErrorBody
-from quire.server.http.route_entry import RouteEntry
 
 _REF = "#/components/schemas/{name}"
 _STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")

@@ -1,5 +1,5 @@
-"""Server-sent events: bytes go out as they come, empty lines keep a silent connection open, and a
-client that has gone ends its work.
+"""Server-sent events: bytes are sent as they come, empty lines keep an idle connection open, and a
+client that disconnects ends its request.
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.server.http.bounds import until_disconnected
+
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b"\n\n"
-"""An event without a field, which is none (HTML standard, 9.2.6). A comment would serve as well,
-but some clients strip each piece that they read, and take it for the beginning of the next.
+"""An event without a field, which clients ignore (HTML standard, 9.2.6). A comment would serve as
+well, but some clients strip each piece that they read, and take it for the beginning of the next.
 """
+
+
+EventData = dict[str, Any]
+"""An event whose JSON has its name as `type`."""
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
@@ -27,9 +33,9 @@ def event(data: bytes, name: str | None = None) -> bytes:
 class EventStream(Response):
     """A response whose body is the pieces that `events` yields.
 
-    When the client goes away the generator is closed where it waits, and `on_end` is called in any
-    case. `keep_alive_s` 0 sends nothing into silence; a client that takes nothing for `stall_s` is
-    cut off.
+    When the client disconnects the generator is closed where it waits; `on_end` is called in any
+    case. With `keep_alive_s` 0 nothing is sent while idle. A client that reads nothing for
+    `stall_s` is disconnected.
     """
 
     media_type = "text/event-stream"
@@ -60,7 +66,7 @@ class EventStream(Response):
         try:
             await send({**start, "headers": self.raw_headers})
             tasks.append(asyncio.ensure_future(self._send(send)))
-            tasks.append(asyncio.ensure_future(_until_gone(receive)))
+            tasks.append(asyncio.ensure_future(until_disconnected(receive)))
             tasks.append(asyncio.ensure_future(self._watch(send)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -82,7 +88,7 @@ class EventStream(Response):
         self._last_sent = asyncio.get_running_loop().time()
 
     async def _watch(self, send: Send) -> None:
-        """Send empty lines into silence; return when the client has taken nothing for too long."""
+        """Send empty lines while idle; return when the client has read nothing for too long."""
         clock = asyncio.get_running_loop().time
         self._last_sent = clock()
         period = min(self._keep_alive_s or self._stall_s, self._stall_s)
@@ -94,11 +100,6 @@ class EventStream(Response):
                     return
             elif 0 < self._keep_alive_s <= silent_s:
                 await self._put(send, _KEEP_ALIVE)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _cancel(*tasks: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""What a client is told when something goes wrong: one error object, one status, for every cause.
+"""Errors as replies: one error object and one status for every cause.
 
 The text of an `EngineError` is written for the person who made the call and is passed on; of any
 other exception only a sentence without its text is sent, and the log has the rest.
@@ -71,7 +71,7 @@ _KINDS = {
 
 
 def as_refusal(error: BaseException) -> Refusal:
-    """How a client is told of `error`."""
+    """`error` as a status and an error object."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestError):
@@ -103,7 +103,7 @@ def error_json(error: BaseException) -> bytes:
 
 
 def _retry(after_s: float | None) -> dict[str, str]:
-    """When to come back; a second when nobody can say."""
+    """When to retry; after a second where it is not known."""
     return {"Retry-After": str(max(1, math.ceil(after_s or 1)))}
 
 

@@ -1,4 +1,4 @@
-"""Serving an app on sockets until a signal comes, then seeing off the requests that are running."""
+"""Serving an app on sockets until a signal comes, then draining the requests in progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.server.http.bounds import bounded_protocol
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 5.0
-"""For replies to reach their clients when nothing runs any more."""
+"""For replies to reach their clients after the last request has ended."""
 _BACKLOG = 2048
 _CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
 
@@ -42,7 +42,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """How connections are treated."""
+    """How connections are accepted and bounded."""
 
     tls: Tls = Tls()
     root_path: str = ""
@@ -73,14 +73,14 @@ def bind_shared(host: str | None, port: int, uds: str | None, count: int) -> lis
     """Such sockets at one address, one for each of several processes: the system spreads
     connections over them (Linux). Elsewhere, and at a path, they are the same socket.
 
-    Whoever keeps them open keeps the connections that a process which dies had not taken.
+    While they are open, connections that a process had not accepted when it died wait in them.
     """
     probe = bind(host, port, uds)
     if uds is not None or sys.platform != "linux":
         return [probe, *(probe.dup() for _ in range(count - 1))]
     name: Any = probe.getsockname()
     family = probe.family
-    probe.close()  # it has shown that nobody else is there
+    probe.close()  # no other process listens there
     found = []
     for _ in range(count):
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -118,22 +118,20 @@ def address_of(listener: socket.socket, tls: Tls) -> str:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server without its own idea of signals; `accepts` is set once it takes
-    connections.
-    """
+    """uvicorn's server without signal handlers; `accepts` is set once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.accepts = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections."""
+        """Begin to accept connections."""
         await super().startup(sockets)
         self.accepts.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the caller's."""
+        """Leave signals to the caller."""
         yield
 
 
@@ -193,7 +191,7 @@ class ShutdownSignal:
         (self.hurried if self.begun.is_set() else self.begun).set()
 
     def fail(self) -> None:
-        """The engine is dead: stop with a code that a supervisor understands."""
+        """The engine is dead: stop with exit code 1."""
         self.exit_code = 1
         self.begun.set()
         self.hurried.set()
@@ -208,10 +206,10 @@ async def listen(
     abort: Callable[[], Awaitable[None]],
     drain_s: float,
 ) -> None:
-    """Serve until `ending` begins, having called `on_started` when connections are taken; then let
-    what runs end by itself for `drain_s`, then abort it.
+    """Serve until `ending` begins, with `on_started` called when connections are accepted. Then
+    wait up to `drain_s` for the requests in progress, then abort them.
 
-    `drain` returns when nothing runs any more, `abort` ends everything that does.
+    `drain` returns when no request is in progress, `abort` ends all that are.
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

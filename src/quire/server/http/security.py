@@ -1,7 +1,7 @@
-"""Who may use the server: API keys in front of every route but four.
+"""API keys: every route but four asks for one.
 
-The guard is the outermost thing that a request meets. It looks at the same path that the router
-will look at, and what is not named free is closed: a new route is guarded without being listed.
+The guard runs before the router and looks at the same path. What is not listed as free is closed,
+so a new route is guarded without being listed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ KEY_SLOT = "quire.key"
 
 
 class KeyGuard:
-    """Lets a request pass that brings one of `keys`; without keys everybody passes.
+    """Lets a request pass that brings one of `keys`; used only where keys are configured.
 
     The key is taken from `Authorization: Bearer KEY` or `x-api-key: KEY`. Digests are compared, in
     constant time, with all keys each time. `root_path` is what the router takes off a path first.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] = (), root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in keys]
         self._free = frozenset(root_path + path for path in FREE_PATHS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._digests:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         given = _digest(_key_of(scope))

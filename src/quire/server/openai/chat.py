@@ -2,7 +2,7 @@
 parameters, or an error that names the field.
 
 In: a conversation. Out: token ids and `SamplingParams`; later deltas, or a whole reply. Next:
-engine/frontend/input_processor.py, behind `AsyncLLM.add_request`.
+engine/frontend/input_processor.py, through `AsyncLLM.add_request`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
-from quire.server.openai.chat_deltas import (
+from quire.server.openai.delivery import ReplyWriter, deliver
+from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from quire.server.openai.parsed_chat import (
     ChatPrompt,
-    answer_form,
-    begin_at,
-    is_empty,
-    needs_special_tokens,
+    ParsedAnswer,
+    adapt_params,
     open_answers,
+    place_of,
     tool_use,
 )
-from quire.server.openai.delivery import deliver
-from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire.server.openai.prompts import output_budget, prompt_ids, render
 from quire.server.openai.replies import (
     ChatChoice,
@@ -35,11 +34,12 @@ from quire.server.openai.replies import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
+    ChatMessage,
     ChatReply,
+    Usage,
 )
 from quire.server.openai.requests import ChatRequest
-from quire.server.openai.usage import UsageCounter
-from quire.server.output_parsing import ToolUse
+from quire.server.output_parsing import NO_TOOLS
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
@@ -56,16 +56,19 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """The prompt that a conversation becomes. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
-    tools = tool_use(server, body)
+    is_parsed = server.chat.parser_plan.is_needed or bool(body.tools or body.tool_choice)
+    tools = tool_use(server, body) if is_parsed else NO_TOOLS
     text = await render(server, body, tools.in_prompt)
     ids = await prompt_ids(server, text, body, add_special_tokens=bool(body.add_special_tokens))
-    place = begin_at(server, body, text)
-    return ChatPrompt(text, ids, _params(server, body, len(ids), tools, place), tools, place)
+    params = _params(server, body, len(ids))
+    if not is_parsed:
+        return ChatPrompt(text, ids, params)
+    place = place_of(server, body, text)
+    adapt_params(server, params, tools, place)
+    return ChatPrompt(text, ids, params, tools, place)
 
 
-def _params(
-    server: Server, body: ChatRequest, prompt_len: int, tools: ToolUse, place: str
-) -> SamplingParams:
+def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParams:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     budget = output_budget(
         getattr(body, name), name, server.sampling_defaults, prompt_len, server.limits.max_model_len
@@ -73,53 +76,69 @@ def _params(
     params = body.sampling_params(
         server.sampling_defaults, max_tokens=budget, logprobs=body.num_logprobs
     )
-    if needs_special_tokens(server, tools):
-        params.skip_special_tokens = False
-    params.structured_outputs = answer_form(server, params.structured_outputs, tools, place)
     if body.echo and params.prompt_logprobs is None and body.top_logprobs:
         params.prompt_logprobs = body.top_logprobs
     return params
 
 
-class ChatWriter:
+class PlainAnswer:
+    """One of n answers that need no parser: the text is the content."""
+
+    reasoning = ""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def delta(self, text: str, *, is_last: bool) -> ChatDelta:
+        """What the next piece of text adds."""
+        return ChatDelta(content=text) if text else ChatDelta()
+
+    def message(self, text: str) -> ChatMessage:
+        """The whole text as a message."""
+        return ChatMessage(self._role, text)
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """The engine's reason."""
+        return reason
+
+
+class ChatWriter(ReplyWriter):
     """Makes the reply of one conversation, whole or chunk by chunk."""
+
+    chunk_type = ChatChunk
 
     def __init__(
         self, server: Server, body: ChatRequest, name: RequestName, prompt: ChatPrompt
     ) -> None:
-        self._server, self._body, self._prompt = server, body, prompt
-        self._head: dict[str, Any] = {
-            "id": name.shown,
-            "created": name.created,
-            "model": server.names[0],
-        }
-        self._usage = UsageCounter([len(prompt.ids)], shows_cached=server.replies.prompt_details)
-        own = body.return_tokens_as_token_ids
-        self._as_ids = server.replies.tokens_as_ids if own is None else own
+        super().__init__(server, body, name, [prompt])
+        self._body, self._prompt = body, prompt
+        self._plan = server.chat.parser_plan
         role = server.chat.response_role
         last = body.messages[-1]
         if body.opens_answer is False and isinstance(last.get("role"), str):
             role = last["role"]
         self._role = role
         self._echoed = _text_of(last) if body.echo and last.get("role") == role else ""
-        self._answers = open_answers(server, body, prompt, role)
-        # Tokens would tell the reasoning that is to be left out.
-        self._hides_tokens = (
-            body.include_reasoning is False and server.chat.transcripts.reasoning is not None
-        )
+        self._answers: Sequence[PlainAnswer | ParsedAnswer]
+        if prompt.place is None:
+            self._answers = [PlainAnswer(role) for _ in range(body.n or 1)]
+        else:
+            self._answers = open_answers(server, body, prompt, role)
+        # Tokens would show the reasoning that is to be left out.
+        self._hides_tokens = body.include_reasoning is False and self._plan.reasoning is not None
         self._shows_ids = bool(body.return_token_ids) and not self._hides_tokens
         self._has_begun = False
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatReply:
         [output] = outputs
-        self._usage.take(0, output)
+        self.usage.add(0, output)
         choices = [self._choice(completion) for completion in output.outputs]
         self._count_reasoning()
         return ChatReply(
-            **self._head,
+            **self.head,
             choices=choices,
-            usage=self._usage.whole(),
-            system_fingerprint=self._server.replies.fingerprint,
+            usage=self.usage.total(Usage),
+            system_fingerprint=self.server.replies.fingerprint,
             prompt_logprobs=output.prompt_logprobs and prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=self._prompt.ids if self._body.return_token_ids else None,
             prompt_text=self._prompt.text if self._body.return_prompt_text else None,
@@ -129,17 +148,16 @@ class ChatWriter:
         if not self._has_begun:
             self._has_begun = True
             yield from self._openings()
-        self._usage.take(prompt, output)
+        self.usage.add(prompt, output)
         for completion in output.outputs:
-            yield from self._news(completion)
+            if (choice := self._choice_delta(completion)) is not None:
+                is_last = completion.finish_reason is not None
+                yield self.chunk(0, completion.index, choice, is_last=is_last)
 
-    def last(self) -> ChatChunk | None:
-        if not self._shows_usage():
-            return None
-        self._count_reasoning()
-        last = ChatChunk(**self._head, choices=[], usage=self._usage.streamed())
-        last.system_fingerprint = self._server.replies.fingerprint or UNSET
-        return last
+    def last(self) -> Struct | None:
+        if self.shows_usage:
+            self._count_reasoning()
+        return super().last()
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         answer = self._answers[completion.index]
@@ -156,44 +174,35 @@ class ChatWriter:
         )
 
     def _openings(self) -> Iterable[ChatChunk]:
-        """The chunks that say whose words follow, one for each answer."""
+        """The first chunks, with the role, one for each answer."""
         for index in range(len(self._answers)):
-            first = self._chunk(index, ChatDelta(role=self._role, content=""))
+            delta = ChatDelta(role=self._role, content="")
+            first = self.chunk(0, index, ChatChunkChoice(index, delta))
             if self._body.return_token_ids:
                 first.prompt_token_ids = self._prompt.ids
             if self._body.return_prompt_text:
                 first.prompt_text = self._prompt.text
             yield first
             if self._echoed:
-                yield self._chunk(index, ChatDelta(content=self._echoed))
+                yield self.chunk(0, index, ChatChunkChoice(index, ChatDelta(content=self._echoed)))
 
-    def _news(self, completion: CompletionOutput) -> Iterable[ChatChunk]:
-        """The chunk of one delta, if it says anything."""
+    def _choice_delta(self, completion: CompletionOutput) -> ChatChunkChoice | None:
+        """What a delta adds to its answer; None: nothing that is sent."""
         answer, is_last = self._answers[completion.index], completion.finish_reason is not None
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
-        if is_empty(delta):
-            if not (is_last or logprobs or self._shows_ids or self._sends_blanks):
-                return
+        if _is_empty(delta):
+            # Only what a parser holds back is not sent.
+            if self._plan.is_needed and not (is_last or logprobs or self._shows_ids):
+                return None
             delta.content = ""
-        chunk = self._chunk(completion.index, delta)
-        [choice] = chunk.choices
-        choice.logprobs = logprobs
+        choice = ChatChunkChoice(completion.index, delta, logprobs)
         if self._shows_ids:
             choice.token_ids = list(completion.token_ids)
         if is_last:
             choice.finish_reason = answer.finish_reason(completion.finish_reason)
             choice.stop_reason = completion.stop_reason
-            if not self._shows_usage():
-                chunk.system_fingerprint = self._server.replies.fingerprint or UNSET
-        yield chunk
-
-    def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:
-        chunk = ChatChunk(**self._head, choices=[ChatChunkChoice(index, delta)])
-        options = self._body.stream_options
-        if self._shows_usage() and options and options.continuous_usage_stats:
-            chunk.usage = self._usage.of_choice(0, index)
-        return chunk
+        return choice
 
     def _logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if self._hides_tokens or not self._body.logprobs or completion.logprobs is None:
@@ -202,27 +211,21 @@ class ChatWriter:
             completion.logprobs,
             completion.token_ids,
             self._body.top_logprobs or 0,
-            as_ids=self._as_ids,
+            as_ids=self.shows_tokens_as_ids,
         )
 
     def _count_reasoning(self) -> None:
-        """Tokens of the reasoning, by its text: the marks around it are not counted."""
-        if self._server.chat.transcripts.reasoning is not None:
-            encode = self._server.need_tokenizer().encode
+        """Count the tokens of the reasoning by its text, without the delimiters around it."""
+        if self._plan.reasoning is not None:
+            encode = self.server.need_tokenizer().encode
             texts = [answer.reasoning for answer in self._answers]
-            self._usage.reasoning_tokens = sum(
+            self.usage.reasoning_tokens = sum(
                 len(encode(text, add_special_tokens=False)) for text in texts
             )
 
-    @property
-    def _sends_blanks(self) -> bool:
-        """Without anything to take apart, a delta whose text is held back is sent all the same."""
-        plan = self._server.chat.transcripts
-        return plan.tool_format is None and plan.reasoning is None
 
-    def _shows_usage(self) -> bool:
-        options = self._body.stream_options
-        return self._server.replies.forces_usage or bool(options and options.include_usage)
+def _is_empty(delta: ChatDelta) -> bool:
+    return delta.content is UNSET and delta.reasoning is UNSET and delta.tool_calls is UNSET
 
 
 def _text_of(message: dict[str, Any]) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.openai.delivery import deliver
+from quire.server.openai.delivery import ReplyWriter, deliver
 from quire.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from quire.server.openai.prompts import output_budget, prompt_ids
 from quire.server.openai.replies import (
@@ -21,9 +20,9 @@ from quire.server.openai.replies import (
     CompletionChunkChoice,
     CompletionLogprobs,
     CompletionReply,
+    Usage,
 )
 from quire.server.openai.requests import CompletionRequest
-from quire.server.openai.usage import UsageCounter
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -34,7 +33,7 @@ async def completions(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     prompts = await completion_prompts(server, body)
     name = RequestName.of(request, "cmpl-", body.request_id)
-    reply = _Reply(server, body, name, prompts)
+    reply = _CompletionWriter(server, body, name, prompts)
     return await deliver(server, request, body, name, prompts, reply)
 
 
@@ -68,49 +67,36 @@ def _is_only_echo(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.max_tokens == 0
 
 
-class _Reply:
+class _CompletionWriter(ReplyWriter):
     """Makes the reply of one request, whole or chunk by chunk."""
+
+    chunk_type = CompletionChunk
 
     def __init__(
         self, server: Server, body: CompletionRequest, name: RequestName, prompts: list[Prompt]
     ) -> None:
-        self._server, self._body, self._prompts = server, body, prompts
-        self._head: dict[str, Any] = {
-            "id": name.shown,
-            "created": name.created,
-            "model": server.names[0],
-        }
-        self._usage = UsageCounter(
-            [len(prompt.ids) for prompt in prompts], shows_cached=server.replies.prompt_details
-        )
-        own = body.return_tokens_as_token_ids
-        self._as_ids = server.replies.tokens_as_ids if own is None else own
+        super().__init__(server, body, name, prompts)
+        self._body, self._prompts = body, prompts
         self._offsets: dict[int, int] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
         choices = []
         for index, output in enumerate(outputs):
-            self._usage.take(index, output)
+            self.usage.add(index, output)
             choices += [self._choice(index, output, c) for c in output.outputs]
-        fingerprint = self._server.replies.fingerprint
         return CompletionReply(
-            **self._head,
+            **self.head,
             choices=choices,
-            usage=self._usage.whole(),
-            system_fingerprint=fingerprint,
+            usage=self.usage.total(Usage),
+            system_fingerprint=self.server.replies.fingerprint,
         )
 
     def chunks(self, prompt: int, output: RequestOutput) -> Iterable[CompletionChunk]:
-        self._usage.take(prompt, output)
+        self.usage.add(prompt, output)
         for completion in output.outputs:
-            yield self._chunk(prompt, output, completion)
-
-    def last(self) -> CompletionChunk | None:
-        if not self._shows_usage():
-            return None
-        last = CompletionChunk(**self._head, choices=[], usage=self._usage.streamed())
-        last.system_fingerprint = self._server.replies.fingerprint or UNSET
-        return last
+            choice = self._delta(prompt, output, completion)
+            is_last = completion.finish_reason is not None
+            yield self.chunk(prompt, completion.index, choice, is_last=is_last)
 
     def _choice(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
@@ -127,9 +113,9 @@ class _Reply:
             prompt_token_ids=self._prompts[prompt].ids if wants_ids else None,
         )
 
-    def _chunk(
+    def _delta(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
-    ) -> CompletionChunk:
+    ) -> CompletionChunkChoice:
         number = self._number(prompt, completion)
         is_first = number not in self._offsets
         wants_ids = bool(self._body.return_token_ids)
@@ -144,13 +130,7 @@ class _Reply:
             token_ids=self._ids(completion) if wants_ids else None,
         )
         self._offsets.setdefault(number, 0)
-        chunk = CompletionChunk(**self._head, choices=[choice], usage=UNSET)
-        options = self._body.stream_options
-        if self._shows_usage() and options and options.continuous_usage_stats:
-            chunk.usage = self._usage.of_choice(prompt, completion.index)
-        if completion.finish_reason and not self._shows_usage():
-            chunk.system_fingerprint = self._server.replies.fingerprint or UNSET
-        return chunk
+        return choice
 
     def _number(self, prompt: int, completion: CompletionOutput) -> int:
         return prompt * (self._body.n or 1) + completion.index
@@ -166,7 +146,7 @@ class _Reply:
         if not self._body.echo:
             return ""
         given = self._prompts[prompt]
-        return self._server.need_tokenizer().decode(given.ids) if given.text is None else given.text
+        return self.server.need_tokenizer().decode(given.ids) if given.text is None else given.text
 
     def _logprobs(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
@@ -186,7 +166,7 @@ class _Reply:
             token_ids,
             [self._token_text(p, i) for p, i in zip(positions, token_ids, strict=True)],
             offset=self._offsets.get(number, 0),
-            as_ids=self._as_ids,
+            as_ids=self.shows_tokens_as_ids,
         )
         self._offsets[number] = self._offsets.get(number, 0) + sum(map(len, found.tokens))
         return found
@@ -195,8 +175,4 @@ class _Reply:
         entry = None if position is None else position[token_id]
         if entry is not None and entry.decoded_token is not None:
             return str(entry.decoded_token)
-        return "" if self._server.tokenizer is None else self._server.tokenizer.token_text(token_id)
-
-    def _shows_usage(self) -> bool:
-        options = self._body.stream_options
-        return self._server.replies.forces_usage or bool(options and options.include_usage)
+        return "" if self.server.tokenizer is None else self.server.tokenizer.token_text(token_id)

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.outputs import RequestOutput
 from quire.server.context import Prompt, RequestName, Server
+from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import JSON, error_json
-from quire.server.openai.fields import GenerationFields
-from quire.server.outcome import Outputs, close_all, last_outputs, merged, raise_error
+from quire.server.openai.replies import (
+    ChatChunk,
+    CompletionChunk,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    StreamUsage,
+    Usage,
+)
+from quire.server.openai.requests import GenerationFields
 
-
-class Reply(Protocol):
-    """What one route makes of outputs; `prompt` counts the prompts of the request."""
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
-        """The body of a reply that is not streamed, from the last output of each prompt."""
-        ...
-
-    def chunks(self, prompt: int, output: RequestOutput) -> Iterable[msgspec.Struct]:
-        """The chunks of a stream that this delta makes."""
-        ...
-
-    def last(self) -> msgspec.Struct | None:
-        """The chunk behind all others, if there is one."""
-        ...
+U = TypeVar("U", Usage, StreamUsage)
 
 
 async def deliver(
@@ -40,7 +36,7 @@ async def deliver(
     body: GenerationFields,
     name: RequestName,
     prompts: Sequence[Prompt],
-    reply: Reply,
+    reply: ReplyWriter,
 ) -> Response:
     """Run the prompts and send what `reply` makes of their outputs.
 
@@ -56,8 +52,8 @@ async def deliver(
     return Response(msgspec.json.encode(reply.whole(outputs)), media_type=JSON)
 
 
-async def _events(streams: Sequence[Outputs], reply: Reply) -> AsyncGenerator[bytes]:
-    """An error after the stream's start is an event of it."""
+async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenerator[bytes]:
+    """The stream's events; an error after its start is an event too."""
     encoder = msgspec.json.Encoder()
     try:
         async with aclosing(merged(streams)) as outputs:
@@ -71,3 +67,98 @@ async def _events(streams: Sequence[Outputs], reply: Reply) -> AsyncGenerator[by
     except Exception as error:
         yield event(error_json(error))
     yield DONE
+
+
+class ReplyWriter(ABC):
+    """Makes the reply of one request, whole or chunk by chunk; `prompt` counts its prompts."""
+
+    chunk_type: ClassVar[type[ChatChunk] | type[CompletionChunk]]
+
+    def __init__(
+        self, server: Server, body: GenerationFields, name: RequestName, prompts: Sequence[Prompt]
+    ) -> None:
+        self.server = server
+        self.head: dict[str, Any] = {
+            "id": name.shown,
+            "created": name.created,
+            "model": server.names[0],
+        }
+        self.usage = UsageCounter(
+            [len(prompt.ids) for prompt in prompts], shows_cached=server.replies.prompt_details
+        )
+        options = body.stream_options
+        self.shows_usage = server.replies.forces_usage or bool(options and options.include_usage)
+        self.shows_continuous_usage = bool(
+            self.shows_usage and options and options.continuous_usage_stats
+        )
+        own = body.return_tokens_as_token_ids
+        self.shows_tokens_as_ids = server.replies.tokens_as_ids if own is None else own
+
+    @abstractmethod
+    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
+        """The body of a reply that is not streamed, from the last output of each prompt."""
+
+    @abstractmethod
+    def chunks(self, prompt: int, output: RequestOutput) -> Iterable[msgspec.Struct]:
+        """The chunks of a stream that this delta makes."""
+
+    def chunk(self, prompt: int, index: int, choice: Any, *, is_last: bool = False) -> Any:
+        """The chunk with one choice, completion `index` of a prompt; `is_last`: it ends there."""
+        chunk = self.chunk_type(**self.head, choices=[choice])
+        if self.shows_continuous_usage:
+            chunk.usage = self.usage.of_choice(prompt, index)
+        if is_last and not self.shows_usage:
+            chunk.system_fingerprint = self.fingerprint
+        return chunk
+
+    def last(self) -> msgspec.Struct | None:
+        """The chunk after all others, which has the usage, if it is asked for."""
+        if not self.shows_usage:
+            return None
+        return self.chunk_type(
+            **self.head,
+            choices=[],
+            usage=self.usage.total(StreamUsage),
+            system_fingerprint=self.fingerprint,
+        )
+
+    @property
+    def fingerprint(self) -> str | UnsetType:
+        """The `system_fingerprint` of a chunk."""
+        return self.server.replies.fingerprint or UNSET
+
+
+class UsageCounter:
+    """Tokens of one reply, counted output by output.
+
+    `prompt_lens` are known before the first output. With `shows_cached` the usage says how many
+    prompt tokens came out of the prefix cache.
+    """
+
+    def __init__(self, prompt_lens: list[int], *, shows_cached: bool) -> None:
+        self._prompt_lens = prompt_lens
+        self._shows_cached = shows_cached
+        self._cached: dict[int, int] = {}
+        self._generated: dict[tuple[int, int], int] = {}
+        self.reasoning_tokens: int | None = None
+
+    def add(self, prompt: int, output: RequestOutput) -> None:
+        """Count the tokens of a delta, or of a whole output."""
+        if output.num_cached_tokens is not None:
+            self._cached[prompt] = output.num_cached_tokens
+        for completion in output.outputs:
+            key = prompt, completion.index
+            self._generated[key] = self._generated.get(key, 0) + len(completion.token_ids)
+
+    def total(self, kind: type[U]) -> U:
+        """The usage of the whole reply."""
+        prompt, generated = sum(self._prompt_lens), sum(self._generated.values())
+        cached = PromptTokensDetails(sum(self._cached.values())) if self._shows_cached else None
+        reasoning = self.reasoning_tokens
+        details = None if reasoning is None else CompletionTokensDetails(reasoning)
+        return kind(prompt, prompt + generated, generated, cached, details)
+
+    def of_choice(self, prompt: int, index: int) -> StreamUsage:
+        """What one choice has used so far."""
+        prompt_len, generated = self._prompt_lens[prompt], self._generated.get((prompt, index), 0)
+        return StreamUsage(prompt_len, prompt_len + generated, generated)

@@ -1,4 +1,4 @@
-"""Texts, ids and conversations to the prompts that the engine takes."""
+"""Makes the prompts of the engine from texts, ids and conversations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 from quire.errors import InvalidParameter, PromptTooLong
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import Refusal
-from quire.server.openai.fields import GenerationFields
-from quire.server.openai.requests import ChatRequest
+from quire.server.openai.requests import ChatRequest, GenerationFields
 from quire.text.chat import render_chat
-from quire.text.tokenizer import Tokenizer
 
 
 async def prompt_ids(
@@ -21,15 +19,11 @@ async def prompt_ids(
     """The prompt's ids, cut as `truncate_prompt_tokens` asks. Raises RequestError or Refusal."""
     if isinstance(prompt, str):
         tokenizer = server.need_tokenizer()
-        encode = partial(_encode, tokenizer, prompt, add_special_tokens, server)
+        encode = partial(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
         ids: list[int] = await off_loop(len(prompt), encode)
     else:
         ids = prompt
     return _truncated(ids, body, server.limits.max_model_len)
-
-
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, server: Server) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> list[int]:
@@ -94,5 +88,5 @@ def output_budget(
 
 
 def _size(messages: list[dict[str, Any]]) -> int:
-    """Characters of a conversation, roughly: enough to tell a long one."""
+    """Characters of a conversation, roughly."""
     return sum(len(str(message.get("content") or "")) for message in messages)

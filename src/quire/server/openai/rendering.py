@@ -15,8 +15,7 @@ from quire.server.context import Prompt, RequestName, Server
 from quire.server.http.failures import JSON
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.completions import completion_prompts
-from quire.server.openai.fields import GenerationFields
-from quire.server.openai.requests import ChatRequest, CompletionRequest
+from quire.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields
 
 
 class Rendered(msgspec.Struct, kw_only=True):

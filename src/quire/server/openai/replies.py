@@ -4,12 +4,10 @@ fields that mean something there.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-
-FinishName: TypeAlias = str | None
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -34,14 +32,8 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class StreamUsage(msgspec.Struct, omit_defaults=True):
+class StreamUsage(Usage, omit_defaults=True):
     """Usage in a stream: what is not known is left out."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TokenLogprob(msgspec.Struct):
@@ -101,7 +93,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName = None
+    finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     routed_experts: Any = None
@@ -158,7 +150,7 @@ class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName = None
+    finish_reason: str | None = None
     stop_reason: int | str | None | UnsetType = UNSET
     token_ids: list[int] | None | UnsetType = UNSET
 
@@ -192,7 +184,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishName = None
+    finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     prompt_logprobs: Any = None
@@ -222,7 +214,7 @@ class CompletionChunkChoice(msgspec.Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishName = None
+    finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None

@@ -1,16 +1,16 @@
-"""The forms in which requests ask for an output of a certain shape, all to the engine's one:
-`response_format`, `structured_outputs`, and the older `guided_*` fields.
+"""The fields that ask for an output of a certain shape, made into the engine's parameters:
+`response_format`, `structured_outputs`, and the older `guided_*`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from quire.errors import InvalidParameter
 from quire.params.structured import StructuredOutputsParams
-from quire.server.openai.sampling_fields import RequestSamplingFields
 
 _GUIDED = {
     "guided_json": "json",
@@ -20,6 +20,8 @@ _GUIDED = {
     "guided_json_object": "json_object",
 }
 """Older field -> the engine's kind."""
+SHAPE_FIELDS = ("response_format", "structured_outputs", *_GUIDED, "guided_whitespace_pattern")
+"""The fields of a request that ask for an output of a certain shape."""
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _KINDS = (*_GUIDED.values(), "structural_tag")
 
@@ -54,44 +56,31 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: JsonSchema | None = None
 
 
-class GuidedFields(RequestSamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """The fields that ask for a shape, for every request that generates text."""
+def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """The parameters of the engine for the fields of SHAPE_FIELDS that are `given`; None: any text.
 
-    response_format: dict[str, Any] | None = None
-    structured_outputs: StructuredFields | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_json_object: bool | None = None
-    guided_whitespace_pattern: str | None = None
+    Raises InvalidParameter when two fields ask, or one asks for what does not exist.
+    """
+    asked = [
+        ("response_format", _of_format(given.get("response_format"))),
+        ("structured_outputs", _of_fields(given.get("structured_outputs"))),
+        ("guided_*", _of_guided(given)),
+    ]
+    found = [(name, fields) for name, fields in asked if fields]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise InvalidParameter("structured_outputs", names, "one field may ask for a shape")
+    return StructuredOutputsParams(**found[0][1])
 
-    def shape(self) -> StructuredOutputsParams | None:
-        """What the engine is asked for; None: any text.
 
-        Raises InvalidParameter when two fields ask, or one asks for what does not exist.
-        """
-        asked = [
-            ("response_format", _of_format(self.response_format)),
-            ("structured_outputs", _of_fields(self.structured_outputs)),
-            ("guided_*", self._guided()),
-        ]
-        given = [(name, fields) for name, fields in asked if fields]
-        if not given:
-            return None
-        if len(given) > 1:
-            names = " and ".join(name for name, _ in given)
-            raise InvalidParameter("structured_outputs", names, "one field may ask for a shape")
-        return StructuredOutputsParams(**given[0][1])
-
-    def _guided(self) -> dict[str, Any]:
-        fields = {kind: getattr(self, name) for name, kind in _GUIDED.items()}
-        fields = {
-            k: value for k, value in fields.items() if value is not None and value is not False
-        }
-        if fields and self.guided_whitespace_pattern is not None:
-            fields["whitespace_pattern"] = self.guided_whitespace_pattern
-        return fields
+def _of_guided(given: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {kind: given[name] for name, kind in _GUIDED.items() if given.get(name) is not None}
+    fields = {kind: value for kind, value in fields.items() if value is not False}
+    if fields and "guided_whitespace_pattern" in given:
+        fields["whitespace_pattern"] = given["guided_whitespace_pattern"]
+    return fields
 
 
 def _of_fields(given: StructuredFields | None) -> dict[str, Any]:

@@ -7,31 +7,28 @@ other begins: a call may end the reasoning, a header may announce either. A form
 Layer 5, pure text: neither torch nor HTTP.
 """
 
-from quire.server.output_parsing.detect import (
-    AUTO,
-    NONE,
-    detect_reasoning_parser,
-    detect_tool_parser,
-)
 from quire.server.output_parsing.events import (
     ArgumentText,
     CallStarted,
     ContentText,
     Event,
-    OutputReader,
+    ParsedOutput,
     ReasoningText,
     ToolCall,
-    Transcript,
     whole,
 )
-from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.output_parser import OutputParser
+from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.parser_registry import (
+    AUTO,
+    NONE,
     REASONING_PARSERS,
     TOOL_PARSERS,
-    choose_transcripts,
-    plan_transcripts,
+    choose_parsers,
+    detect_reasoning_parser,
+    detect_tool_parser,
+    plan_parsers,
 )
-from quire.server.output_parsing.reader import TranscriptReader
 from quire.server.output_parsing.state_table import (
     Head,
     ParserState,
@@ -52,7 +49,6 @@ __all__ = [
     "ContentText",
     "Event",
     "Head",
-    "OutputReader",
     "ParserState",
     "Reads",
     "ReasoningFormat",
@@ -60,13 +56,13 @@ __all__ = [
     "ToolCall",
     "ToolFormat",
     "ToolUse",
-    "Transcript",
-    "TranscriptPlan",
-    "TranscriptReader",
-    "choose_transcripts",
+    "ParsedOutput",
+    "ParserPlan",
+    "OutputParser",
+    "choose_parsers",
     "decide_tool_use",
     "detect_reasoning_parser",
     "detect_tool_parser",
-    "plan_transcripts",
+    "plan_parsers",
     "whole",
 ]

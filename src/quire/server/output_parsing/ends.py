@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 
 class End(Enum):
-    """Why a reader gave the text back without having met a mark."""
+    """Why a reader gave the text back without having met a delimiter."""
 
     MORE = auto()
     """What it was given is used up, or may be the beginning of something."""
@@ -17,4 +17,4 @@ class End(Enum):
 
 
 Outcome = End | str
-"""An End, or the mark that was met."""
+"""An End, or the delimiter that was met."""

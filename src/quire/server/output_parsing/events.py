@@ -1,10 +1,9 @@
-"""What a transcript says while it is read, and the whole that the pieces add up to."""
+"""The events of an output while it is parsed, and the whole that they add up to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +50,15 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
-    """An output taken apart. `reasoning` and `content` are None where there was none."""
+class ParsedOutput:
+    """An output as parsed. `reasoning` and `content` are None where there is no such text."""
 
     reasoning: str | None
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-def whole(events: Iterable[Event]) -> Transcript:
+def whole(events: Iterable[Event]) -> ParsedOutput:
     """What a stream of events adds up to: the answer of a request that is not streamed."""
     reasoning: list[str] = []
     content: list[str] = []
@@ -80,33 +79,4 @@ def whole(events: Iterable[Event]) -> Transcript:
         ToolCall(call.id, call.name, "".join(pieces))
         for call, pieces in zip(started, arguments, strict=True)
     ]
-    return Transcript("".join(reasoning) or None, "".join(content) or None, tuple(calls))
-
-
-class OutputReader(Protocol):
-    """Reads one output as its text arrives; the events do not depend on how the text was cut."""
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls have started, those that were left out included."""
-        ...
-
-    def feed(self, text: str) -> list[Event]:
-        """What the next piece of the output says; often nothing, never an exception."""
-        ...
-
-    def finish(self) -> list[Event]:
-        """What is left to say when the output has ended; nothing may be fed after it."""
-        ...
-
-
-class PlainReader:
-    """The reader of outputs in which no format is looked for: all of it is content."""
-
-    num_calls = 0
-
-    def feed(self, text: str) -> list[Event]:
-        return [ContentText(text)] if text else []
-
-    def finish(self) -> list[Event]:
-        return []
+    return ParsedOutput("".join(reasoning) or None, "".join(content) or None, tuple(calls))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId
-from quire.server.output_parsing.events import OutputReader, PlainReader, Transcript, whole
+from quire.server.output_parsing.events import ParsedOutput, whole
 from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
-from quire.server.output_parsing.reader import Table, TranscriptReader
+from quire.server.output_parsing.output_parser import OutputParser, Table
 from quire.server.output_parsing.state_table import (
     FLOWING,
     ParserState,
@@ -24,10 +24,11 @@ PROMPT_END_CHARS = 256
 """How much of the prompt's end can say where the output begins."""
 
 
-class TranscriptPlan:
-    """What is decided once for a model; each output then gets its own reader.
+class ParserPlan:
+    """What is decided once for a model; each output then gets its own parser.
 
-    Raises ValueError if the two formats do not go together.
+    `is_needed`: there is a format, so that every output has to be parsed. Raises ValueError if the
+    two formats do not go together.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class TranscriptPlan:
     ) -> None:
         self.tool_format = tool_format
         self.reasoning = reasoning
+        self.is_needed = tool_format is not None or reasoning is not None
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
 
@@ -45,19 +47,23 @@ class TranscriptPlan:
         reasoning = "none" if self.reasoning is None else self.reasoning.name
         return f"tool parser: {tools}, reasoning parser: {reasoning}"
 
-    def marks(self, *, reads_calls: bool = True) -> frozenset[str]:
+    def delimiters(self, *, reads_calls: bool = True) -> frozenset[str]:
         """Every text that the formats look for, with or without those of calls."""
         states = (self._with_tools if reads_calls else self._plain).states.values()
-        return frozenset(mark for state in states for mark in (*state.marks, *state.begins))
+        return frozenset(
+            delimiter for state in states for delimiter in (*state.delimiters, *state.begins)
+        )
 
     def needs_special_tokens(
         self, special_tokens: Collection[str], *, reads_calls: bool = True
     ) -> bool:
-        """Whether outputs must be decoded with `skip_special_tokens=False`, because a mark has one
-        of the tokenizer's special tokens in it.
+        """Whether outputs must be decoded with `skip_special_tokens=False`, because a delimiter has
+        one of the tokenizer's special tokens in it.
         """
-        marks = self.marks(reads_calls=reads_calls)
-        return any(token in mark for mark in marks for token in special_tokens if token)
+        delimiters = self.delimiters(reads_calls=reads_calls)
+        return any(
+            token in delimiter for delimiter in delimiters for token in special_tokens if token
+        )
 
     @property
     def writes_forced_calls_itself(self) -> bool:
@@ -69,9 +75,9 @@ class TranscriptPlan:
     def place(self, prompt: str, continued: str = "") -> str:
         """Where an output begins, by the text of its prompt.
 
-        A chat template that opens or closes the reasoning does so at the very end; marks before the
-        end may be anybody's words. `continued` is the text of the message that the output goes on
-        with, which the prompt then ends with.
+        A chat template that opens or closes the reasoning does so at the very end; delimiters
+        before the end may be text of a message. `continued` is the text of the message that the
+        output goes on with, which the prompt then ends with.
         """
         if self.reasoning is None:
             return "content" if continued.strip() else ANSWER
@@ -79,9 +85,9 @@ class TranscriptPlan:
         place = self._place(before[-PROMPT_END_CHARS:].rstrip())
         if not continued.strip():
             return place
-        reader = self._open(place, None, False, True, None)
-        reader.feed(continued)
-        return reader.place if reader.state.reads in FLOWING else "content"
+        parser = self.open(place)
+        parser.feed(continued)
+        return parser.place if parser.state.reads in FLOWING else "content"
 
     def _place(self, prompt_end: str) -> str:
         reasoning = self.reasoning
@@ -98,12 +104,8 @@ class TranscriptPlan:
             return ANSWER
         return "again" if reasoning.is_assumed else "before"
 
-    def begins_inside_reasoning(self, place: str) -> bool:
-        """Whether an output that begins at `place` begins with reasoning."""
-        return place in ("again", "reasoning")
-
-    def answer_mark(self, place: str) -> str | None:
-        """The text behind which the answer of an output that begins at `place` starts, and with it
+    def answer_delimiter(self, place: str) -> str | None:
+        """The text after which the answer of an output that begins at `place` starts, and with it
         a grammar; None: it starts at once.
 
         Where the model may do without reasoning and nothing in the prompt says so, it is expected.
@@ -120,33 +122,21 @@ class TranscriptPlan:
         forced: str | bool = False,
         parallel: bool = True,
         call_id: CallId | None = None,
-    ) -> OutputReader:
-        """A reader of one output that begins at `place` (see there; None: after a prompt that says
-        nothing).
+    ) -> OutputParser:
+        """A parser of one output that begins at `place` (see there; None: after a prompt that does
+        not say).
 
         `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
         calls in the form of `tool_choice` "required" (True) or of the one named. `parallel=False`
         leaves out all calls but the first. `call_id` makes ids in place of the format's own.
         """
-        if self.reasoning is None and tools is None and forced is False:
-            return PlainReader()
-        return self._open(place, tools, forced, parallel, call_id)
-
-    def _open(
-        self,
-        place: str | None,
-        tools: Sequence[Any] | None,
-        forced: str | bool,
-        parallel: bool,
-        call_id: CallId | None,
-    ) -> TranscriptReader:
         table = self._table(tools, forced)
         place = self._place("") if place is None else place
         if place == ANSWER:
             place = table.start
         maker = call_id or (self.tool_format or table.format).call_id
         max_calls = None if parallel else 1
-        return TranscriptReader(table, place, ToolSchemas(tools or ()), maker, max_calls)
+        return OutputParser(table, place, ToolSchemas(tools or ()), maker, max_calls)
 
     def _table(self, tools: Sequence[Any] | None, forced: str | bool) -> Table:
         if forced is False:
@@ -154,10 +144,10 @@ class TranscriptPlan:
         assert not self.writes_forced_calls_itself, "its grammar makes calls of its own form"
         return joined(required_calls() if forced is True else named_call(forced), self.reasoning)
 
-    def read(self, text: str, place: str | None = None, **options: Any) -> Transcript:
+    def read(self, text: str, place: str | None = None, **options: Any) -> ParsedOutput:
         """A whole output at once, for a request that is not streamed; options as for `open`."""
-        reader = self.open(place, **options)
-        return whole([*reader.feed(text), *reader.finish()])
+        parser = self.open(place, **options)
+        return whole([*parser.feed(text), *parser.finish()])
 
 
 def joined(tool_format: ToolFormat | None, reasoning: ReasoningFormat | None) -> Table:
@@ -184,11 +174,11 @@ def _joined_tables(tool_format: ToolFormat | None, reasoning: ReasoningFormat) -
 
 def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[str, ParserState]:
     """The states before the answer. "before": the reasoning may begin. "again": it has begun, and
-    some models write its opening mark once more.
+    some models write its opening delimiter once more.
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
     ends = dict.fromkeys(reasoning.ends, tools.start)
-    calls = tools.states["content"].marks if reasoning.ends_at_calls else {}
+    calls = tools.states["content"].delimiters if reasoning.ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, openings, then=tools.start),
         "again": ParserState(Reads.LEAD, openings, then="reasoning"),

@@ -1,4 +1,6 @@
-"""The formats by the names that `--tool-call-parser` and `--reasoning-parser` take."""
+"""The formats by the names that `--tool-call-parser` and `--reasoning-parser` take, and which of
+them a model writes, by its chat template: it shows the model the very delimiters to use.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,41 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from quire.errors import InvalidParameter
-from quire.server.output_parsing.detect import (
-    AUTO,
-    NONE,
-    detect_reasoning_parser,
-    detect_tool_parser,
-)
 from quire.server.output_parsing.formats import reasoning_formats, tool_formats
-from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
 
+AUTO = "auto"
+"""The name that asks for what is found here."""
+NONE = "none"
+"""The name that asks for no format at all."""
+
+# The first row whose texts all occur in the template counts, so the special come before the usual.
+TOOL_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>", "<|message|>", "functions."), "openai"),
+    (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<arg_key>", "<tool_call>"), "glm45"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|python_start|>",), "llama4_pythonic"),
+    (("<tool_calls>",), "jamba"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_call>",), "hermes"),
+    (("<|start_header_id|>", '"parameters": '), "llama3_json"),
+    (("<|tool|>",), "phi4_mini_json"),
+)
+REASONING_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>", "<|message|>", "analysis"), "openai_gptoss"),
+    (("[THINK]",), "mistral"),
+    (("<seed:think>",), "seed_oss"),
+    (("Here is my thought process",), "granite"),
+    (("</think>",), "qwen3"),
+)
 T = TypeVar("T", ToolFormat, ReasoningFormat)
 
 
@@ -24,13 +51,11 @@ def _named(formats: tuple[T, ...], other_names: Mapping[str, str]) -> dict[str, 
     return by_name | {name: by_name[origin] for name, origin in other_names.items()}
 
 
-TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.OTHER_NAMES)
-REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.OTHER_NAMES)
+TOOL_PARSERS = _named(tool_formats.TOOL_FORMATS, tool_formats.ALIASES)
+REASONING_PARSERS = _named(reasoning_formats.REASONING_FORMATS, reasoning_formats.ALIASES)
 
 
-def plan_transcripts(
-    tool_parser: str | None = None, reasoning_parser: str | None = None
-) -> TranscriptPlan:
+def plan_parsers(tool_parser: str | None = None, reasoning_parser: str | None = None) -> ParserPlan:
     """The plan of a server with these parsers; None: none.
 
     Raises InvalidParameter for a name that does not exist, with those that do, or for two formats
@@ -39,22 +64,20 @@ def plan_transcripts(
     tools = _find("tool_call_parser", tool_parser, TOOL_PARSERS)
     reasoning = _find("reasoning_parser", reasoning_parser, REASONING_PARSERS)
     try:
-        return TranscriptPlan(tools, reasoning)
+        return ParserPlan(tools, reasoning)
     except ValueError as error:
         raise InvalidParameter("reasoning_parser", reasoning_parser, str(error)) from error
 
 
-def choose_transcripts(
+def choose_parsers(
     tool_parser: str | None, reasoning_parser: str | None, template: str | None
-) -> TranscriptPlan:
+) -> ParserPlan:
     """The plan of a server whose operator says AUTO, NONE or a name for each, and whose model has
-    this chat template. Raises InvalidParameter as `plan_transcripts` does.
+    this chat template. Raises InvalidParameter as `plan_parsers` does.
     """
     tools = detect_tool_parser(template) if tool_parser == AUTO else tool_parser
     reasoning = detect_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
-    return plan_transcripts(
-        None if tools == NONE else tools, None if reasoning == NONE else reasoning
-    )
+    return plan_parsers(None if tools == NONE else tools, None if reasoning == NONE else reasoning)
 
 
 def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | None:
@@ -64,3 +87,21 @@ def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | Non
         allowed = f"it must be {AUTO}, {NONE} or one of {', '.join(sorted(formats))}"
         raise InvalidParameter(parameter, name, allowed)
     return formats[name]
+
+
+def detect_tool_parser(template: str | None) -> str | None:
+    """The name of the format of tool calls whose delimiters are in a chat template, or None."""
+    return _first(TOOL_PARSERS_BY_TEXT, template or "")
+
+
+def detect_reasoning_parser(template: str | None) -> str | None:
+    """The name of the format of reasoning whose delimiters are in a chat template, or None.
+
+    A template that opens the reasoning in its prompt needs no other format than one that does not:
+    where an output begins is read from its prompt.
+    """
+    return _first(REASONING_PARSERS_BY_TEXT, template or "")
+
+
+def _first(rows: tuple[tuple[tuple[str, ...], str], ...], template: str) -> str | None:
+    return next((name for texts, name in rows if all(text in template for text in texts)), None)

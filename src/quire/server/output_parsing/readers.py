@@ -1,14 +1,14 @@
 """Readers of the states' texts that need little: passages, heads, blanks, arguments as written.
 
 Each `read(text, start, out)` writes what it is sure of and gives back how far it came and why it
-stopped. Whatever it did not take is given to it again, with more behind it.
+stopped. Whatever it did not take is given to it again, with more text after it.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Marks
+from quire.server.output_parsing.delimiters import BLANKS, NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import JsonValue
 from quire.server.output_parsing.state_table import ParserState, Reads
@@ -27,54 +27,59 @@ class Reader(Protocol):
         ...
 
 
-class Passage:
-    """Text for a reader of the answer, up to a mark."""
+class TextReader:
+    """Text up to a delimiter: content, reasoning, or arguments as written."""
 
-    __slots__ = ("_is_reasoning", "_leaves", "_marks")
+    __slots__ = ("_delimiters", "_leaves", "_reads")
 
-    def __init__(self, state: ParserState, marks: Marks) -> None:
-        self._marks = marks
-        self._is_reasoning = state.reads is Reads.REASONING
+    def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
+        self._delimiters = delimiters
+        self._reads = state.reads
         self._leaves = state.then is not None
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """All that cannot be the beginning of a mark."""
-        end, mark = self._marks.find(text, start)
-        if self._is_reasoning:
+        """All that cannot be the beginning of a delimiter."""
+        end, delimiter = self._delimiters.find(text, start)
+        if self._reads is Reads.REASONING:
             out.reasoning(text[start:end])
+        elif self._reads is Reads.TEXT:
+            out.arguments(text[start:end])
         elif self._leaves and (found := NON_BLANK.search(text, start, end)) is not None:
             out.content(text[start : found.start()])
             return found.start(), End.DONE
         else:
             out.content(text[start:end])
-        return end, mark or End.MORE
+        return end, delimiter or End.MORE
 
     def finish(self, rest: str, out: Writer) -> None:
-        """The beginning of a mark that never came is text."""
-        if self._is_reasoning:
-            out.reasoning(rest)
-        else:
-            out.finish(rest)
+        """The beginning of a delimiter that never came is text."""
+        match self._reads:
+            case Reads.REASONING:
+                out.reasoning(rest)
+            case Reads.TEXT:
+                out.arguments(rest)
+            case _:
+                out.finish(rest)
 
 
 class Undecided:
-    """Blanks before a mark; the writer holds them."""
+    """Blanks before a delimiter; the writer holds them."""
 
-    __slots__ = ("_marks", "_misfit", "_skips")
+    __slots__ = ("_delimiters", "_misfit", "_skips")
 
-    def __init__(self, state: ParserState, marks: Marks) -> None:
-        self._marks = marks
+    def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
+        self._delimiters = delimiters
         self._misfit = End.MISFIT if state.then is None else End.DONE
-        self._skips = not any(char in BLANKS for char in marks.first_chars)
+        self._skips = not any(char in BLANKS for char in delimiters.first_chars)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to the first character that is not blank, unless a mark is or may be there."""
+        """Up to the first character that is not blank, unless a delimiter is or may be there."""
         while start < len(text):
             if self._skips:
                 found = NON_BLANK.search(text, start)
                 start = len(text) if found is None else found.start()
-            if (mark := self._marks.at(text, start)) is not None:
-                return start, mark or End.MORE
+            if (delimiter := self._delimiters.at(text, start)) is not None:
+                return start, delimiter or End.MORE
             if NON_BLANK.match(text, start) is not None:
                 return start, self._misfit
             start = min(start + 1, len(text))
@@ -87,35 +92,35 @@ class Undecided:
 class HeadReader:
     """What says what comes next; the writer holds it. `text` is what there is of it so far."""
 
-    __slots__ = ("_has_begun", "_marks", "_state", "_text", "num_chars")
+    __slots__ = ("_has_begun", "_delimiters", "_state", "_text", "num_chars")
 
-    def __init__(self, state: ParserState, marks: Marks) -> None:
+    def __init__(self, state: ParserState, delimiters: Delimiters) -> None:
         self._state = state
-        self._marks = marks
+        self._delimiters = delimiters
         self._text: list[str] = []
         self.num_chars = 0
         self._has_begun = not state.begins
 
     @property
     def text(self) -> str:
-        """The head as a whole, once its mark was met."""
+        """The head as a whole, once its delimiter was met."""
         return "".join(self._text)
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """Up to a mark; too much text, or a character that no head has, is none."""
+        """Up to a delimiter; too much text, or a character that no head has, is a misfit."""
         if not self._has_begun:
             rest = text[start : start + MAX_HEAD_CHARS]
             if not rest.startswith(self._state.begins):
                 may_begin = any(beginning.startswith(rest) for beginning in self._state.begins)
                 return start, End.MORE if may_begin else End.MISFIT
             self._has_begun = True
-        end, mark = self._marks.find(text, start)
+        end, delimiter = self._delimiters.find(text, start)
         limit = self._end(text, start, min(end, start + MAX_HEAD_CHARS - self.num_chars))
         self._text.append(text[start:limit])
         self.num_chars += limit - start
         if limit < end:
             return limit, End.MISFIT
-        return end, mark or End.MORE
+        return end, delimiter or End.MORE
 
     def _end(self, text: str, start: int, end: int) -> int:
         """Where the first barred character is."""
@@ -131,8 +136,8 @@ class JsonReader:
 
     __slots__ = ("_has_begun", "_value")
 
-    def __init__(self, marks: Marks) -> None:
-        self._value = JsonValue(marks)
+    def __init__(self, delimiters: Delimiters) -> None:
+        self._value = JsonValue(delimiters)
         self._has_begun = False
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
@@ -147,24 +152,5 @@ class JsonReader:
         return end, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
-        """The beginning of a mark that never came belongs to the arguments."""
-        out.arguments(rest)
-
-
-class TextReader:
-    """Arguments as written, up to a mark."""
-
-    __slots__ = ("_marks",)
-
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
-
-    def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """All that cannot be the beginning of a mark."""
-        end, mark = self._marks.find(text, start)
-        out.arguments(text[start:end])
-        return end, mark or End.MORE
-
-    def finish(self, rest: str, out: Writer) -> None:
-        """The beginning of a mark that never came belongs to the arguments."""
+        """The beginning of a delimiter that never came belongs to the arguments."""
         out.arguments(rest)

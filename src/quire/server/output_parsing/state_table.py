@@ -1,7 +1,7 @@
 """Formats as data: a transcript is read by a table of states, and a format is such a table.
 
-A state says what its text is and which marks end it; a mark leads to the next state. Two worked
-examples, the first without the second's parameters:
+A state says what its text is and which delimiters end it; a delimiter leads to the next state. Two
+worked examples, the first without the second's parameters:
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
 
@@ -32,18 +32,18 @@ from enum import Enum, auto
 from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId, plain_call_id
-from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.delimiters import Delimiters
 
 
 class Reads(Enum):
-    """What the text of a state is, up to the state's marks."""
+    """What the text of a state is, up to the state's delimiters."""
 
     CONTENT = auto()
     """The answer. Blanks that touch nothing but calls are markup."""
     REASONING = auto()
     """The reasoning."""
     LEAD = auto()
-    """Blanks before a mark that is markup by itself; other text belongs to `then`."""
+    """Blanks before a delimiter that is markup by itself; other text belongs to `then`."""
     BLANK = auto()
     """Blanks within a call's markup; other text belongs to `then`, or says that this is no call."""
     HEAD = auto()
@@ -57,7 +57,7 @@ class Reads(Enum):
     PYTHON = auto()
     """One call as Python writes it, `name(key=literal, ...)`; `then` follows it."""
     KEY = auto()
-    """The name of one argument; its mark leads to a VALUE."""
+    """The name of one argument; its delimiter leads to a VALUE."""
     VALUE = auto()
     """One argument as text, written as JSON of the type in the tool's schema."""
 
@@ -73,7 +73,7 @@ ENDING = frozenset({Reads.ENVELOPE, Reads.JSON, Reads.PYTHON})
 @dataclass(frozen=True, slots=True)
 class Head:
     """What a HEAD says. With a `name` a call starts (`call_id` if the model gave one); without
-    one, what was read so far is markup. `then` overrules the mark's state.
+    one, what was read so far is markup. `then` overrules the delimiter's state.
     """
 
     name: str | None = None
@@ -90,15 +90,16 @@ def name_alone(text: str) -> Head | None:
 class ParserState:
     """One place in a transcript.
 
-    `marks`: what ends it -> the next state; no mark may contain another. `kept`: marks that are
-    read again by the next state. `then`: see `Reads`; a CONTENT state with a `then` is left for it
-    by the first text that is not blank. `closes`: entering it completes the arguments that KEY and
-    VALUE states wrote. `calls`: entering it starts a call of this name. For HEAD: `head` reads
-    it, `bars` are characters that it cannot have, `begins` are the only beginnings it can have.
+    `delimiters`: what ends it -> the next state; no delimiter may contain another. `kept`:
+    delimiters that are read again by the next state. `then`: see `Reads`; a CONTENT state with a
+    `then` is left for it by the first text that is not blank. `closes`: entering it completes the
+    arguments that KEY and VALUE states wrote. `calls`: entering it starts a call of this name. For
+    HEAD: `head` reads it, `bars` are characters that it cannot have, `begins` are the only
+    beginnings it can have.
     """
 
     reads: Reads
-    marks: Mapping[str, str] = field(default_factory=dict)
+    delimiters: Mapping[str, str] = field(default_factory=dict)
     then: str | None = None
     kept: frozenset[str] | set[str] = frozenset()
     closes: bool = False
@@ -138,12 +139,13 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family of models marks its reasoning.
+    """How a family of models delimiters its reasoning.
 
-    `starts` and `ends` are its marks. `is_assumed`: an output begins inside the reasoning unless
-    the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its mark.
-    `answer_starts`: marks after which the answer, and with it a grammar of structured output,
-    begins; the `ends` if empty. `table`: instead of marks, a table with REASONING states.
+    `starts` and `ends` are its delimiters. `is_assumed`: an output begins inside the reasoning
+    unless the prompt says otherwise. `ends_at_calls`: a tool call ends the reasoning without its
+    delimiter. `answer_starts`: delimiters after which the answer, and with it a grammar of
+    structured output, begins; the `ends` if empty. `table`: instead of delimiters, a table with
+    REASONING states.
     """
 
     name: str
@@ -157,7 +159,7 @@ class ReasoningFormat:
     def __post_init__(self) -> None:
         if not (self.starts and self.ends):
             raise ValueError(
-                f"Reasoning format {self.name!r} needs marks of its start and its end."
+                f"Reasoning format {self.name!r} needs delimiters of its start and its end."
             )
 
 
@@ -167,8 +169,8 @@ def check_states(name: str, states: Mapping[str, ParserState], start: str) -> No
         raise ValueError(f"Format {name!r} needs a state 'content' that reads CONTENT.")
     for place, state in {"start": ParserState(Reads.LEAD, then=start), **states}.items():
         where = f"state {place!r} of format {name!r}"
-        Marks(state.marks)
-        targets = [*state.marks.values(), *([] if state.then is None else [state.then])]
+        Delimiters(state.delimiters)
+        targets = [*state.delimiters.values(), *([] if state.then is None else [state.then])]
         if missing := [target for target in targets if target not in states]:
             raise ValueError(f"The {where} leads to {missing}, which does not exist.")
         if state.reads in ENDING and state.then is None:
@@ -183,5 +185,5 @@ def _check_then(where: str, state: ParserState, states: Mapping[str, ParserState
         follower = states[state.then]  # type: ignore[index]
         if follower.then is not None:
             raise ValueError(f"The {where} hands on to a state that hands on.")
-    if unknown := sorted(set(state.kept) - set(state.marks)):
-        raise ValueError(f"The {where} keeps {unknown}, which are none of its marks.")
+    if unknown := sorted(set(state.kept) - set(state.delimiters)):
+        raise ValueError(f"The {where} keeps {unknown}, which are not among its delimiters.")

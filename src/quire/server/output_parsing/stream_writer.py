@@ -1,6 +1,9 @@
-"""What the readers of one transcript write: events, and text that is not decided yet."""
+"""The events of one output as its readers write them, and the text that is not decided yet."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
 
 from quire.server.output_parsing.call_ids import CallId
 from quire.server.output_parsing.delimiters import NON_BLANK
@@ -39,7 +42,7 @@ class Writer:
         self.call_name = ""
 
     def take(self) -> list[Event]:
-        """The events since the last time, neighbours of one kind as one."""
+        """The events since the last time, consecutive pieces of one text joined."""
         if len(self._events) > 1:
             self._events = _merged(self._events)
         events, self._events = self._events, []
@@ -94,8 +97,8 @@ class Writer:
             self._events.append(ArgumentText(self.num_calls - 1, text))
 
     def finish(self, rest: str) -> None:
-        """The output ended in the answer. Blanks that follow a call, and the beginning of the mark
-        that would have ended it, were markup; other held text is content.
+        """The output ended in the answer. Blanks that follow a call, and the beginning of the
+        delimiter that would have ended it, were markup; other held text is content.
         """
         if not (self.touches_call and self.num_calls):
             text = "".join(self._held) + rest
@@ -108,32 +111,16 @@ class Writer:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Neighbours that go on with the same text, joined."""
+    """Consecutive pieces of the same text as one event."""
     merged: list[Event] = []
-    pieces: list[str] = []
-    for event in [*events, None]:
-        last = merged[-1] if merged else None
-        if event is not None and last is not None and _goes_on(last, event):
-            pieces.append(event.text)  # type: ignore[union-attr]
-            continue
-        if last is not None and len(pieces) > 1:
-            merged[-1] = _with_text(last, "".join(pieces))
-        if event is not None:
-            merged.append(event)
-            pieces = [] if isinstance(event, CallStarted) else [event.text]
+    for _, group in groupby(events, _text_key):
+        first, *others = group
+        if others and not isinstance(first, CallStarted):
+            texts = [event.text for event in others if not isinstance(event, CallStarted)]
+            first = replace(first, text=first.text + "".join(texts))
+        merged.append(first)
     return merged
 
 
-def _goes_on(last: Event, event: Event) -> bool:
-    if isinstance(last, ArgumentText) and isinstance(event, ArgumentText):
-        return last.index == event.index
-    return type(last) is type(event) and not isinstance(event, CallStarted)
-
-
-def _with_text(event: Event, text: str) -> Event:
-    match event:
-        case ArgumentText(index):
-            return ArgumentText(index, text)
-        case ReasoningText():
-            return ReasoningText(text)
-    return ContentText(text)
+def _text_key(event: Event) -> tuple[type, int | None]:
+    return type(event), event.index if isinstance(event, ArgumentText | CallStarted) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidParameter, NotBuiltYet
-from quire.server.output_parsing.parser_plan import TranscriptPlan
+from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS
 
 MAX_TOOLS = 512
@@ -22,7 +22,7 @@ class ToolUse:
     """What was decided for one request.
 
     `tools`: what the reader of its outputs is given; None: calls are not read. `in_prompt`: what
-    the chat template is given. `forced` and `parallel`: see `TranscriptPlan.open`. `is_named`: one
+    the chat template is given. `forced` and `parallel`: see `ParserPlan.open`. `is_named`: one
     tool was chosen by its name. `schema`: the JSON schema that the answer must follow; `grammar`:
     the grammar in Lark's notation that the whole output must follow. None of both: it is free.
     """
@@ -43,7 +43,7 @@ NO_TOOLS = ToolUse()
 def decide_tool_use(
     tools: Sequence[Any] | None,
     tool_choice: Any,
-    plan: TranscriptPlan,
+    plan: ParserPlan,
     *,
     parallel: bool = True,
     hides_unused: bool = False,
@@ -74,7 +74,7 @@ def _forced(
     tools: tuple[Mapping[str, Any], ...],
     chosen: tuple[Mapping[str, Any], ...],
     choice: Any,
-    plan: TranscriptPlan,
+    plan: ParserPlan,
     parallel: bool,
 ) -> ToolUse:
     is_named = choice != "required"
@@ -143,7 +143,7 @@ def _chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Any
     raise InvalidParameter("tool_choice", name, f"the tools are {', '.join(_names(tools))}")
 
 
-def _need_format(plan: TranscriptPlan) -> None:
+def _need_format(plan: ParserPlan) -> None:
     if plan.tool_format is None:
         allowed = "no format of tool calls is known for this model"
         hint = 'Start the server with --tool-call-parser, or use "required", "none" or a name.'

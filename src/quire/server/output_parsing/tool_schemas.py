@@ -12,7 +12,7 @@ TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", 
 
 class ToolSchemas:
     """The tools of one request, as `{"type": "function", "function": {...}}` or flat
-    `{"type": "function", "name": ...}`. Whatever is malformed says nothing about types.
+    `{"type": "function", "name": ...}`. A malformed tool has no types.
     """
 
     __slots__ = ("_schemas",)

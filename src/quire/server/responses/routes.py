@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -15,19 +13,19 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import RequestName, Server
-from quire.server.http.event_stream import event
+from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
+from quire.server.http.event_stream import EventData, event
 from quire.server.http.failures import JSON, Refusal, as_refusal
 from quire.server.http.security import KEY_SLOT
 from quire.server.openai.chat import chat_prompt
-from quire.server.openai.chat_deltas import ChatPrompt, open_answers
+from quire.server.openai.parsed_chat import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
-from quire.server.outcome import Outputs, close_all, raise_error, while_connected
 from quire.server.responses.input_items import named_items, page_of
 from quire.server.responses.items import conversation
 from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem, ResponseObject
 from quire.server.responses.requests import ResponsesRequest
 from quire.server.responses.store import StoredResponse
-from quire.server.responses.writer import ResponseWriter, Tale, empty_usage
+from quire.server.responses.writer import ResponseWriter, empty_usage
 
 
 class Deleted(msgspec.Struct):
@@ -45,10 +43,9 @@ async def create(server: Server, request: Request) -> Response:
     body.check()
     before = _before(server, request, body)
     chat = body.as_chat(before)
-    chat.stream = True  # the engine is to tell of every delta
+    chat.stream = True  # so that the engine gives deltas
     prompt = await chat_prompt(server, chat)
-    number = secrets.token_hex(16)
-    name = RequestName(f"resp_{number}", f"resp_{number}", int(time.time()))
+    name = RequestName.random("resp_")
     writer = _writer(server, body, chat, prompt, name)
     stored = StoredResponse(
         writer.response,
@@ -108,7 +105,7 @@ async def cancel(server: Server, request: Request) -> Response:
     stored = _kept(server, request, request.path_params["id"])
     if stored.task is None:
         raise Refusal(400, "Only a response with background=true can be cancelled.")
-    await server.engine.abort(server.traffic.keys([stored.response.id]))
+    await server.engine.abort(server.in_flight.keys([stored.response.id]))
     await asyncio.shield(stored.task)
     return _whole(stored.response)
 
@@ -117,7 +114,7 @@ async def delete(server: Server, request: Request) -> Response:
     """Forget a response; one that is being made is ended first."""
     stored = _kept(server, request, request.path_params["id"])
     if stored.task is not None and not stored.is_over:
-        await server.engine.abort(server.traffic.keys([stored.response.id]))
+        await server.engine.abort(server.in_flight.keys([stored.response.id]))
     server.responses.remove(stored.response.id)
     return Response(msgspec.json.encode(Deleted(stored.response.id)), media_type=JSON)
 
@@ -140,38 +137,38 @@ class _Run:
         self._encoder = msgspec.json.Encoder()
 
     async def to_end(self) -> None:
-        """Make the response; nobody listens."""
+        """Make the response without sending its events."""
         async with aclosing(self.events()) as events:
             async for _ in events:
                 continue
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Make the response and tell of it. A failure is an event too."""
+        """Make the response; its events. A failure is one of them."""
         [stream] = self.streams
         try:
-            for tale in self._writer.begin():
-                yield self._told(tale)
+            for data in self._writer.begin():
+                yield self._encode(data)
             async for output in stream:
                 raise_error(output)
-                for tale in self._writer.take(output):
-                    yield self._told(tale)
+                for data in self._writer.take(output):
+                    yield self._encode(data)
             self.stored.messages += _said(self.stored.response)
         except Exception as error:
             self.error = error
             info = as_refusal(error).info
-            for tale in self._writer.fail({"code": "server_error", "message": info.message}):
-                yield self._told(tale)
+            for data in self._writer.fail({"code": "server_error", "message": info.message}):
+                yield self._encode(data)
         finally:
             await stream.aclose()
-            if self.stored.response.status == "in_progress":  # the client has gone
+            if self.stored.response.status == "in_progress":  # the client disconnected
                 self.stored.response.status = "cancelled"
             self.stored.end()
 
-    def _told(self, tale: Tale) -> bytes:
-        data = event(self._encoder.encode(tale), tale["type"])
+    def _encode(self, data: EventData) -> bytes:
+        encoded = event(self._encoder.encode(data), data["type"])
         if self.stored.response.store:
-            self.stored.record(data)
-        return data
+            self.stored.record(encoded)
+        return encoded
 
 
 def _writer(

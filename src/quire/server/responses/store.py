@@ -1,4 +1,4 @@
-"""Responses that may be asked for again: few of them, for as long as there is room."""
+"""Responses that can be retrieved: a bounded number, the latest."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire.errors import CapacityError
 from quire.server.responses.replies import ResponseObject
 
 _MAX_EVENT_BYTES = 4 * 2**20
-"""Events of one response that are kept for whoever follows it later."""
+"""Events of one response that are kept for clients that follow it later."""
 
 
 class StoredResponse:
     """One response with what is needed to go on from it, and its events for those who follow.
 
-    `input_items` are what its request brought. `owner` is the digest of the key that made it:
-    nobody else sees it.
+    `input_items` are those of its request. `owner` is the digest of the API key that made it, and
+    only this key retrieves it.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class StoredResponse:
         self._news = asyncio.Event()
 
     def record(self, event: bytes) -> None:
-        """Keep an event; too many of them are given up as a whole."""
+        """Keep an event; past the bound all are dropped."""
         self._num_bytes += len(event)
         if self._num_bytes > _MAX_EVENT_BYTES:
             self.is_cut = True
             self.events.clear()
         if not self.is_cut:
             self.events.append(event)
-        self._tell()
+        self._wake()
 
     def end(self) -> None:
         """No event follows."""
         self.is_over = True
-        self._tell()
+        self._wake()
 
     async def follow(self, start: int) -> AsyncGenerator[bytes]:
         """The events from number `start` on, to the last."""
@@ -66,7 +66,7 @@ class StoredResponse:
             if start >= len(self.events):
                 await news.wait()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -1,4 +1,4 @@
-"""Deltas of an answer to the items of a response, and to the events that tell of them."""
+"""Deltas of an answer made into the items of a response and the events of its stream."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.server.openai.chat_deltas import Answer
+from quire.server.http.event_stream import EventData
 from quire.server.openai.logprobs import chat_logprobs
+from quire.server.openai.parsed_chat import ParsedAnswer
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText
@@ -27,18 +28,19 @@ from quire.server.responses.replies import (
 )
 from quire.text.tokenizer import Tokenizer
 
-Tale = dict[str, Any]
-"""An event of the stream."""
-
 
 class ResponseWriter:
-    """Builds one response. Every change of `response` is told by an event, in order.
+    """Builds one response. Each change of `response` is an event, in order.
 
     Events are made before the next change and encoded at once: they hold the items themselves.
     """
 
     def __init__(
-        self, response: ResponseObject, chat: ChatRequest, answer: Answer, tokenizer: Tokenizer
+        self,
+        response: ResponseObject,
+        chat: ChatRequest,
+        answer: ParsedAnswer,
+        tokenizer: Tokenizer,
     ) -> None:
         self.response = response
         self._chat = chat
@@ -47,13 +49,13 @@ class ResponseWriter:
         self._number = 0
         self._open: Item | None = None
 
-    def begin(self) -> Iterator[Tale]:
-        """The response exists and is worked on."""
-        yield self._tale("response.created", response=self.response)
-        yield self._tale("response.in_progress", response=self.response)
+    def begin(self) -> Iterator[EventData]:
+        """The response has begun."""
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
 
-    def take(self, output: RequestOutput) -> Iterator[Tale]:
-        """What a delta brings."""
+    def take(self, output: RequestOutput) -> Iterator[EventData]:
+        """The events of a delta."""
         [completion] = output.outputs
         is_last = completion.finish_reason is not None
         logprobs = self._logprobs(completion)
@@ -63,14 +65,14 @@ class ResponseWriter:
         if is_last:
             yield from self._end(completion.finish_reason or "stop")
 
-    def fail(self, error: Any) -> Iterator[Tale]:
+    def fail(self, error: Any) -> Iterator[EventData]:
         """The generation went wrong; `error` has a code and a message."""
         self.response.error = error
         self.response.status = "failed"
         yield from self._close()
-        yield self._tale("response.failed", response=self.response)
+        yield self._event("response.failed", response=self.response)
 
-    def _say(self, event: Event, logprobs: list[TokenLogprobs]) -> Iterator[Tale]:
+    def _say(self, event: Event, logprobs: list[TokenLogprobs]) -> Iterator[EventData]:
         match event:
             case ReasoningText(text):
                 yield from self._text(ReasoningItem, text, [])
@@ -89,7 +91,7 @@ class ResponseWriter:
         kind: type[ReasoningItem] | type[MessageItem],
         text: str,
         logprobs: list[TokenLogprobs],
-    ) -> Iterator[Tale]:
+    ) -> Iterator[EventData]:
         if not isinstance(self._open, kind):
             if kind is ReasoningItem:
                 yield from self._begin(ReasoningItem(_id("rs"), [ReasoningTextPart()]))
@@ -105,7 +107,7 @@ class ResponseWriter:
             name = "response.output_text.delta"
             yield self._of_part(name, item, delta=text, logprobs=logprobs)
 
-    def _begin(self, item: Item) -> Iterator[Tale]:
+    def _begin(self, item: Item) -> Iterator[EventData]:
         yield from self._close()
         self._open = item
         self.response.output.append(item)
@@ -113,14 +115,14 @@ class ResponseWriter:
         if not isinstance(item, CallItem):
             yield self._of_part("response.content_part.added", item, part=item.content[0])
 
-    def _close(self, status: Any = "completed") -> Iterator[Tale]:
+    def _close(self, status: Any = "completed") -> Iterator[EventData]:
         item, self._open = self._open, None
         if item is None:
             return
         item.status = status
         if isinstance(item, CallItem):
-            told = {"name": item.name, "arguments": item.arguments}
-            yield {**self._of_item("response.function_call_arguments.done", item), **told}
+            call = {"name": item.name, "arguments": item.arguments}
+            yield {**self._of_item("response.function_call_arguments.done", item), **call}
         else:
             part = item.content[0]
             if isinstance(part, OutputTextPart):
@@ -131,7 +133,7 @@ class ResponseWriter:
             yield self._of_part("response.content_part.done", item, part=part)
         yield self._of_output("response.output_item.done", item)
 
-    def _end(self, reason: str) -> Iterator[Tale]:
+    def _end(self, reason: str) -> Iterator[EventData]:
         response = self.response
         is_whole = reason not in ("length", "abort")
         yield from self._close("completed" if is_whole else "incomplete")
@@ -142,7 +144,7 @@ class ResponseWriter:
         elif reason == "abort":
             response.status = "cancelled"
         name = "response.completed" if is_whole else "response.incomplete"
-        yield self._tale(name, response=response)
+        yield self._event(name, response=response)
 
     def _count(self, output: RequestOutput, completion: CompletionOutput) -> None:
         usage = self.response.usage
@@ -163,20 +165,20 @@ class ResponseWriter:
         found = chat_logprobs(completion.logprobs, completion.token_ids, num_top, as_ids=False)
         return found.content or []
 
-    def _of_output(self, name: str, item: Item) -> Tale:
-        return self._tale(name, output_index=self._index, item=item)
+    def _of_output(self, name: str, item: Item) -> EventData:
+        return self._event(name, output_index=self._index, item=item)
 
-    def _of_item(self, name: str, item: Item, **more: Any) -> Tale:
-        return self._tale(name, item_id=item.id, output_index=self._index, **more)
+    def _of_item(self, name: str, item: Item, **more: Any) -> EventData:
+        return self._event(name, item_id=item.id, output_index=self._index, **more)
 
-    def _of_part(self, name: str, item: Item, **more: Any) -> Tale:
+    def _of_part(self, name: str, item: Item, **more: Any) -> EventData:
         return self._of_item(name, item, content_index=0, **more)
 
     @property
     def _index(self) -> int:
         return len(self.response.output) - 1
 
-    def _tale(self, type: str, **fields: Any) -> Tale:
+    def _event(self, type: str, **fields: Any) -> EventData:
         number, self._number = self._number, self._number + 1
         return {"type": type, "sequence_number": number, **fields}
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
-from quire.server.output_parsing.delimiters import NON_BLANK, Marks
+from quire.server.output_parsing.delimiters import NON_BLANK, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
 from quire.server.output_parsing.formats.json_value import FIRST_CHARS, JsonValue
 from quire.server.output_parsing.state_table import ToolFormat
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
 NAME_KEY = "name"
-NO_MARKS = Marks(())
+NO_DELIMITERS = Delimiters(())
+MAX_STRING_CHARS = 12 * MAX_HEAD_CHARS
+"""Of a key or a name as written, where an escape may take twelve characters."""
+STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_STRING_CHARS}}}+"', re.DOTALL)
 
 Step = tuple[int, Outcome | None]
 
@@ -26,26 +30,32 @@ class JsonCall:
     keys are part of the markup.
     """
 
-    __slots__ = ("_early", "_format", "_has_arguments", "_key", "_marks", "_name", "_next",
-                 "_raw", "_started", "_value")  # fmt: skip
+    __slots__ = ("_early", "_format", "_has_arguments", "_is_first", "_key", "_delimiters", "_name",
+                 "_next", "_started", "_value")  # fmt: skip
 
-    def __init__(self, tool_format: ToolFormat, marks: Marks) -> None:
+    def __init__(self, tool_format: ToolFormat, delimiters: Delimiters) -> None:
         self._format = tool_format
-        self._marks = marks
+        self._delimiters = delimiters
         self._key: Any = None
         self._name: str | None = None
         self._early: list[str] = []
         self._has_arguments = False
+        self._is_first = True
         self._started = False
-        self._raw: list[str] = []
-        self._value = JsonValue(NO_MARKS)
-        self._next: Callable[[str, int, Writer], Step] = self._open
+        self._value = JsonValue(NO_DELIMITERS)
+        self._next: Callable[[str, int, str, Writer], Step] = self._open
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """How far the object goes. A mark counts before it, and once its call has started."""
+        """How far the object goes. A delimiter counts before it, and once its call has started."""
         outcome: Outcome | None = None
         while outcome is None:
-            start, outcome = self._next(text, start, out)
+            if self._next in (self._arguments, self._other_value):
+                start, outcome = self._next(text, start, "", out)
+                continue
+            found = NON_BLANK.search(text, start)
+            if found is None:
+                return len(text), End.MORE
+            start, outcome = self._next(text, found.start(), found.group(), out)
         return start, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
@@ -53,96 +63,49 @@ class JsonCall:
         if self._started and self._next == self._arguments and rest:
             out.arguments(rest)
 
-    def _char(self, text: str, start: int, allowed: str) -> tuple[int, Outcome | str]:
-        """The next character that is not blank, if it is one of those allowed."""
-        found = NON_BLANK.search(text, start)
-        if found is None:
-            return len(text), End.MORE
-        return found.start(), found.group() if found.group() in allowed else End.MISFIT
+    # Each step is given the text and where in it the next character that is not blank stands.
 
-    def _open(self, text: str, start: int, out: Writer) -> Step:
-        found = NON_BLANK.search(text, start)
-        if found is None:
-            return len(text), End.MORE
-        start = found.start()
-        mark = self._marks.at(text, start)
-        if mark is not None:
-            return start, mark or End.MORE
-        if text[start] != "{":
-            return start, End.MISFIT
-        self._next = self._first_key
-        return start + 1, None
+    def _open(self, text: str, start: int, char: str, out: Writer) -> Step:
+        delimiter = self._delimiters.at(text, start)
+        if delimiter is not None:
+            return start, delimiter or End.MORE
+        self._next = self._key_text
+        return (start + 1, None) if char == "{" else (start, End.MISFIT)
 
-    def _first_key(self, text: str, start: int, out: Writer) -> Step:
-        start, char = self._char(text, start, '"}')
-        if char == "}":
+    def _key_text(self, text: str, start: int, char: str, out: Writer) -> Step:
+        if char == "}" and self._is_first:
             return start + 1, self._close(out)
-        return self._to_key(start, char)
+        start, self._key, outcome = _string(text, start)
+        self._is_first, self._next = False, self._next if outcome else self._colon
+        return start, outcome
 
-    def _later_key(self, text: str, start: int, out: Writer) -> Step:
-        return self._to_key(*self._char(text, start, '"'))
-
-    def _to_key(self, start: int, char: Outcome) -> Step:
-        if isinstance(char, End):
-            return start, char
-        self._begin_value(NO_MARKS, self._key_text)
-        return start, None
-
-    def _begin_value(self, marks: Marks, then: Callable[[str, int, Writer], Step]) -> None:
-        self._value = JsonValue(marks)
-        self._raw.clear()
-        self._next = then
-
-    def _literal(self, text: str, start: int) -> tuple[int, Any, End | None]:
-        """A string of the object, decoded once it is complete."""
-        end, outcome = self._value.read(text, start)
-        self._raw.append(text[start:end])
-        if outcome is not End.DONE:
-            return end, None, End.MORE
-        try:
-            return end, json.loads("".join(self._raw)), None
-        except ValueError:
-            return end, None, End.MISFIT
-
-    def _key_text(self, text: str, start: int, out: Writer) -> Step:
-        start, self._key, end = self._literal(text, start)
-        self._next = self._colon
-        if end is End.MORE:
-            self._next = self._key_text
-        return start, end
-
-    def _colon(self, text: str, start: int, out: Writer) -> Step:
-        start, char = self._char(text, start, ":")
-        if isinstance(char, End):
-            return start, char
+    def _colon(self, text: str, start: int, char: str, out: Writer) -> Step:
         self._next = self._value_start
-        return start + 1, None
+        return (start + 1, None) if char == ":" else (start, End.MISFIT)
 
-    def _value_start(self, text: str, start: int, out: Writer) -> Step:
-        is_name = self._key == NAME_KEY and self._name is None
-        start, char = self._char(text, start, '"' if is_name else FIRST_CHARS)
-        if isinstance(char, End):
-            return start, char
-        if is_name:
-            self._begin_value(NO_MARKS, self._name_text)
+    def _value_start(self, text: str, start: int, char: str, out: Writer) -> Step:
+        if char not in FIRST_CHARS:
+            return start, End.MISFIT
+        if self._key == NAME_KEY and self._name is None:
+            self._next = self._name_text
         elif self._key in self._format.argument_keys and not self._has_arguments:
             self._has_arguments = True
-            self._begin_value(self._marks, self._arguments)
+            self._value, self._next = JsonValue(self._delimiters), self._arguments
             self._start_if_known(out)
         else:
-            self._begin_value(self._marks if self._started else NO_MARKS, self._other_value)
+            counts = self._delimiters if self._started else NO_DELIMITERS
+            self._value, self._next = JsonValue(counts), self._other_value
         return start, None
 
-    def _name_text(self, text: str, start: int, out: Writer) -> Step:
-        start, name, end = self._literal(text, start)
-        if end is not None:
-            return start, end
+    def _name_text(self, text: str, start: int, char: str, out: Writer) -> Step:
+        end, name, outcome = _string(text, start)
+        if outcome is not None:
+            return end, outcome
         if not is_name(name):
-            return start, End.MISFIT
-        self._name = name
+            return end, End.MISFIT
+        self._name, self._next = name, self._comma
         self._start_if_known(out)
-        self._next = self._comma
-        return start, None
+        return end, None
 
     def _start_if_known(self, out: Writer) -> None:
         if self._name is not None and self._has_arguments:
@@ -150,7 +113,7 @@ class JsonCall:
             out.start_call(self._name)
             out.arguments("".join(self._early))
 
-    def _arguments(self, text: str, start: int, out: Writer) -> Step:
+    def _arguments(self, text: str, start: int, char: str, out: Writer) -> Step:
         end, outcome = self._value.read(text, start)
         if self._started:
             out.arguments(text[start:end])
@@ -158,7 +121,7 @@ class JsonCall:
             self._early.append(text[start:end])
         return self._after_value(end, outcome)
 
-    def _other_value(self, text: str, start: int, out: Writer) -> Step:
+    def _other_value(self, text: str, start: int, char: str, out: Writer) -> Step:
         return self._after_value(*self._value.read(text, start))
 
     def _after_value(self, start: int, outcome: Outcome) -> Step:
@@ -169,18 +132,14 @@ class JsonCall:
             return start, End.MISFIT
         return start, outcome
 
-    def _comma(self, text: str, start: int, out: Writer) -> Step:
-        found = NON_BLANK.search(text, start)
-        if found is None:
-            return len(text), End.MORE
-        start = found.start()
-        mark = self._marks.at(text, start) if self._started else None
-        if mark is not None:
-            return start, mark or End.MORE
-        if text[start] == "}":
+    def _comma(self, text: str, start: int, char: str, out: Writer) -> Step:
+        delimiter = self._delimiters.at(text, start) if self._started else None
+        if delimiter is not None:
+            return start, delimiter or End.MORE
+        if char == "}":
             return start + 1, self._close(out)
-        self._next = self._later_key
-        return (start + 1, None) if text[start] == "," else (start, End.MISFIT)
+        self._next = self._key_text
+        return (start + 1, None) if char == "," else (start, End.MISFIT)
 
     def _close(self, out: Writer) -> End:
         if self._started:
@@ -190,6 +149,18 @@ class JsonCall:
         out.start_call(self._name)
         out.arguments("{}")
         return End.DONE
+
+
+def _string(text: str, start: int) -> tuple[int, Any, End | None]:
+    """The string at `start` decoded, and where it ends; MORE while it is not complete."""
+    found = STRING.match(text, start)
+    if found is None:
+        may_come = text[start] == '"' and len(text) - start <= MAX_STRING_CHARS
+        return start, None, End.MORE if may_come else End.MISFIT
+    try:
+        return found.end(), json.loads(found[0]), None
+    except ValueError:
+        return start, None, End.MISFIT
 
 
 def is_name(value: Any) -> bool:

@@ -1,14 +1,18 @@
-"""Where a JSON value ends, in text that arrives in pieces: brackets and strings, no more.
+"""JSON values in outputs: where one ends in text that arrives in pieces, and the type of a whole
+one.
 
-The value is passed on as it was written, so it is not checked: a model's mistake stays visible.
+A value that is passed on as it was written is not checked: a model's mistake stays visible.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
-from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End, Outcome
+from quire.server.output_parsing.tool_schemas import type_name
 
 STRING = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 SCALAR_END = " \t\r\n,]}"
@@ -18,7 +22,7 @@ FIRST_CHARS = '"{[-0123456789tfn'
 class JsonValue:
     """The lexer of one value, blanks before it left to the caller.
 
-    A mark outside a string ends a value that the model did not finish.
+    A delimiter outside a string ends a value that the model did not finish.
     """
 
     __slots__ = (
@@ -27,21 +31,21 @@ class JsonValue:
         "_in_scalar",
         "_in_string",
         "_is_escaped",
-        "_marks",
+        "_delimiters",
         "_plain",
     )
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
+    def __init__(self, delimiters: Delimiters) -> None:
+        self._delimiters = delimiters
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
         self._in_scalar = False
-        self._between = re.compile(rf'[^"{{}}\[\]{re.escape(marks.first_chars)}]*+')
-        self._plain = re.compile(rf"[^{re.escape(SCALAR_END + marks.first_chars)}]*+")
+        self._between = re.compile(rf'[^"{{}}\[\]{re.escape(delimiters.first_chars)}]*+')
+        self._plain = re.compile(rf"[^{re.escape(SCALAR_END + delimiters.first_chars)}]*+")
 
     def read(self, text: str, start: int) -> tuple[int, Outcome]:
-        """How far the value goes in this text; a mark is given back without being passed."""
+        """How far the value goes in this text; a delimiter is given back without being passed."""
         outcome: Outcome | None = None
         while outcome is None and start < len(text):
             if self._in_string:
@@ -69,8 +73,11 @@ class JsonValue:
             if start == len(text):
                 return start, None
         char = text[start]
-        if char in self._marks.first_chars and (mark := self._marks.at(text, start)) is not None:
-            return start, mark or End.MORE
+        if (
+            char in self._delimiters.first_chars
+            and (delimiter := self._delimiters.at(text, start)) is not None
+        ):
+            return start, delimiter or End.MORE
         return self._read_structure(char, start)
 
     def _read_structure(self, char: str, start: int) -> tuple[int, Outcome | None]:
@@ -88,3 +95,20 @@ class JsonValue:
             self._in_scalar = True
             return start, None if char not in SCALAR_END else End.DONE
         return start + 1, None
+
+
+def json_type(text: str) -> str | None:
+    """The type of a JSON text; None for other text."""
+    try:
+        return type_name(json.loads(text, parse_int=_an_integer, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _an_integer(digits: str) -> int:
+    """Which integer does not matter, and Python refuses to read very long ones."""
+    return 0
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

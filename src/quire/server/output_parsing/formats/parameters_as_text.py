@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from quire.server.output_parsing.delimiters import BLANKS, Marks
+from quire.server.output_parsing.delimiters import BLANKS, Delimiters
 from quire.server.output_parsing.ends import End, Outcome
-from quire.server.output_parsing.formats.python_value import PythonValue
+from quire.server.output_parsing.formats.json_value import json_type
+from quire.server.output_parsing.formats.python_literal import python_as_json
 from quire.server.output_parsing.stream_writer import Writer
-from quire.server.output_parsing.tool_schemas import ToolSchemas, type_name
+from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 
 class Parameters:
@@ -42,23 +42,23 @@ class Parameters:
 
 
 class KeyReader:
-    """The name of an argument, up to the mark behind it."""
+    """The name of an argument, up to the delimiter after it."""
 
-    __slots__ = ("_marks", "_parameters", "_text")
+    __slots__ = ("_delimiters", "_parameters", "_text")
 
-    def __init__(self, marks: Marks, parameters: Parameters) -> None:
-        self._marks = marks
+    def __init__(self, delimiters: Delimiters, parameters: Parameters) -> None:
+        self._delimiters = delimiters
         self._parameters = parameters
         self._text: list[str] = []
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """The key is written with its value."""
-        end, mark = self._marks.find(text, start)
+        end, delimiter = self._delimiters.find(text, start)
         self._text.append(text[start:end])
-        if mark is None:
+        if delimiter is None:
             return end, End.MORE
         self._parameters.key = "".join(self._text).strip()
-        return end, mark
+        return end, delimiter
 
     def finish(self, rest: str, out: Writer) -> None:
         """A key that was cut short is written as far as it came."""
@@ -67,17 +67,27 @@ class KeyReader:
 
 
 class ValueReader:
-    """The value of an argument, up to the mark behind it.
+    """The value of an argument, up to the delimiter after it.
 
     Text is passed on as it comes. Any other type needs the whole value: JSON of that type is passed
     on as written, Python's spelling of it is translated, and what is neither becomes a string.
     `is_padded`: the value stands on lines of its own, whose ends are not part of it.
     """
 
-    __slots__ = ("_has_begun", "_is_padded", "_is_text", "_line_end", "_marks", "_text", "_types")
+    __slots__ = (
+        "_has_begun",
+        "_is_padded",
+        "_is_text",
+        "_line_end",
+        "_delimiters",
+        "_text",
+        "_types",
+    )
 
-    def __init__(self, marks: Marks, parameters: Parameters, is_padded: bool, out: Writer) -> None:
-        self._marks = marks
+    def __init__(
+        self, delimiters: Delimiters, parameters: Parameters, is_padded: bool, out: Writer
+    ) -> None:
+        self._delimiters = delimiters
         self._types = parameters.types(out)
         self._is_text = self._types <= {"string"}
         self._is_padded = is_padded
@@ -88,16 +98,16 @@ class ValueReader:
         out.arguments(": ")
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
-        """A mark within the value ends it: these formats have no way to write it otherwise."""
-        end, mark = self._marks.find(text, start)
+        """A delimiter within the value ends it: these formats have no way to write it otherwise."""
+        end, delimiter = self._delimiters.find(text, start)
         if self._is_text:
             self._pass_on(text[start:end], out)
         else:
             self._text.append(text[start:end])
-        if mark is None:
+        if delimiter is None:
             return end, End.MORE
         self._close(out)
-        return end, mark
+        return end, delimiter
 
     def finish(self, rest: str, out: Writer) -> None:
         """A value that was cut short is written as far as it came."""
@@ -149,28 +159,3 @@ def fits(kind: str | None, types: frozenset[str]) -> bool:
     return kind in types or (
         kind in ("integer", "number") and not types.isdisjoint({"integer", "number"})
     )
-
-
-def json_type(text: str) -> str | None:
-    """The type of a JSON text; None if it is none."""
-    try:
-        return type_name(json.loads(text, parse_int=_an_integer, parse_constant=_refuse))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _an_integer(digits: str) -> int:
-    """Which integer does not matter, and Python refuses to read very long ones."""
-    return 0
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def python_as_json(text: str) -> str | None:
-    """A Python literal as JSON; None if it is none."""
-    written: list[str] = []
-    # A blank behind it ends a number.
-    position, end = PythonValue(written.append).read(f"{text} ", 0)
-    return "".join(written) if end is End.DONE and position >= len(text) else None

@@ -6,32 +6,39 @@ import json
 import re
 from collections.abc import Callable
 
-from quire.server.output_parsing.delimiters import NON_BLANK
 from quire.server.output_parsing.ends import End, Outcome
-from quire.server.output_parsing.formats.python_value import PythonValue
+from quire.server.output_parsing.formats.python_literal import MAX_LITERAL_CHARS, python_as_json
 from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS, Writer
 
-NAME = re.compile(r"[\w.\-]*+")
-KEY = re.compile(r"\w*+")
+_BLANKS = r"[ \t\r\n]{0,512}+"
+NAME = re.compile(rf"{_BLANKS}([\w.\-]{{1,{MAX_HEAD_CHARS}}})\(")
+KEY = re.compile(rf"{_BLANKS}(?:(\))|(\w{{1,{MAX_HEAD_CHARS}}}){_BLANKS}=)")
+NAME_BEGINNING = re.compile(rf"{_BLANKS}[\w.\-]{{0,{MAX_HEAD_CHARS}}}")
+KEY_BEGINNING = re.compile(rf"{_BLANKS}\w{{0,{MAX_HEAD_CHARS}}}{_BLANKS}")
+STRUCTURE = re.compile(r"""[\[\](){},]|'''|\"{3}|['"]""")
+STRING_END = {
+    quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ("'", '"', "'" * 3, '"' * 3)
+}
 
 Step = tuple[int, Outcome | None]
 
 
 class PythonCall:
-    """Reads one call with keyword arguments.
+    """Reads one call with keyword arguments, each of which is written when it is complete.
 
     The call starts at its first `key=`, or at the `)` of an empty one: `name(` alone is also how
-    prose looks. What is no literal ends it, and is content from there on.
+    prose looks. An argument that is no literal ends it, and is content.
     """
 
-    __slots__ = ("_name", "_next", "_started", "_value", "_word")
+    __slots__ = ("_depth", "_key", "_name", "_next", "_num_chars", "_num_written", "_quote",
+                 "_started", "_value")  # fmt: skip
 
     def __init__(self) -> None:
-        self._name = ""
-        self._word = ""
+        self._name = self._key = self._quote = ""
+        self._value: list[str] = []
+        self._num_chars = self._num_written = self._depth = 0
         self._started = False
-        self._value: PythonValue | None = None
-        self._next: Callable[[str, int, Writer], Step] = self._name_text
+        self._next: Callable[[str, int, Writer], Step] = self._read_name
 
     def read(self, text: str, start: int, out: Writer) -> tuple[int, Outcome]:
         """How far the call goes."""
@@ -39,91 +46,82 @@ class PythonCall:
         while outcome is None:
             start, outcome = self._next(text, start, out)
         if outcome is End.MISFIT and self._started:
-            out.content(self._word)
+            out.content("".join(self._value))
+            self._value.clear()
         return start, outcome
 
     def finish(self, rest: str, out: Writer) -> None:
-        """Arguments are written as far as they came."""
-        if self._value is not None:
-            self._value.finish(rest)
-        elif self._word and self._started:
-            out.arguments(", " + json.dumps(self._word, ensure_ascii=False))
+        """The output ended here: an argument that was cut short is left out."""
 
-    def _take(self, pattern: re.Pattern[str], text: str, start: int) -> tuple[int, End | None]:
-        """More of a name, which ends where the text goes on with something else."""
-        found = pattern.match(text, start)
-        end = found.end() if found else start
-        limit = min(end, start + MAX_HEAD_CHARS - len(self._word))
-        self._word += text[start:limit]
-        if limit < end:
-            return limit, End.MISFIT
-        return end, End.MORE if end == len(text) else None
+    def _read_name(self, text: str, start: int, out: Writer) -> Step:
+        found = NAME.match(text, start)
+        if found is None or not found[1].strip(".-"):
+            return _more(NAME_BEGINNING, text, start)
+        self._name, self._next = found[1], self._read_key
+        return found.end(), None
 
-    def _name_text(self, text: str, start: int, out: Writer) -> Step:
-        if not self._word:
-            start = _next_char(text, start)
-        start, end = self._take(NAME, text, start)
-        if end is not None:
-            return start, end
-        if text[start] != "(" or not self._word.strip(".-"):
-            return start, End.MISFIT
-        self._name, self._word, self._next = self._word, "", self._key_start
-        return start + 1, None
-
-    def _key_start(self, text: str, start: int, out: Writer) -> Step:
-        start = _next_char(text, start)
-        if start == len(text):
-            return start, End.MORE
-        if text[start] == ")":
-            return start + 1, self._close(out)
-        self._next = self._key_text
-        return start, None
-
-    def _key_text(self, text: str, start: int, out: Writer) -> Step:
-        start, end = self._take(KEY, text, start)
-        if end is None:
-            end = None if self._word else End.MISFIT
-            self._next = self._equals
-        return start, end
-
-    def _equals(self, text: str, start: int, out: Writer) -> Step:
-        start = _next_char(text, start)
-        if start == len(text):
-            return start, End.MORE
-        if text[start] != "=":
-            return start, End.MISFIT
+    def _read_key(self, text: str, start: int, out: Writer) -> Step:
+        found = KEY.match(text, start)
+        if found is None:
+            return _more(KEY_BEGINNING, text, start)
+        if found[1]:
+            return found.end(), self._close(out)
         if not self._started:
             out.start_call(self._name)
-        out.arguments((", " if self._started else "{") + f"{json.dumps(self._word)}: ")
-        self._started, self._word = True, ""
-        self._value, self._next = PythonValue(out.arguments), self._value_text
-        return start + 1, None
+            self._started = True
+        self._key, self._next = found[2], self._read_value
+        self._value.append(found[0])
+        return found.end(), None
 
-    def _value_text(self, text: str, start: int, out: Writer) -> Step:
-        assert self._value is not None, "set where this step is"
-        start, end = self._value.read(text, start)
-        if end is not End.DONE:
-            return start, end
-        self._value, self._next = None, self._after_value
-        return start, None
+    def _read_value(self, text: str, start: int, out: Writer) -> Step:
+        """Up to the comma or bracket after the value."""
+        end, is_complete = self._value_end(text, start)
+        self._value.append(text[start:end])
+        self._num_chars += end - start
+        if self._num_chars > MAX_LITERAL_CHARS:
+            return end, End.MISFIT
+        if not is_complete:
+            return end, End.MORE
+        value = python_as_json("".join(self._value[1:]))
+        if value is None or text[end] not in "),":
+            return end, End.MISFIT
+        out.arguments(f"{', ' if self._num_written else '{'}{json.dumps(self._key)}: {value}")
+        self._num_written += 1
+        self._value.clear()
+        self._num_chars, self._next = 0, self._read_key
+        return end + 1, None if text[end] == "," else self._close(out)
 
-    def _after_value(self, text: str, start: int, out: Writer) -> Step:
-        start = _next_char(text, start)
-        if start == len(text):
-            return start, End.MORE
-        if text[start] == ")":
-            return start + 1, self._close(out)
-        self._next = self._key_start
-        return (start + 1, None) if text[start] == "," else (start, End.MISFIT)
+    def _value_end(self, text: str, start: int) -> tuple[int, bool]:
+        """How far the value goes, and whether it ends there. A quote at the end of the text may be
+        the first of three.
+        """
+        while True:
+            pattern = STRING_END[self._quote] if self._quote else STRUCTURE
+            found = pattern.search(text, start)
+            if found is None:
+                held = len(self._quote) if self._quote else 0
+                return max(start, len(text) - held), False
+            token = found[0]
+            if self._quote:
+                self._quote = self._quote if token[0] == "\\" else ""
+            elif token[0] in "'\"":
+                if text[found.start() :] in (token, token * 2) and len(token) == 1:
+                    return found.start(), False
+                self._quote = token
+            elif self._depth == 0 and token in ")]},":
+                return found.start(), True
+            else:
+                self._depth += 1 if token in "[({" else -1 if token in "])}" else 0
+            start = found.end()
 
     def _close(self, out: Writer) -> End:
         if not self._started:
             out.start_call(self._name)
-        out.arguments("}" if self._started else "{}")
+        out.arguments("}" if self._num_written else "{}")
         return End.DONE
 
 
-def _next_char(text: str, start: int) -> int:
-    """Where the next character stands that is not blank; the text's length without one."""
-    found = NON_BLANK.search(text, start)
-    return len(text) if found is None else found.start()
+def _more(beginning: re.Pattern[str], text: str, start: int) -> tuple[int, End]:
+    """What is not there yet: more text is needed if this may be its beginning."""
+    is_beginning = beginning.fullmatch(text, start) is not None
+    return start, End.MORE if is_beginning else End.MISFIT

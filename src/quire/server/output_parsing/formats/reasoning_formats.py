@@ -1,4 +1,4 @@
-"""The reasoning formats that are built in: most are a pair of marks."""
+"""The reasoning formats that are built in: most are a pair of delimiters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from quire.server.output_parsing.state_table import ReasoningFormat
 THINK = ("<think>",), ("</think>",)
 
 OPTIONAL_THINK = ReasoningFormat("qwen3", *THINK)
-"""For models that can do without: the prompt or the output says so with the opening mark."""
+"""For models that can do without: the prompt or the output says so with the opening delimiter."""
 ASSUMED_THINK = ReasoningFormat("deepseek_r1", *THINK, is_assumed=True)
-"""For models that always reason, and may leave out the opening mark."""
+"""For models that always reason, and may leave out the opening delimiter."""
 MISTRAL = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",))
 SEED_OSS = ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), is_assumed=True)
 GRANITE = ReasoningFormat(
@@ -23,7 +23,7 @@ GRANITE = ReasoningFormat(
 REASONING_FORMATS = (
     OPTIONAL_THINK, ASSUMED_THINK, MISTRAL, SEED_OSS, GRANITE, HARMONY_REASONING,
 )  # fmt: skip
-OTHER_NAMES = {
+ALIASES = {
     "deepseek_v3": "qwen3",
     "glm45": "qwen3",
     "glm47": "qwen3",

@@ -25,7 +25,7 @@ def tagged(opening: str, closing: str) -> Mapping[str, ParserState]:
 
 
 def listed(*openings: str, closing: str = "") -> dict[str, ParserState]:
-    """A JSON list of envelopes behind an opening."""
+    """A JSON list of envelopes after an opening."""
     opens = dict.fromkeys(openings, "list")
     after = {closing: "content"} if closing else {}
     return {
@@ -78,7 +78,7 @@ def kimi_head(text: str) -> Head | None:
 
 
 def mistral_head(text: str) -> Head | None:
-    """The name, behind it the id if the model gave one."""
+    """The name, followed by the id if the model gave one."""
     name, _, call_id = text.partition("[CALL_ID]")
     return Head(name.strip(), call_id.strip() or None) if name.strip() else None
 
@@ -248,7 +248,7 @@ TOOL_FORMATS = (
     HERMES, LLAMA_JSON, GRANITE, JAMBA, PHI4_MINI, MISTRAL, PYTHONIC, LLAMA4_PYTHONIC,
     LFM2, QWEN_XML, SEED_OSS, MINIMAX_M2, GLM, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, HARMONY,
 )  # fmt: skip
-OTHER_NAMES = {
+ALIASES = {
     "qwen": "hermes",
     "granite4": "hermes",
     "llama4_json": "llama3_json",

@@ -1,49 +1,106 @@
-"""What surrounds every request: its id in the reply, one line in the log, a count, and an answer
-even where a handler fails.
+"""The requests in progress: counted and named here, and the middleware around each of them, which
+gives it an id, writes its line of the access log and answers where a handler fails.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.engine.shared_cores.load_board import Neighbours
 from quire.server.http.failures import error_response
-from quire.server.in_flight_requests import InFlightRequests
 
 logger = logging.getLogger(__name__)
 
 ID_SLOT = "quire.request_id"
-"""Where the id of the request is, in the scope's state."""
+"""Key of the request's id in the state of its scope."""
 TRACE_SLOT = "quire.traceparent"
-"""Where the name of the request's span is, once it has one."""
+"""Key of the `traceresponse` header of the request's span, once it has one."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 
 
 def own_request_id(connection: HTTPConnection) -> str | None:
-    """The id that the client gave in X-Request-Id; None if there is none that can be shown."""
+    """The X-Request-Id that the client gave; None without one that can be sent back."""
     given = connection.headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else None
 
 
-class RequestLog:
-    """The outermost part of the app.
+class InFlightRequests:
+    """Counts and names of requests in progress; belongs to one event loop.
 
-    `shows_ids`: replies carry X-Request-Id. `logs`: a line for each request, when it is over.
+    `is_draining`: the server is shutting down, so that `/ready` answers 503. `neighbours` are the
+    other API servers of the same engine.
+    """
+
+    def __init__(self, neighbours: Neighbours | None = None) -> None:
+        self._neighbours = neighbours
+        self.num_requests = 0
+        self.is_draining = False
+        self._keys: dict[str, str] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one request more while the block runs."""
+        self._count(1)
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._count(-1)
+            if not self.num_requests:
+                self._idle.set()
+
+    @property
+    def num_everywhere(self) -> int:
+        """The requests in progress here and at the neighbours."""
+        others = 0 if self._neighbours is None else int(self._neighbours.load().num_answered)
+        return self.num_requests + others
+
+    def _count(self, change: int) -> None:
+        self.num_requests += change
+        if self._neighbours is not None:
+            self._neighbours.tell(num_answered=self.num_requests)
+
+    async def wait_until_idle(self) -> None:
+        """Return when no request is in progress."""
+        await self._idle.wait()
+
+    def enter(self, key: str, shown: str) -> None:
+        """The engine has a request `key`, which its client knows as `shown`."""
+        self._keys[key] = shown
+
+    def leave(self, key: str) -> None:
+        """The engine is done with `key`. Idempotent."""
+        self._keys.pop(key, None)
+
+    def keys(self, shown: Collection[str] | None = None) -> list[str]:
+        """The engine's names of the requests that clients know by these (None: of all)."""
+        return [key for key, name in self._keys.items() if shown is None or name in shown]
+
+
+class InFlightMiddleware:
+    """The outermost layer of the app.
+
+    `shows_ids`: replies carry X-Request-Id. `logs`: each request writes a line when it has ended.
     """
 
     def __init__(
-        self, app: ASGIApp, traffic: InFlightRequests, *, shows_ids: bool, logs: bool
+        self, app: ASGIApp, in_flight: InFlightRequests, *, shows_ids: bool, logs: bool
     ) -> None:
         self._app = app
-        self._traffic = traffic
+        self._in_flight = in_flight
         self._shows_ids = shows_ids
         self._logs = logs
 
@@ -59,7 +116,7 @@ class RequestLog:
             if scope["path"] in _UNCOUNTED:
                 await self._answer(scope, receive, reply)
             else:
-                with self._traffic.counted():
+                with self._in_flight.counted():
                     await self._answer(scope, receive, reply)
         finally:
             if self._logs:

@@ -1,5 +1,5 @@
-"""The outputs of one or several engine requests: one after the other, merged while they stream, or
-awaited as a whole, with a client that goes away ending them all.
+"""The outputs of one or several engine requests: merged while they stream, or awaited as a whole. A
+client that disconnects ends them all.
 """
 
 from __future__ import annotations
@@ -7,26 +7,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError
 from quire.outputs import RequestOutput
+from quire.server.http.bounds import until_disconnected
 
 T = TypeVar("T")
-
-
-class Mailbox(Protocol):
-    """Where the engine puts the outputs of one request (`RequestOutputCollector`)."""
-
-    def get_nowait(self) -> RequestOutput | None:
-        """All that is new, or None."""
-        ...
-
-    async def get(self) -> RequestOutput:
-        """All that is new, when there is something."""
-        ...
 
 
 class Outputs:
@@ -35,8 +25,10 @@ class Outputs:
     Unlike an async generator it ends its request when it is closed before its first output.
     """
 
-    def __init__(self, mailbox: Mailbox, abort: Callable[[], Awaitable[None]]) -> None:
-        self._mailbox = mailbox
+    def __init__(
+        self, collector: RequestOutputCollector, abort: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._collector = collector
         self._abort = abort
         self._is_finished = False
         self._is_closed = False
@@ -47,12 +39,12 @@ class Outputs:
     async def __anext__(self) -> RequestOutput:
         if self._is_finished:
             raise StopAsyncIteration
-        output = self._mailbox.get_nowait() or await self._mailbox.get()
+        output = self._collector.get_nowait() or await self._collector.get()
         self._is_finished = output.finished
         return output
 
     async def aclose(self) -> None:
-        """Nobody wants the outputs any more. May be called again."""
+        """End the request, if it has not ended, and drop its outputs. Idempotent."""
         if not self._is_closed:
             self._is_closed = self._is_finished = True
             await self._abort()
@@ -109,7 +101,7 @@ async def last_outputs(request: Request, streams: Sequence[Outputs]) -> list[Req
     """The last output of each stream.
 
     Raises EngineGenerateError when a completion ended with an error, ClientDisconnect when the
-    client has gone, after which nothing of the request is left in the engine.
+    client disconnects, after which nothing of the request is left in the engine.
     """
     outputs = await while_connected(request, asyncio.gather(*map(_last, streams)))
     for output in outputs:
@@ -131,9 +123,9 @@ def raise_error(output: RequestOutput) -> None:
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`; cancelled, and ClientDisconnect raised, when the client goes away."""
+    """The result of `work`; cancelled, and ClientDisconnect raised, when the client disconnects."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(until_disconnected(request.receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -143,8 +135,3 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         gone.cancel()
         task.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,5 +1,7 @@
-"""What the model wrote, taken apart: the one place where chat replies meet the reader of
-transcripts.
+"""Chat with output parsing: where tools are given, or the server has a tool or reasoning parser.
+
+Decides what a request's tools mean for its prompt and parameters, and makes the parser's events
+into messages and deltas.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from quire.errors import InvalidParameter
+from quire.params import SamplingParams
 from quire.params.structured import StructuredOutputsParams
 from quire.server.context import Prompt, Server
 from quire.server.openai.replies import (
@@ -28,7 +31,7 @@ from quire.server.output_parsing import (
     CallStarted,
     ContentText,
     Event,
-    OutputReader,
+    OutputParser,
     ReasoningText,
     ToolUse,
     decide_tool_use,
@@ -38,49 +41,51 @@ from quire.server.output_parsing import (
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt(Prompt):
-    """A conversation's prompt. `tools`: what its tools ask for; `place`: where in a transcript its
-    outputs begin.
+    """A conversation's prompt. `tools`: what its tools ask for; `place`: the state of the parser in
+    which its outputs begin, None for outputs that need no parser.
     """
 
-    tools: ToolUse
-    place: str
+    tools: ToolUse = NO_TOOLS
+    place: str | None = None
 
 
 def tool_use(server: Server, body: ChatRequest) -> ToolUse:
     """What the request's tools ask for. Raises InvalidParameter."""
-    if not body.tools and body.tool_choice is None:
-        return NO_TOOLS
     return decide_tool_use(
         body.tools,
         body.tool_choice,
-        server.chat.transcripts,
+        server.chat.parser_plan,
         parallel=body.parallel_tool_calls is not False,
         hides_unused=server.chat.hides_tools,
     )
 
 
-def begin_at(server: Server, body: ChatRequest, prompt: str) -> str:
-    """The place in a transcript where the answers to `prompt` begin."""
+def place_of(server: Server, body: ChatRequest, prompt: str) -> str:
+    """The state of the parser in which the outputs of `prompt` begin."""
     last = body.messages[-1].get("content") if body.continue_final_message else None
-    return server.chat.transcripts.place(prompt, last if isinstance(last, str) else "")
+    return server.chat.parser_plan.place(prompt, last if isinstance(last, str) else "")
 
 
-def needs_special_tokens(server: Server, tools: ToolUse) -> bool:
-    """Whether the marks that outputs are taken apart by are special tokens, which must be seen."""
+def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: str) -> None:
+    """Have the engine produce what the parser can read: the special tokens among its delimiters,
+    and the form of forced calls.
+
+    Raises InvalidParameter where an answer cannot have the form that is asked for.
+    """
     special = server.need_tokenizer().all_special_tokens
     reads_calls = tools.tools is not None and not tools.forced
-    return server.chat.transcripts.needs_special_tokens(special, reads_calls=reads_calls)
+    if server.chat.parser_plan.needs_special_tokens(special, reads_calls=reads_calls):
+        params.skip_special_tokens = False
+    params.structured_outputs = _answer_form(server, params.structured_outputs, tools, place)
 
 
-def answer_form(
+def _answer_form(
     server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
 ) -> StructuredOutputsParams | None:
-    """The form of the answer: that of forced calls, else what is `asked` for. It begins behind the
-    reasoning, but for a grammar that describes the reasoning too.
-
-    Raises InvalidParameter where an answer cannot have it.
+    """The form of forced calls, else the one that is `asked` for. It begins after the reasoning,
+    unless a grammar describes the reasoning too.
     """
-    plan = server.chat.transcripts
+    plan = server.chat.parser_plan
     if asked is not None and (tools.schema is not None or tools.grammar is not None):
         allowed = "a forced call has a form of its own"
         raise InvalidParameter("response_format", asked.kind, allowed, "Leave one of them out.")
@@ -90,26 +95,26 @@ def answer_form(
             raise InvalidParameter("continue_final_message", True, allowed)
         return StructuredOutputsParams(grammar=tools.grammar)
     form = asked if tools.schema is None else StructuredOutputsParams(json=dict(tools.schema))
-    mark = plan.answer_mark(place)
-    if form is None or mark is None or form.starts_after is not None:
+    delimiter = plan.answer_delimiter(place)
+    if form is None or delimiter is None or form.starts_after is not None:
         return form
-    return replace(form, starts_after=mark)
+    return replace(form, starts_after=delimiter)
 
 
-class Answer:
-    """One of n answers while it arrives: deltas for a stream, a message for a whole reply."""
+class ParsedAnswer:
+    """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply."""
 
     def __init__(
-        self, role: str, reader: OutputReader, *, shows_reasoning: bool, is_named: bool = False
+        self, role: str, parser: OutputParser, *, shows_reasoning: bool, is_named: bool = False
     ) -> None:
         self.role = role
         self.reasoning = ""
-        self._reader = reader
+        self._parser = parser
         self._shows_reasoning = shows_reasoning
         self._is_named = is_named
 
     def delta(self, text: str, *, is_last: bool) -> ChatDelta:
-        """What the next piece of text adds; nothing, while it may become something else."""
+        """What the next piece of text adds: nothing while the parser holds it back."""
         return self._delta(self.events(text, is_last=is_last))
 
     def message(self, text: str) -> ChatMessage:
@@ -134,13 +139,13 @@ class Answer:
     @property
     def has_calls(self) -> bool:
         """Whether a tool was asked for."""
-        return self._reader.num_calls > 0
+        return self._parser.num_calls > 0
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
-        """What the next piece of text says."""
-        events = self._reader.feed(text)
+        """The events of the next piece of text."""
+        events = self._parser.feed(text)
         if is_last:
-            events = [*events, *self._reader.finish()]
+            events = [*events, *self._parser.finish()]
         for event in events:
             if isinstance(event, ReasoningText):
                 self.reasoning += event.text
@@ -170,11 +175,6 @@ class Answer:
         return delta
 
 
-def is_empty(delta: ChatDelta) -> bool:
-    """Whether a delta says nothing."""
-    return delta.content is UNSET and delta.reasoning is UNSET and delta.tool_calls is UNSET
-
-
 def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> None:
     call = calls.setdefault(index, ToolCallDelta(index, function=FunctionDelta()))
     assert call.function is not UNSET
@@ -184,11 +184,11 @@ def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> No
 
 def open_answers(
     server: Server, body: ChatRequest, prompt: ChatPrompt, role: str
-) -> Sequence[Answer]:
-    """A reader for each answer to `prompt`."""
-    plan, use = server.chat.transcripts, prompt.tools
+) -> Sequence[ParsedAnswer]:
+    """A parser for each answer to `prompt`."""
+    plan, use = server.chat.parser_plan, prompt.tools
     return [
-        Answer(
+        ParsedAnswer(
             role,
             plan.open(prompt.place, tools=use.tools, forced=use.forced, parallel=use.parallel),
             shows_reasoning=body.include_reasoning is not False,

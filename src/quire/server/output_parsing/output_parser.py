@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.server.output_parsing.call_ids import CallId
-from quire.server.output_parsing.delimiters import Marks
+from quire.server.output_parsing.delimiters import Delimiters
 from quire.server.output_parsing.ends import End
 from quire.server.output_parsing.events import Event
 from quire.server.output_parsing.formats.json_call import JsonCall
@@ -18,7 +18,6 @@ from quire.server.output_parsing.formats.python_call import PythonCall
 from quire.server.output_parsing.readers import (
     HeadReader,
     JsonReader,
-    Passage,
     Reader,
     TextReader,
     Undecided,
@@ -29,30 +28,31 @@ from quire.server.output_parsing.tool_schemas import ToolSchemas
 
 
 class Table:
-    """A format's states with their marks made ready; shared by all outputs, changed by none.
+    """A format's states with their delimiters made ready; shared by all outputs, changed by none.
 
-    `has_calls`: blanks may be a call's markup. Raises ValueError where marks contain each other.
+    `has_calls`: blanks may be a call's markup. Raises ValueError where delimiters contain each
+    other.
     """
 
-    __slots__ = ("format", "has_calls", "marks", "start", "states")
+    __slots__ = ("format", "has_calls", "delimiters", "start", "states")
 
     def __init__(
         self, tool_format: ToolFormat, states: Mapping[str, ParserState], has_calls: bool
     ) -> None:
         self.format = tool_format
         self.states = dict(states)
-        self.marks = {place: Marks(state.marks) for place, state in states.items()}
+        self.delimiters = {place: Delimiters(state.delimiters) for place, state in states.items()}
         self.start = tool_format.start
         self.has_calls = has_calls
 
 
-class TranscriptReader:
+class OutputParser:
     """Reads one output as its text arrives.
 
     For every way of cutting the text into pieces the events add up to the same transcript: a
-    decision is made when the text before it has fully come, and never taken back. What is held
-    back between calls is the beginning of a mark (shorter than the mark), and from where a call
-    may begin until its name is known, all of it. Time is linear in the text.
+    decision is made when the text before it has fully come, and never taken back. What is held back
+    between calls is the beginning of a delimiter (shorter than the delimiter), and from where a
+    call may begin until its name is known, all of it. Time is linear in the text.
     """
 
     __slots__ = ("_at", "_home", "_out", "_parameters", "_reader", "_rest", "_table", "_text",
@@ -72,7 +72,7 @@ class TranscriptReader:
         self._text, self._at, self._rest = "", 0, ""
         self._home = self.place = "content"
         self.state = table.states["content"]
-        self._reader: Reader = Passage(self.state, table.marks["content"])
+        self._reader: Reader = TextReader(self.state, table.delimiters["content"])
         self._enter(place)
 
     def feed(self, text: str) -> list[Event]:
@@ -114,13 +114,13 @@ class TranscriptReader:
             assert self.state.then is not None, "tables are checked"
             self._enter(self.state.then)
         else:
-            assert isinstance(outcome, str), "the mark that was met"
+            assert isinstance(outcome, str), "the delimiter that was met"
             self._follow(outcome)
         return True
 
-    def _follow(self, mark: str) -> None:
-        """Go where a mark leads."""
-        target = self.state.marks[mark]
+    def _follow(self, delimiter: str) -> None:
+        """Go where a delimiter leads."""
+        target = self.state.delimiters[delimiter]
         if isinstance(self._reader, HeadReader):
             head = self.state.head(self._reader.text)
             if head is None:
@@ -133,21 +133,21 @@ class TranscriptReader:
                 self._parameters.start()
         elif self.state.reads is Reads.LEAD:
             self._out.drop()
-        kept = mark in self.state.kept
-        self._at += 0 if kept else len(mark)
-        return self._enter(target, "" if kept else mark)
+        kept = delimiter in self.state.kept
+        self._at += 0 if kept else len(delimiter)
+        return self._enter(target, "" if kept else delimiter)
 
-    def _enter(self, place: str, mark: str = "") -> None:
-        """Be in a state, having met the mark that leads there."""
+    def _enter(self, place: str, delimiter: str = "") -> None:
+        """Be in a state, having met the delimiter that leads there."""
         state, out = self._table.states[place], self._out
         is_start = place == self._table.start
         if out.is_undecided:
-            out.hold(mark)
+            out.hold(delimiter)
             if state.reads in FLOWING:
                 out.release(state.reads is Reads.REASONING)
         elif state.reads in OPENING:
             self._home = self._home_of(state)
-            out.hold("" if is_start else mark)
+            out.hold("" if is_start else delimiter)
             out.is_undecided = True
         elif state.reads in FLOWING and self.state.reads not in FLOWING:
             out.touches_call = self._table.has_calls
@@ -177,26 +177,24 @@ class TranscriptReader:
 
     def _be(self, place: str) -> None:
         self.place, self.state = place, self._table.states[place]
-        self._reader = self._reader_of(self.state, self._table.marks[place])
+        self._reader = self._reader_of(self.state, self._table.delimiters[place])
 
-    def _reader_of(self, state: ParserState, marks: Marks) -> Reader:
+    def _reader_of(self, state: ParserState, delimiters: Delimiters) -> Reader:
         match state.reads:
-            case Reads.CONTENT | Reads.REASONING:
-                return Passage(state, marks)
+            case Reads.CONTENT | Reads.REASONING | Reads.TEXT:
+                return TextReader(state, delimiters)
             case Reads.LEAD | Reads.BLANK:
-                return Undecided(state, marks)
+                return Undecided(state, delimiters)
             case Reads.HEAD:
-                return HeadReader(state, marks)
+                return HeadReader(state, delimiters)
             case Reads.ENVELOPE:
-                return JsonCall(self._table.format, marks)
+                return JsonCall(self._table.format, delimiters)
             case Reads.JSON:
-                return JsonReader(marks)
-            case Reads.TEXT:
-                return TextReader(marks)
+                return JsonReader(delimiters)
             case Reads.PYTHON:
                 return PythonCall()
             case Reads.KEY:
-                return KeyReader(marks, self._parameters)
+                return KeyReader(delimiters, self._parameters)
             case Reads.VALUE:
                 is_padded = self._table.format.pads_values
-                return ValueReader(marks, self._parameters, is_padded, self._out)
+                return ValueReader(delimiters, self._parameters, is_padded, self._out)
