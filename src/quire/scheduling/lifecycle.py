@@ -1,19 +1,67 @@
-"""The life of a request: from the waiting queue into a row, out of it, and to its end."""
+"""The life of a request: from the waiting queue into a row, out of it, and to its end. Who goes
+first, and who has to give way, is an order over requests: the policy.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.scheduling import streaming_input
 from quire.scheduling.block_tables import BlockTables
 from quire.scheduling.decode_lane import DecodeLane
-from quire.scheduling.policy import POLICIES, WaitingQueue
 from quire.scheduling.request import Request, State, Stop
 from quire.scheduling.resources import BlockBudget, Resource, Resources, RunningRows, TokenBudget
 from quire.scheduling.scheduler_output import FinishedRequest, InFlightStep
 from quire.scheduling.settings import SchedulerConfig
+
+Rank = tuple[float, ...]
+Policy = Callable[[Request], Rank]
+"""Smaller runs first; the largest among the running is the victim when memory runs out."""
+
+
+def fcfs(request: Request) -> Rank:
+    """First come, first served. A preempted request keeps its place, which is before all that came
+    later.
+    """
+    return (request.order,)
+
+
+def priority(request: Request) -> Rank:
+    """Smaller priority number first, then first come."""
+    return (request.priority, request.arrival_time, request.order)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+
+
+def choose_victim(policy: Policy, running: Iterable[Request], request: Request) -> Request:
+    """The running request that gives its blocks back for `request`, which may be itself."""
+    return max((r for r in running if r is request or not r.is_protected), key=policy)
+
+
+class WaitingQueue:
+    """Waiting requests in the policy's order."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=self._policy)
+
+    def remove(self, request: Request) -> None:
+        index = bisect_left(self._requests, self._policy(request), key=self._policy)
+        assert self._requests[index] is request
+        del self._requests[index]
 
 
 @dataclass(slots=True)

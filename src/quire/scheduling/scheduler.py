@@ -18,8 +18,7 @@ from collections.abc import Collection, Sequence
 from quire.errors import RequestError
 from quire.params import SamplingParams
 from quire.scheduling.drafts import record_drafts
-from quire.scheduling.lifecycle import Lifecycle
-from quire.scheduling.policy import choose_victim
+from quire.scheduling.lifecycle import Lifecycle, choose_victim
 from quire.scheduling.request import NextInput, Reason, Request, State, Stop
 from quire.scheduling.resources import Resource
 from quire.scheduling.scheduler_output import (
