@@ -18,6 +18,7 @@ from quire.errors import EngineDeadError, LoadError
 from quire.runner.faults import RowFailures
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
+from tests.support.op_cases.costs import nbytes
 
 FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3")
 FOUR_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -83,7 +84,7 @@ def test_each_worker_has_its_part_and_no_more(folder):
     whole, parts = one.executor.worker, two.executor.workers
     assert [part.kv_cache_bytes() for part in parts] == [whole.kv_cache_bytes() // 2] * 2
     model = whole.get_model()
-    replicated = model.head.weight.nbytes + 4 * num_norm_values(model.spec)
+    replicated = nbytes(model.head.weight) + 4 * num_norm_values(model.spec)
     cut = model.weight_bytes - replicated
     assert [part.get_model().weight_bytes for part in parts] == [replicated + cut // 2] * 2
     for core in (one, two):

@@ -127,11 +127,6 @@ class OracleLinear:
         """Rows of the weight."""
         return int(self.weight.shape[0])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return int(self.weight.nbytes)
-
     def __call__(self, x: Array) -> Array:
         """x [in] -> [out]."""
         y = np.array([sum(x * row) for row in self.weight])
@@ -199,11 +194,6 @@ class OracleExperts:
     def experts(self) -> int:
         """How many experts."""
         return len(self.pairs)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(up.nbytes + down.nbytes for up, down in self.pairs)
 
 
 def pack_experts(

@@ -161,4 +161,4 @@ class DecoderModel:
     @property
     def weight_bytes(self) -> int:
         """What the weights take in memory, tied ones once."""
-        return sum(part.nbytes for _, part in self._parts)
+        return sum(tensor.nbytes for tensor in self.weight_tensors())

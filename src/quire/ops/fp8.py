@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import nbytes
-
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """Of the type: it has no infinity."""
@@ -41,10 +39,6 @@ class Fp8Linear:
     @property
     def out_features(self) -> int:
         return self.numbers.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.numbers, self.scales, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype: rows rounded to e4m3 with a scale each, then a

@@ -15,20 +15,16 @@ from torch import Tensor
 from quire.ops.activation import ACTIVATIONS, gated
 from quire.ops.fp8 import Fp8Linear, fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
-from quire.ops.registry import WIDE, nbytes, op
+from quire.ops.registry import WIDE, op
 
 
 class LinearWeight(Protocol):
-    """A packed weight, opaque to all but the provider that packed it; `nbytes` is what it keeps in
-    memory.
-    """
+    """A packed weight, opaque to all but the provider that packed it."""
 
     @property
     def in_features(self) -> int: ...
     @property
     def out_features(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +41,6 @@ class PlainLinear:
     @property
     def out_features(self) -> int:
         return self.weight.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.weight, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [*, in] -> [*, out]."""

@@ -44,12 +44,9 @@ class MoeArgs:
 
 
 class ExpertWeights(Protocol):
-    """The packed weights of all experts of a layer; `nbytes` is what they take in memory."""
+    """The packed weights of all experts of a layer."""
 
     experts: int
-
-    @property
-    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +58,6 @@ class SeparateExperts:
     experts: int
     up: tuple[Any, ...]
     down: tuple[Any, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(w.nbytes for w in self.up + self.down)
 
 
 @op(format="linear")

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import nbytes
-
 TINY = 1e-30
 """Values that are all smaller than this are zeros: the inverse of their scale would be infinite."""
 
@@ -57,10 +55,6 @@ class QuantizedLinear:
     @property
     def out_features(self) -> int:
         return self.q.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.q, self.scales, self.bias)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype. Of rounded rows the sum of a group is exact, and

@@ -114,8 +114,3 @@ def op(
         return record
 
     return wrap
-
-
-def nbytes(*tensors: torch.Tensor | None) -> int:
-    """Bytes that the elements of the tensors take; None takes none."""
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)

@@ -10,6 +10,7 @@ import torch
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import MoeArgs, WeightFormat, select
 from quire.ops.quantized import quantize_rows, quantize_weight
+from tests.support.op_cases.costs import nbytes
 
 NATIVE, REASON = find_native()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
@@ -137,7 +138,7 @@ def test_feed_forward_layers_logits_and_experts(isa):
 def test_memory_of_the_formats():
     ops = cpu_ops(None)
     weight = torch.zeros(1024, 512)
-    sizes = [ops.pack_linear(weight, None, format).nbytes / weight.numel() for format in FORMATS]
+    sizes = [nbytes(ops.pack_linear(weight, None, format)) / weight.numel() for format in FORMATS]
     assert sizes == [1 + 4 / 512, 0.5 + 2 / 32, 0.5 + 2 / 64, 0.5 + 2 / 128]
 
 

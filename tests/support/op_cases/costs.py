@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.models.assembly import tensors_within
 from quire.ops import AttentionArgs, AttentionPlan, ExpertWeights, LayerKV, LinearWeight, MoeArgs
 from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory
 from quire.ops.norm import NormWeight
-from quire.ops.registry import nbytes
 
 
 class Cost(NamedTuple):
@@ -22,6 +22,11 @@ class Cost(NamedTuple):
 
     num_bytes: int
     flops: int = 0
+
+
+def nbytes(*parts: object) -> int:
+    """What tensors and packed weights take in memory; None takes nothing."""
+    return sum(tensor.nbytes for part in parts for tensor in tensors_within(part))
 
 
 # rows
@@ -62,20 +67,20 @@ def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Cost
 
 
 def embed_packed(ids: Tensor, w: LinearWeight, scale: float = 1.0) -> Cost:
-    num_bytes = ids.numel() * (8 + 2 * w.nbytes // w.out_features)
+    num_bytes = ids.numel() * (8 + 2 * nbytes(w) // w.out_features)
     return Cost(num_bytes, ids.numel() * w.in_features)
 
 
 def linear(x: Tensor, w: LinearWeight) -> Cost:
     rows = x.numel() // w.in_features
-    num_bytes = nbytes(x) + w.nbytes + rows * w.out_features * x.element_size()
+    num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size()
     return Cost(num_bytes, 2 * x.numel() * w.out_features)
 
 
 def mlp(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> Cost:
     rows = x.numel() // up.in_features
     products = up.in_features * up.out_features + down.in_features * down.out_features
-    return Cost(2 * nbytes(x) + up.nbytes + down.nbytes, 2 * rows * products)
+    return Cost(2 * nbytes(x) + nbytes(up, down), 2 * rows * products)
 
 
 def logits(x: Tensor, head: LinearWeight, scale: float, softcap: float | None) -> Cost:
@@ -91,9 +96,9 @@ def moe(
     select_bias: Tensor | None = None,
 ) -> Cost:
     used = min(args.experts, x.shape[0] * args.top_k)
-    per_expert = experts.nbytes // x.element_size() // args.experts
+    per_expert = nbytes(experts) // x.element_size() // args.experts
     return Cost(
-        2 * nbytes(x) + router.nbytes + experts.nbytes * used // args.experts,
+        2 * nbytes(x) + nbytes(router) + nbytes(experts) * used // args.experts,
         2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert),
     )
 

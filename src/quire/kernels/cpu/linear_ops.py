@@ -16,7 +16,6 @@ from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
 from quire.ops.quantized import WeightFormat
-from quire.ops.registry import nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,6 @@ class CpuLinear:
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.panels, self.scales, self.bias)
 
 
 class LinearOps:

@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    mlp,
-    rms,
-    stack,
-)
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack
 from quire.models.rules import Family
-from quire.models.spec import Attention, Block, Decoder, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Norm
 
 
 def gemma_norm(c: ConfigReader) -> Norm:
@@ -24,10 +15,10 @@ def gemma_norm(c: ConfigReader) -> Norm:
     return rms(c, 1e-6, "rms1p")
 
 
-def gemma_attention(c: ConfigReader, rope: Rope | None, dim: int, **facts: Any) -> Attention:
+def gemma_attention(c: ConfigReader, dim: int, **facts: Any) -> Attention:
     """Attention with the biases that all Gemma configs may ask for."""
     bias = c.flag("attention_bias", False)
-    return attention(c, rope, dim, qkv_bias=bias, o_bias=bias, **facts)
+    return attention(c, head_dim=dim, qkv_bias=bias, o_bias=bias, **facts)
 
 
 def gemma_top(c: ConfigReader) -> dict[str, Any]:
@@ -41,9 +32,8 @@ def gemma_top(c: ConfigReader) -> dict[str, Any]:
 def _describe(c: ConfigReader) -> Decoder:
     _check_activation(c)
     dim = head_dim_of(c, 256)
-    rope = read_rope(c, dim, context=context_of(c))
     feed = mlp(c, act_key="hidden_activation", act="gelu_pytorch_tanh")
-    return stack(c, Block(gemma_attention(c, rope, dim), feed, gemma_norm(c)), **gemma_top(c))
+    return stack(c, Block(gemma_attention(c, dim), feed, gemma_norm(c)), **gemma_top(c))
 
 
 def _check_activation(c: ConfigReader) -> None:

@@ -12,7 +12,6 @@ from quire.models.families.llama import (
     ATTENTION_RULES,
     EMBEDDING_RULES,
     MLP_RULES,
-    context_of,
     head_dim_of,
     mlp,
     norm_rules,
@@ -21,7 +20,6 @@ from quire.models.families.llama import (
     window_of,
     with_windows,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Attention, Block, Decoder, Mlp
 
@@ -55,10 +53,8 @@ def capped(c: ConfigReader, default: float | None) -> dict[str, Any]:
 
 def _describe(c: ConfigReader) -> Decoder:
     dim = head_dim_of(c, 256)
-    rope = read_rope(c, dim, context=context_of(c))
     attn = gemma_attention(
         c,
-        rope,
         dim,
         scale=c.number("query_pre_attn_scalar", 256) ** -0.5,
         softcap=c.bound("attn_logit_softcapping", 50.0),

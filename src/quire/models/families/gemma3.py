@@ -24,7 +24,7 @@ def _describe(c: ConfigReader) -> Decoder:
     dim = head_dim_of(c, 256)
     scale = c.number("query_pre_attn_scalar", 256) ** -0.5
     c.only("attn_logit_softcapping", None)  # transformers has the key here, but ignores its value
-    attn = gemma_attention(c, None, dim, scale=scale, qk_norm=gemma_norm(c))
+    attn = gemma_attention(c, dim, rope=None, scale=scale, qk_norm=gemma_norm(c))
     kinds = read_layer_types(c, _pattern(c))
     window = window_of(c, 4096)
     blocks = with_windows(sandwich(c, attn), kinds, window)

@@ -9,15 +9,12 @@ from quire.models.families.llama import (
     EMBEDDING_RULES,
     PRE_NORM_RULES,
     attention,
-    context_of,
-    head_dim_of,
     read_layer_types,
     rms,
     stack_of,
     window_of,
     with_windows,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, Step, rule
 from quire.models.spec import Block, Decoder, Moe
 
@@ -54,9 +51,8 @@ def _describe(c: ConfigReader) -> Decoder:
     if "rope_scaling" not in c and "rope_parameters" not in c:
         raise LoadError("config.json lacks rope_scaling, which gpt-oss needs.")
     c.raw("initial_context_length", None)  # rope_scaling repeats it
-    dim, bias = head_dim_of(c), c.flag("attention_bias", True)
-    rope = read_rope(c, dim, theta=150000.0, context=context_of(c))
-    attn = attention(c, rope, dim, qkv_bias=bias, o_bias=bias, sinks=True)
+    bias = c.flag("attention_bias", True)
+    attn = attention(c, theta=150000.0, qkv_bias=bias, o_bias=bias, sinks=True)
     block = Block(attn, _experts(c), rms(c, 1e-5, "rms_late_cast"))
     depth = c.integer("num_hidden_layers")
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]

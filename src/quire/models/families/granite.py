@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    mlp,
-    rms,
-    stack,
-)
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import RULES, attention, mlp, rms, stack
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, context=context_of(c))
+    bias = c.flag("attention_bias", False)
     scale = c.number("attention_multiplier", 1.0)
-    attn = attention(c, rope, dim, scale=scale, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, scale=scale, qkv_bias=bias, o_bias=bias)
     block = Block(
         attn,
         mlp(c, bias=c.flag("mlp_bias", False)),

@@ -9,7 +9,7 @@ from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -61,8 +61,16 @@ def context_of(c: ConfigReader) -> int:
     return context
 
 
-def attention(c: ConfigReader, rope: Rope | None, head_dim: int, **facts: Any) -> Attention:
-    """Llama's attention with what differs as keywords."""
+def attention(
+    c: ConfigReader, *, head_dim: int | None = None, theta: float = 1e4, **facts: Any
+) -> Attention:
+    """Llama's attention with what differs as keywords. Without `rope` among them it is read, with
+    `theta` as the family's base.
+    """
+    if head_dim is None:
+        head_dim = head_dim_of(c)
+    if "rope" not in facts:
+        facts["rope"] = read_rope(c, head_dim, theta=theta, context=context_of(c))
     heads = c.integer("num_attention_heads")
     kv_heads = c.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -73,7 +81,6 @@ def attention(c: ConfigReader, rope: Rope | None, head_dim: int, **facts: Any) -
             "kv_heads": kv_heads,
             "head_dim": head_dim,
             "scale": head_dim**-0.5,
-            "rope": rope,
             **facts,
         }
     )
@@ -157,9 +164,8 @@ def _trim_window(block: Block, context: int) -> Block:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, context=context_of(c))
-    attn = attention(c, rope, dim, qkv_bias=bias, o_bias=bias)
+    bias = c.flag("attention_bias", False)
+    attn = attention(c, qkv_bias=bias, o_bias=bias)
     feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, rms(c, 1e-6)))
 

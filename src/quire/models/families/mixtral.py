@@ -9,13 +9,10 @@ from quire.models.families.llama import (
     EMBEDDING_RULES,
     PRE_NORM_RULES,
     attention,
-    context_of,
-    head_dim_of,
     rms,
     stack,
     window_of,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Moe
 
@@ -36,9 +33,7 @@ RULES = (
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim = head_dim_of(c)
-    rope = read_rope(c, dim, theta=1e6, context=context_of(c))
-    attn = attention(c, rope, dim, window=window_of(c))
+    attn = attention(c, theta=1e6, window=window_of(c))
     moe = Moe(
         experts=c.integer("num_local_experts"),
         top_k=c.integer("num_experts_per_tok"),

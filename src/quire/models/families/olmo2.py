@@ -8,14 +8,11 @@ from quire.models.families.llama import (
     EMBEDDING_RULES,
     MLP_RULES,
     attention,
-    context_of,
-    head_dim_of,
     mlp,
     norm_rules,
     rms,
     stack,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -28,9 +25,8 @@ RULES = (
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, norm, bias = head_dim_of(c), rms(c, 1e-5, "rms_late_cast"), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, context=context_of(c))
-    attn = attention(c, rope, dim, qk_norm=norm, qk_norm_over="full", qkv_bias=bias, o_bias=bias)
+    norm, bias = rms(c, 1e-5, "rms_late_cast"), c.flag("attention_bias", False)
+    attn = attention(c, qk_norm=norm, qk_norm_over="full", qkv_bias=bias, o_bias=bias)
     return stack(c, Block(attn, mlp(c), norm, pre=False, post=True))
 
 

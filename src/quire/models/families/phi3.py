@@ -47,7 +47,7 @@ def _describe(c: ConfigReader) -> Decoder:
     rope = read_rope(
         c, dim, context=context_of(c), kinds=("default", "longrope"), original=original
     )
-    attn = attention(c, rope, dim, window=window_of(c))
+    attn = attention(c, head_dim=dim, rope=rope, window=window_of(c))
     return stack(c, Block(attn, mlp(c), rms(c, 1e-5)))
 
 

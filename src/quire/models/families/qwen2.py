@@ -8,8 +8,6 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     RULES,
     attention,
-    context_of,
-    head_dim_of,
     mlp,
     read_layer_types,
     rms,
@@ -17,7 +15,6 @@ from quire.models.families.llama import (
     window_of,
     with_windows,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
@@ -36,9 +33,7 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim = head_dim_of(c)
-    rope = read_rope(c, dim, context=context_of(c))
-    attn = attention(c, rope, dim, qkv_bias=True)
+    attn = attention(c, qkv_bias=True)
     return stack_of(c, qwen_layers(c, Block(attn, mlp(c), rms(c, 1e-6))))
 
 

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import (
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    mlp,
-    rms,
-    stack_of,
-)
+from quire.models.families.llama import RULES, attention, head_dim_of, mlp, rms, stack_of
 from quire.models.families.qwen2 import qwen_layers
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family
 from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
     dim, norm, bias = head_dim_of(c, 128), rms(c, 1e-6), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, context=context_of(c))
-    attn = attention(c, rope, dim, qk_norm=norm, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, head_dim=dim, qk_norm=norm, qkv_bias=bias, o_bias=bias)
     return stack_of(c, qwen_layers(c, Block(attn, mlp(c), norm)))
 
 

@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    ACTIVATIONS,
-    RULES,
-    attention,
-    context_of,
-    head_dim_of,
-    mlp,
-    rms,
-    stack_of,
-    window_of,
-)
-from quire.models.rope_config import read_rope
+from quire.models.families.llama import ACTIVATIONS, RULES, attention, mlp, rms, stack_of, window_of
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Moe
 
@@ -34,9 +23,8 @@ _MOE_RULES = (
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    dim, norm, bias = head_dim_of(c), rms(c, 1e-6), c.flag("attention_bias", False)
-    rope = read_rope(c, dim, context=context_of(c))
-    attn = attention(c, rope, dim, qk_norm=norm, qkv_bias=bias, o_bias=bias, window=_window(c))
+    norm, bias = rms(c, 1e-6), c.flag("attention_bias", False)
+    attn = attention(c, qk_norm=norm, qkv_bias=bias, o_bias=bias, window=_window(c))
     dense = Block(attn, mlp(c), norm)
     sparse = replace(dense, mlp=_experts(c))
     return stack_of(c, [sparse if s else dense for s in _is_sparse(c)])

@@ -8,13 +8,10 @@ from quire.models.families.llama import (
     EMBEDDING_RULES,
     PRE_NORM_RULES,
     attention,
-    context_of,
-    head_dim_of,
     mlp,
     stack,
     window_of,
 )
-from quire.models.rope_config import read_rope
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 
@@ -30,10 +27,9 @@ RULES = (
 def _describe(c: ConfigReader) -> Decoder:
     c.only("mlp_type", "default")
     c.only("norm_type", "layer_norm")
-    dim, bias = head_dim_of(c), c.flag("use_bias", True)
-    rope = read_rope(c, dim, context=context_of(c))
+    bias = c.flag("use_bias", True)
     window = window_of(c)
-    attn = attention(c, rope, dim, window=window, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, window=window, qkv_bias=bias, o_bias=bias)
     feed = mlp(c, act="gelu_pytorch_tanh", gated=False, bias=bias)
     norm = Norm("layer", c.number("norm_epsilon", 1e-5), bias=True)
     return stack(c, Block(attn, feed, norm), tie=c.flag("tie_word_embeddings", True))

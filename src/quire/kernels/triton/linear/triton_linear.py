@@ -25,7 +25,6 @@ from quire.kernels.triton.linear.product_tiles import (
 from quire.kernels.triton.linear.rounding import fp8_rows, rounded_rows
 from quire.ops.fp8 import fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
-from quire.ops.registry import nbytes
 
 _BUSY_EXPERTS = 4
 """Whose weights are read at once, at least: few models choose fewer for a token."""
@@ -69,10 +68,6 @@ class TritonLinear:
     @property
     def out_features(self) -> int:
         return self.weight.shape[-2]
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.weight, self.bias, self.scales)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype."""

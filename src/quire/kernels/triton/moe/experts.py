@@ -32,10 +32,6 @@ class TritonExperts:
     def experts(self) -> int:
         return self.up.weight.shape[0]
 
-    @property
-    def nbytes(self) -> int:
-        return self.up.nbytes + self.down.nbytes
-
 
 @kernel
 def _weighted_sum_kernel(
