@@ -86,8 +86,8 @@ inline void load_pairs(const BF16* p, F32& first, F32& second) {
 #else
 
 inline F32 between(F32 v, int64_t low, int64_t high, F32 other) {
-    for (int64_t i = low; i < high; ++i) other.v[i] = v.v[i];
-    return other;
+    const Ints inside = lanes_below(high) & (lanes_below(low) ^ all(-1));
+    return {of_bits(choose(inside, bits_of(v.v), bits_of(other.v)))};
 }
 inline float largest(F32 a) {
     float most = a.v[0];
@@ -100,16 +100,15 @@ inline F32 scaled_or_zero(F32 x, F32 limit, F32 p, F32 n) {
 inline F32 whole(F32 x) { return nearest(max(splat(-1e6f), x)); }
 
 inline F32 load(const I8* p) {
-    F32 a;
-    for (int i = 0; i < 16; ++i) a.v[i] = p[i].value;
-    return a;
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = p[i].value;
+    return load(lanes);
 }
 
 inline void load_pairs(const BF16* p, F32& first, F32& second) {
-    Words pairs;
-    __builtin_memcpy(&pairs, p, sizeof pairs);
+    const Words pairs = load_bits<Words>(p);
     first = {of_bits(pairs << 16)};
-    second = {of_bits(pairs & 0xffff0000)};
+    second = {of_bits(pairs & all(0xffff0000u))};
 }
 
 #endif

@@ -70,9 +70,8 @@ inline TwoInputs load_two(const BF16* pair, int vector) {
 }
 #else
 inline TwoInputs load_two(const BF16* pair, int vector) {
-    Words both;
-    __builtin_memcpy(&both, pair + vector * 2 * kLanes, sizeof both);
-    return {{of_bits(both << 16)}, {of_bits(both & 0xffff0000)}};
+    const Words both = load_bits<Words>(pair + vector * 2 * kLanes);
+    return {{of_bits(both << 16)}, {of_bits(both & all(0xffff0000u))}};
 }
 #endif
 

@@ -94,7 +94,7 @@ inline void accumulate(F64& sum, F32 v) {
 
 #else
 
-inline uint32_t lanes_of(Ints mask) {
+inline uint32_t lanes_of(const Ints& mask) {
     uint32_t bits = 0;
     for (int i = 0; i < 16; ++i) bits |= (mask[i] & 1u) << i;
     return bits;
@@ -106,18 +106,11 @@ inline F32 keep_at_least(F32 x, F32 limit, F32 v) {
     return {of_bits(choose(x.v >= limit.v, bits_of(v.v), Words{}))};
 }
 inline F32 noise_bits(F32 hashes, uint32_t a, uint32_t b) {
-    Words x = (bits_of(hashes.v) ^ a) * kNoiseFactor;
-    x = ((x ^ (x >> 15)) * b) & 0x7fffffff;
-    return {__builtin_convertvector(x, Floats)};
+    const Words x = (bits_of(hashes.v) ^ all(a)) * all(kNoiseFactor);
+    return {to_floats(as<Ints>(((x ^ (x >> 15)) * all(b)) & all(0x7fffffffu)))};
 }
-inline F32 from_bits(F32 x) {
-    const Ints whole = __builtin_convertvector(max(x, splat(0)).v, Ints);
-    return {reinterpret_cast<Floats>(whole)};
-}
-inline void store_whole(int32_t* p, F32 x) {
-    const Ints whole = __builtin_convertvector(x.v, Ints);
-    __builtin_memcpy(p, &whole, sizeof whole);
-}
+inline F32 from_bits(F32 x) { return {as<Floats>(to_ints(max(x, splat(0)).v))}; }
+inline void store_whole(int32_t* p, F32 x) { store_bits(p, to_ints(x.v)); }
 
 struct F64 {
     double lanes[16];
