@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "kernels/kernels.hpp"
+#include "kernels/tables.hpp"
 
 namespace quire {
 
@@ -15,10 +15,7 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
                           {reinterpret_cast<void*>(x), x_token, 0},
                           {reinterpret_cast<void*>(y), y_token, 0},
                           {kind, act, scale, softcap}};
-    const Kernels& kernels = c.kernels;
-    const auto rounded =
-        weight.is_weight_only ? kernels.linear_dequantized : kernels.linear_quantized;
-    c.submit(weight.form == WeightForm::plain ? kernels.linear : rounded, args, tokens);
+    c.submit(product_with(weight, c.kernels), args, tokens);
 }
 
 // Fill the panels of a weight from [out, in], its rows source_row apart.

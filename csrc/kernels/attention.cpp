@@ -123,7 +123,6 @@ inline float at_head(const PerHead& values, int64_t head, float none) {
 }
 
 // One piece's queries of one KV head.
-template <class E>
 struct Worker {
     const AttendArgs& a;
     const Shape& shape;
@@ -170,9 +169,14 @@ struct Worker {
     float* part(const Piece& of) const {
         return pieces.parts + of.memory + head * shape.part_floats(of.num_tokens);
     }
-    const E* query(int64_t row) const {
+    // A row's query in fp32, in `to` [D].
+    void load_query(int64_t row, float* to) const {
+        const int64_t t = token + row / shape.per_kv;
         const int64_t h = head * shape.per_kv + row % shape.per_kv;
-        return row_of<E>(a.q, token + row / shape.per_kv, h);
+        with_type(a.type, [&](auto type) {
+            const auto* q = row_of<decltype(type)>(a.q, t, h);
+            each(shape.dim, [&](auto lanes, int64_t i) { put(lanes, to + i, get(lanes, q + i)); });
+        });
     }
 
     void run() {
@@ -198,43 +202,30 @@ struct Worker {
     template <class Done>
     void attend_spans(const Merged& span, const Done& done) {
         const int32_t* blocks = a.step->table + a.step->table_row[piece.row] * a.step->table_stride;
-        const Keys keys{a.kv, blocks, head, pieces.flaw};
+        const Keys keys{a.type, a.kv, blocks, head, pieces.flaw};
         const int64_t num_new = a.step->query_start[piece.row + 1] - a.step->query_start[piece.row];
         const int64_t first = a.step->seq_lens[piece.row] - num_new + piece.token;
         const Queries queries{rows, shape.per_kv, first, a.window, slopes};
         const Scoring scoring(a.scale, a.softcap);
         const bool is_direct = rows <= kDirectRows && keys.has_tiles() && shape.dim % kLanes == 0;
-        with_stored(E{}, a.kv, [&](auto stored) {
-            using S = decltype(stored);
-            const auto all = [&](const auto& attend_span) {
-                for (int64_t i = piece.span; i < piece.span + piece.num_spans; ++i) {
-                    span.clear();
-                    attend_span(most(i * kSpan, queries.low(first)),
-                                least((i + 1) * kSpan, queries.stop()));
-                    done(span);
-                }
-            };
-            if (is_direct) {
-                const DirectRoom room = direct_room();
-                return with_rows(rows, [&](auto count) {
-                    all([&](int64_t from, int64_t to) {
-                        direct_span<S, count.value>(queries, keys, scoring, room, from, to, span);
-                    });
-                });
+        const auto all = [&](const auto& room, const auto& attend_span) {
+            for (int64_t i = piece.span; i < piece.span + piece.num_spans; ++i) {
+                span.clear();
+                attend_span(queries, keys, scoring, room, most(i * kSpan, queries.low(first)),
+                            least((i + 1) * kSpan, queries.stop()), span);
+                done(span);
             }
-            const TileRoom room = tile_room();
-            all([&](int64_t from, int64_t to) {
-                tile_span<S>(queries, keys, scoring, room, from, to, span);
-            });
-        });
+        };
+        if (is_direct)
+            all(direct_room(), direct_span);
+        else
+            all(tile_room(), tile_span);
     }
 
     DirectRoom direct_room() {
         const DirectRoom room(take(DirectRoom::num_floats(shape.dim)), shape.dim);
         for (int64_t i = rows * shape.dim; i < kDirectRows * shape.dim; ++i) room.q[i] = 0;
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < shape.dim; i += kLanes)
-                store(room.q + r * shape.dim + i, load(query(r) + i));
+        for (int64_t r = 0; r < rows; ++r) load_query(r, room.q + r * shape.dim);
         return room;
     }
 
@@ -244,12 +235,8 @@ struct Worker {
         for (int64_t i = rows / kRows * kRows * shape.dim; room.q + i < room.s; ++i) room.q[i] = 0;
         for (int64_t r = 0; r < rows; ++r) {
             float* to = room.q + r / kRows * kRows * shape.dim + r % kRows;
-            each(shape.dim, [&](auto lanes, int64_t i) {
-                alignas(64) float q[kLanes];
-                store(q, get(lanes, query(r) + i));
-                const int64_t count = least(kLanes, shape.dim - i);
-                for (int64_t j = 0; j < count; ++j) to[(i + j) * kRows] = q[j];
-            });
+            load_query(r, room.k);  // keys come there later
+            for (int64_t i = 0; i < shape.dim; ++i) to[i * kRows] = room.k[i];
         }
         return room;
     }
@@ -263,11 +250,13 @@ struct Worker {
             const F32 peak = max(max(old, next), splat(-3e38f));
             const F32 keep = exp2(sub(old, peak)), extra = exp2(sub(next, peak));
             const F32 sum = fma(splat(whole.sums[r]), keep, extra);
-            const int64_t t = token + r / shape.per_kv;
-            E* out = static_cast<E*>(a.out) + (t * shape.heads + h) * shape.dim;
+            const int64_t at = ((token + r / shape.per_kv) * shape.heads + h) * shape.dim;
             const float* values = whole.values + r * whole.stride;
-            each(shape.dim, [&](auto lanes, int64_t i) {
-                put(lanes, out + i, div(mul(load(values + i), keep), sum));
+            with_type(a.type, [&](auto type) {
+                auto* out = static_cast<decltype(type)*>(a.out) + at;
+                each(shape.dim, [&](auto lanes, int64_t i) {
+                    put(lanes, out + i, div(mul(load(values + i), keep), sum));
+                });
             });
         }
     }
@@ -287,11 +276,8 @@ Status attend(const AttendArgs& a, int64_t tokens, Pool& pool) {
     if (!is_sound(*a.step, tokens)) return Status::bad_index;
     const Shape shape(a);
     const Pieces pieces = make_pieces(a, shape, pool);
-    with_type(a.type, [&](auto type) {
-        using E = decltype(type);
-        parallel(pool, pieces.count * shape.kv_heads, [&](int64_t index, int worker) {
-            Worker<E>(a, shape, pieces, index, pool, worker).run();
-        });
+    parallel(pool, pieces.count * shape.kv_heads, [&](int64_t index, int worker) {
+        Worker(a, shape, pieces, index, pool, worker).run();
     });
     return *pieces.flaw ? Status::bad_index : Status::ok;
 }

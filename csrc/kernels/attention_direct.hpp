@@ -30,21 +30,24 @@ constexpr int vectors_for(int rows) {
     return count;
 }
 
-template <class S>
+// The tiles of keys and values of a segment.
 struct SegmentTiles {
-    const S* keys[kTilesOfSegment];
-    const S* values[kTilesOfSegment];
+    const void* keys[kTilesOfSegment];
+    const void* values[kTilesOfSegment];
     int64_t first, stop;  // which tiles hold keys that are seen
 
     void find(const Keys& from, int64_t segment, int64_t low, int64_t high) {
         first = low / kLanes;
         stop = (high + kLanes - 1) / kLanes;
-        for (int64_t t = first; t < stop; ++t) {
-            const int64_t position = segment + t * kLanes;
-            char* head = from.block_at(position);
-            keys[t] = key_of<S>(from.kv, head, from.offset(position));
-            values[t] = value_of<S>(from.kv, head, from.offset(position));
-        }
+        with_stored(from.type, from.kv, [&](auto stored) {
+            using S = decltype(stored);
+            for (int64_t t = first; t < stop; ++t) {
+                const int64_t position = segment + t * kLanes;
+                char* head = from.block_at(position);
+                keys[t] = key_of<S>(from.kv, head, from.offset(position));
+                values[t] = value_of<S>(from.kv, head, from.offset(position));
+            }
+        });
     }
 };
 
@@ -88,15 +91,16 @@ inline void tile_products(const float* q, int64_t dim, const S* const* keys, con
 }
 
 template <class S, int G>
-inline void direct_products(const float* q, int64_t dim, const SegmentTiles<S>& tiles, float* s) {
+[[gnu::noinline]] inline void direct_products(const float* q, int64_t dim,
+                                              const SegmentTiles& tiles, float* s) {
     constexpr int C = vectors_for(G);
     for (int64_t t = tiles.first; t < tiles.stop; t += C) {
         const S *keys[C], *values[C];
         int64_t begin = least(t, kTilesOfSegment - C);  // C tiles are within s
         for (int c = 0; c < C; ++c) {
             const int64_t tile = most(tiles.first, least(begin + c, tiles.stop - 1));
-            keys[c] = tiles.keys[tile];
-            values[c] = tiles.values[tile];
+            keys[c] = static_cast<const S*>(tiles.keys[tile]);
+            values[c] = static_cast<const S*>(tiles.values[tile]);
         }
         tile_products<S, G, C>(q, dim, keys, values, s + begin * kLanes);
     }
@@ -104,7 +108,7 @@ inline void direct_products(const float* q, int64_t dim, const SegmentTiles<S>& 
 
 // values [G, C vectors from i on] = ... * keep + weights s . values of the keys low..high-1 * take.
 template <class S, int G, int C>
-inline void weigh_columns(const float* s, const SegmentTiles<S>& tiles, const S* const* ahead,
+inline void weigh_columns(const float* s, const SegmentTiles& tiles, const void* const* ahead,
                           int64_t dim, int64_t i, int64_t low, int64_t high, const Merged& into,
                           const float* keep, const float* take) {
     F32 sums[G][C];
@@ -112,8 +116,8 @@ inline void weigh_columns(const float* s, const SegmentTiles<S>& tiles, const S*
         for (int c = 0; c < C; ++c) sums[g][c] = splat(0);
     for (int64_t t = tiles.first; t < tiles.stop; ++t) {
         const int64_t first = most(low, t * kLanes), stop = least(high, (t + 1) * kLanes);
-        const S* values = tiles.values[t] + i;
-        const char* next = reinterpret_cast<const char*>(ahead[t] + i);
+        const S* values = static_cast<const S*>(tiles.values[t]) + i;
+        const char* next = static_cast<const char*>(ahead[t]) + i * sizeof(S);
         for (int64_t j = first; j < stop; ++j) {
             const int64_t at = (j - t * kLanes) * dim;
             constexpr int64_t kBytes = C * kLanes * sizeof(S);
@@ -136,9 +140,10 @@ inline void weigh_columns(const float* s, const SegmentTiles<S>& tiles, const S*
 // From vector i on: as many vectors at once as registers hold sums for, since one sum alone waits for
 // each addition; narrow heads have fewer.
 template <class S, int G, int C = vectors_for(G)>
-inline void direct_values(const float* s, const SegmentTiles<S>& tiles, const S* const* ahead,
-                          int64_t dim, int64_t low, int64_t high, const Merged& into,
-                          const float* keep, const float* take, int64_t i = 0) {
+[[gnu::noinline]] inline void direct_values(const float* s, const SegmentTiles& tiles,
+                                            const void* const* ahead, int64_t dim, int64_t low,
+                                            int64_t high, const Merged& into, const float* keep,
+                                            const float* take, int64_t i = 0) {
     for (; i + C * kLanes <= dim; i += C * kLanes)
         weigh_columns<S, G, C>(s, tiles, ahead, dim, i, low, high, into, keep, take);
     if constexpr (C > 1)
@@ -168,42 +173,6 @@ struct DirectRoom {
     }
 };
 
-// Keys from..to-1, all of one span, merged into `span`; room.q [G, D].
-template <class S, int G>
-inline void direct_span(const Queries& queries, const Keys& keys, const Scoring& scoring,
-                        const DirectRoom& room, int64_t from, int64_t to, const Merged& span) {
-    const int64_t dim = keys.kv.head_dim;
-    SegmentTiles<S> tiles[2];
-    const auto find = [&](int64_t segment) {
-        tiles[segment / kSegment % 2].find(keys, segment, most(0, from - segment),
-                                           least(kSegment, to - segment));
-    };
-    const int64_t begin = from / kSegment * kSegment;
-    find(begin);
-    for (int64_t segment = begin; segment < to; segment += kSegment) {
-        const int64_t low = most(0, from - segment), high = least(kSegment, to - segment);
-        const SegmentTiles<S>& here = tiles[segment / kSegment % 2];
-        const bool is_last = segment + kSegment >= to;
-        if (!is_last) find(segment + kSegment);
-        const SegmentTiles<S>& next = tiles[(segment / kSegment + !is_last) % 2];
-        const S* ahead[kTilesOfSegment];
-        for (int64_t t = here.first; t < here.stop; ++t)
-            ahead[t] = next.keys[most(next.first, least(t, next.stop - 1))];
-        const bool has_scales = keys.kv.is_int8;
-        if (has_scales) gather_scales(keys, segment, low, high, room.key_scales, room.value_scales);
-        direct_products<S, G>(room.q, dim, here, room.s);
-        for (int64_t g = 0; g < queries.rows; ++g) {
-            const Sight sight = queries.sight(g, segment, has_scales ? room.key_scales : nullptr,
-                                              has_scales ? room.value_scales : nullptr);
-            const Weights weights = soften(scoring, sight, room.s + g * kSegment);
-            room.peaks[g] = weights.most;
-            room.sums[g] = weights.sum;
-        }
-        merge_sums(span, room.peaks, room.sums, room.keep, room.take);
-        direct_values<S, G>(room.s, here, ahead, dim, low, high, span, room.keep, room.take);
-    }
-}
-
 template <int N>
 struct Count {
     static constexpr int value = N;
@@ -217,6 +186,51 @@ inline void with_rows(int64_t n, const Body& body) {
         if (n > M) return with_rows<2 * M>(n, body);
     }
     body(Count<M>{});
+}
+
+// Keys from..to-1, all of one span, merged into `span`; room.q [G, D].
+inline void direct_span(const Queries& queries, const Keys& keys, const Scoring& scoring,
+                        const DirectRoom& room, int64_t from, int64_t to, const Merged& span) {
+    const int64_t dim = keys.kv.head_dim;
+    const auto dispatch = [&](const auto& body) {
+        with_stored(keys.type, keys.kv, [&](auto stored) {
+            with_rows(queries.rows, [&](auto count) { body(stored, count); });
+        });
+    };
+    SegmentTiles tiles[2];
+    const auto find = [&](int64_t segment) {
+        tiles[segment / kSegment % 2].find(keys, segment, most(0, from - segment),
+                                           least(kSegment, to - segment));
+    };
+    const int64_t begin = from / kSegment * kSegment;
+    find(begin);
+    for (int64_t segment = begin; segment < to; segment += kSegment) {
+        const int64_t low = most(0, from - segment), high = least(kSegment, to - segment);
+        const SegmentTiles& here = tiles[segment / kSegment % 2];
+        const bool is_last = segment + kSegment >= to;
+        if (!is_last) find(segment + kSegment);
+        const SegmentTiles& next = tiles[(segment / kSegment + !is_last) % 2];
+        const void* ahead[kTilesOfSegment];
+        for (int64_t t = here.first; t < here.stop; ++t)
+            ahead[t] = next.keys[most(next.first, least(t, next.stop - 1))];
+        const bool has_scales = keys.kv.is_int8;
+        if (has_scales) gather_scales(keys, segment, low, high, room.key_scales, room.value_scales);
+        dispatch([&](auto stored, auto count) {
+            direct_products<decltype(stored), count.value>(room.q, dim, here, room.s);
+        });
+        for (int64_t g = 0; g < queries.rows; ++g) {
+            const Sight sight = queries.sight(g, segment, has_scales ? room.key_scales : nullptr,
+                                              has_scales ? room.value_scales : nullptr);
+            const Weights weights = soften(scoring, sight, room.s + g * kSegment);
+            room.peaks[g] = weights.most;
+            room.sums[g] = weights.sum;
+        }
+        merge_sums(span, room.peaks, room.sums, room.keep, room.take);
+        dispatch([&](auto stored, auto count) {
+            direct_values<decltype(stored), count.value>(room.s, here, ahead, dim, low, high, span,
+                                                         room.keep, room.take);
+        });
+    }
 }
 
 }  // namespace quire::QUIRE_LEVEL

@@ -8,6 +8,7 @@ namespace quire::QUIRE_LEVEL {
 
 // Where the keys and values of one row and KV head are.
 struct Keys {
+    Type type;  // of the step's activations
     const KVMemory& kv;
     const int32_t* blocks;
     int64_t head;

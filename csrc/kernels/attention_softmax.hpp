@@ -31,7 +31,7 @@ struct Scoring {
           cap(static_cast<float>(softcap * kLog2e)) {}
     F32 operator()(F32 product) const {
         const F32 score = mul(product, splat(factor));
-        return cap == 0 ? score : mul(splat(cap), tanh(score));
+        return cap == 0 ? score : mul(splat(cap), score_tanh(score));
     }
 };
 
@@ -50,8 +50,8 @@ struct Weights {
 };
 
 // Scores to weights, in place: s [kSegment] holds products where the query sees keys, and gets
-// weights there and 0 elsewhere.
-inline Weights soften(const Scoring& scoring, const Sight& sight, float* s) {
+// weights there and 0 elsewhere. A call is little beside a segment.
+[[gnu::noinline]] inline Weights soften(const Scoring& scoring, const Sight& sight, float* s) {
     if (sight.low >= sight.high) {
         for (int64_t i = 0; i < kSegment; i += kLanes) store(s + i, splat(0));
         return {kNothing, 0};
@@ -118,8 +118,8 @@ struct Merged {
 
 // Take the next piece's peaks and sums in; the values are to become
 // values * keep + piece's values * take, row by row.
-inline void merge_sums(const Merged& into, const float* peaks, const float* sums, float* keep,
-                       float* take) {
+[[gnu::noinline]] inline void merge_sums(const Merged& into, const float* peaks, const float* sums,
+                                         float* keep, float* take) {
     const F32 lowest = splat(-3e38f);  // -inf less -inf would be NaN
     for (int64_t r = 0; r < into.rows; r += kLanes) {
         const F32 old = load(into.peaks + r), next = load(peaks + r);

@@ -179,15 +179,16 @@ inline void tile_values(const Queries& queries, const TileRoom& room, int64_t di
 }
 
 // Keys from..to-1, all of one span, merged into `span`.
-template <class S>
 inline void tile_span(const Queries& queries, const Keys& keys, const Scoring& scoring,
                       const TileRoom& room, int64_t from, int64_t to, const Merged& span) {
     const int64_t dim = keys.kv.head_dim;
     const bool has_scales = keys.kv.is_int8;
     for (int64_t segment = from / kSegment * kSegment; segment < to; segment += kSegment) {
         const int64_t low = most(0, from - segment), high = least(kSegment, to - segment);
-        widen_keys<S>(keys, segment, low, high, room.k);
-        widen_values<S>(keys, segment, low, high, room.v);
+        with_stored(keys.type, keys.kv, [&](auto stored) {
+            widen_keys<decltype(stored)>(keys, segment, low, high, room.k);
+            widen_values<decltype(stored)>(keys, segment, low, high, room.v);
+        });
         if (has_scales) gather_scales(keys, segment, low, high, room.key_scales, room.value_scales);
         tile_scores(queries, room, dim, segment, low, high);
         for (int64_t r = 0; r < queries.rows; ++r) {

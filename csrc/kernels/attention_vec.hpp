@@ -134,8 +134,9 @@ inline F32 exp2(F32 x) {
     return scaled_or_zero(x, splat(-125.0f), p, n);
 }
 
-// tanh within 3 * 2^-24 of itself: Cephes' polynomial near 0, else from e^(2|x|).
-inline F32 tanh(F32 x) {
+// tanh within 3 * 2^-24 of itself: Cephes' polynomial near 0, else from e^(2|x|). Not
+// activation.hpp's tanh, which multiplies in another order.
+inline F32 score_tanh(F32 x) {
     const F32 zero = splat(0);
     const F32 size = max(x, sub(zero, x));
     const F32 small = min(splat(1), max(splat(-1), x));

@@ -98,7 +98,6 @@ inline void widen_nibbles(const PackedWeight& w, const uint8_t* panel, int64_t f
     }
 }
 
-template <class E>
 class DequantizedProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
@@ -106,9 +105,12 @@ class DequantizedProduct {
     }
 
     DequantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : weight_(a.weight), x_{a.weight.in, rows, static_cast<float*>(memory)} {}
+        : a_(a), weight_(a.weight), x_{a.weight.in, rows, static_cast<float*>(memory)} {}
 
-    void prepare(int64_t row, const E* x) const { x_.prepare(row, x); }
+    void prepare(int64_t row, int64_t token) const {
+        with_type(weight_.type,
+                  [&](auto type) { x_.prepare(row, row_of<decltype(type)>(a_.x, token, 0)); });
+    }
 
     template <int P>
     void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
@@ -129,15 +131,13 @@ class DequantizedProduct {
         });
     }
 
+    const LinearArgs& a_;
     const PackedWeight& weight_;
     const FloatRows<float> x_;
 };
 
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    return with_type(a.weight.type, [&](auto type) {
-        using E = decltype(type);
-        return multiply<E, DequantizedProduct<E>>(a, tokens, pool);
-    });
+    return multiply<DequantizedProduct>(a, tokens, pool);
 }
 
 }  // namespace

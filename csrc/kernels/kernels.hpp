@@ -14,6 +14,7 @@
 namespace quire {
 
 enum class Type : int32_t { f32, bf16, f16 };
+constexpr int kNumTypes = 3;
 
 enum class Status : int32_t {
     ok,
@@ -307,7 +308,7 @@ struct Kernels {
     Kernel<ScaleGateArgs> scale_gate;
     Kernel<RopeStoreArgs> rope_store;
     Kernel<AttendArgs> attend;
-    Kernel<LinearArgs> linear;
+    Kernel<LinearArgs> linear[kNumTypes];  // by the type of the weight
     Kernel<LinearArgs> linear_quantized;
     Kernel<LinearArgs> linear_dequantized;  // of weights with is_weight_only
     Kernel<PackArgs> pack;

@@ -35,11 +35,11 @@ inline float* value_scales_of(const KVMemory& kv, char* head) {
     return reinterpret_cast<float*>(head + kv.value_scales);
 }
 
-// Call `body` with a value of the type that keys and values are stored in.
-template <class E, class Body>
-inline void with_stored(E, const KVMemory& kv, const Body& body) {
+// Call `body` with a value of the type that keys and values are stored in: bytes, or `type`.
+template <class Body>
+inline void with_stored(Type type, const KVMemory& kv, const Body& body) {
     if (kv.is_int8) return body(I8{});
-    body(E{});
+    with_type(type, body);
 }
 
 }  // namespace quire::QUIRE_LEVEL

@@ -16,33 +16,37 @@ class FloatProduct {
     }
 
     FloatProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : weight_(a.weight),
-          x_{a.weight.in, rows, static_cast<typename Dots<E>::X*>(memory)} {}
+        : a_(a), x_{a.weight.in, rows, static_cast<typename Dots<E>::X*>(memory)} {}
 
-    void prepare(int64_t row, const E* x) const { x_.prepare(row, x); }
+    void prepare(int64_t row, int64_t token) const { x_.prepare(row, row_of<E>(a_.x, token, 0)); }
 
     template <int P>
     void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
-        const int64_t panel_size = (weight_.in + 1) / 2 * 2 * kPanel;
-        const E* weight = static_cast<const E*>(weight_.panels) + panel * panel_size;
+        const int64_t panel_size = (a_.weight.in + 1) / 2 * 2 * kPanel;
+        const E* weight = static_cast<const E*>(a_.weight.panels) + panel * panel_size;
         x_.template multiply<P>(sums, stride, Apart{panel_size, apart},
                                 [&](int64_t pair, int64_t) { return weight + pair * 2 * kPanel; });
     }
 
    private:
-    const PackedWeight& weight_;
+    const LinearArgs& a_;
     const FloatRows<E> x_;
 };
 
+template <class E>
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    return with_type(a.weight.type, [&](auto type) {
-        using E = decltype(type);
-        return multiply<E, FloatProduct<E>>(a, tokens, pool);
-    });
+    return multiply<FloatProduct<E>>(a, tokens, pool);
 }
 
 }  // namespace
 
-void fill_linear(Kernels& table) { table.linear = linear; }
+// A level that has an instruction for bf16 has nothing new for other types.
+void fill_linear(Kernels& table) {
+    table.linear[static_cast<int>(Type::bf16)] = linear<BF16>;
+#if !defined(QUIRE_BF16_DOTS)
+    table.linear[static_cast<int>(Type::f32)] = linear<float>;
+    table.linear[static_cast<int>(Type::f16)] = linear<F16>;
+#endif
+}
 
 }  // namespace quire::QUIRE_LEVEL

@@ -99,6 +99,7 @@ struct Dots {
 };
 
 #if defined(__AVX512BF16__) || defined(QUIRE_EMULATED_BF16)
+#define QUIRE_BF16_DOTS
 
 // sums += w[k] * x[k] + w[k + 1] * x[k + 1] in every lane, as vdpbf16ps does it.
 #if defined(__AVX512BF16__)

@@ -129,7 +129,6 @@ inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int6
     });
 }
 
-template <class E>
 class QuantizedProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
@@ -137,19 +136,12 @@ class QuantizedProduct {
     }
 
     QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : weight_(a.weight), x_(a.weight, rows, memory) {}
+        : a_(a), weight_(a.weight), x_(a.weight, rows, memory) {}
 
-    void prepare(int64_t row, const E* x) const {
-        const Steps steps = byte_steps(range_of(x, weight_.in));
-        x_.scales[row] = steps.scale;
+    void prepare(int64_t row, int64_t token) const {
+        with_type(weight_.type,
+                  [&](auto type) { round_row(row, row_of<decltype(type)>(a_.x, token, 0)); });
         const int64_t group = group_of(weight_), groups = groups_of(weight_);
-        int64_t left = groups * group;  // of the inputs that products read
-        for (int64_t k = 0; k < weight_.in; k += kRun, left -= kRun) {
-            int8_t* run = x_.bytes + k * x_.rows + row * kRun;
-            const int64_t count = weight_.in - k < kRun ? weight_.in - k : kRun;
-            quantize(x + k, count, steps.inverse, -127, 127, run);
-            for (int64_t i = round_up(count, kLanes); i < left && i < kRun; ++i) run[i] = 0;
-        }
         const int32_t excess = is_int4(weight_) ? 8 : kByteOffset;
         for (int64_t g = 0; g < groups; ++g)
             x_.starts[g * x_.rows + row] = -excess * sum_of(row, g * group, (g + 1) * group);
@@ -168,6 +160,20 @@ class QuantizedProduct {
     }
 
    private:
+    // x becomes a row's bytes and their scale.
+    template <class E>
+    void round_row(int64_t row, const E* x) const {
+        const Steps steps = byte_steps(range_of(x, weight_.in));
+        x_.scales[row] = steps.scale;
+        int64_t left = groups_of(weight_) * group_of(weight_);  // of the inputs that products read
+        for (int64_t k = 0; k < weight_.in; k += kRun, left -= kRun) {
+            int8_t* run = x_.bytes + k * x_.rows + row * kRun;
+            const int64_t count = weight_.in - k < kRun ? weight_.in - k : kRun;
+            quantize(x + k, count, steps.inverse, -127, 127, run);
+            for (int64_t i = round_up(count, kLanes); i < left && i < kRun; ++i) run[i] = 0;
+        }
+    }
+
     // Of a row's bytes.
     int32_t sum_of(int64_t row, int64_t first, int64_t stop) const {
         int32_t sum = 0;
@@ -199,15 +205,13 @@ class QuantizedProduct {
         }
     }
 
+    const LinearArgs& a_;
     const PackedWeight& weight_;
     const Prepared x_;
 };
 
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    return with_type(a.weight.type, [&](auto type) {
-        using E = decltype(type);
-        return multiply<E, QuantizedProduct<E>>(a, tokens, pool);
-    });
+    return multiply<QuantizedProduct>(a, tokens, pool);
 }
 
 // One output's weights into its lane of a panel in int8.

@@ -20,11 +20,9 @@ inline void copy_clipped(const E* x, E* y, int64_t width, float limit) {
 
 template <class E>
 inline void norm_heads(E* x, int64_t heads, int64_t dim, NormOver over, const NormParams& params) {
-    with_kind(params.kind, [&](auto kind) {
-        if (over == NormOver::full) return norm_row<E, kind.value>(x, x, heads * dim, params, 0);
-        for (int64_t h = 0; h < heads; ++h)
-            norm_row<E, kind.value>(x + h * dim, x + h * dim, dim, params, h);
-    });
+    const NormRow<E> normalise = norm_row_of<E>(params.kind);
+    if (over == NormOver::full) return normalise(x, x, heads * dim, params, 0);
+    for (int64_t h = 0; h < heads; ++h) normalise(x + h * dim, x + h * dim, dim, params, h);
 }
 
 // (a, b) = (a cos - b sin, b cos + a sin); the products are rounded.

@@ -7,12 +7,17 @@
 #include "kernels/element.hpp"
 #include "kernels/kernels.hpp"
 
+// QUIRE_VECTORS is the level whose vectors this one has: its own, or those of a level before it
+// that it adds instructions for products to.
 #if defined(__AVX512F__)
 #include "kernels/vec_avx512.hpp"
+#define QUIRE_VECTORS avx512
 #elif defined(__AVX2__)
 #include "kernels/vec_avx2.hpp"
+#define QUIRE_VECTORS avx2
 #else
 #include "kernels/vec_portable.hpp"
+#define QUIRE_VECTORS portable
 #endif
 
 namespace quire::QUIRE_LEVEL {

@@ -109,8 +109,7 @@ void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Fi
     const int64_t row = width * (finish.kind == FinishKind::logits ? 4 : size_of(w.type));
     Bytes x(tokens * w.in * size_of(w.type)), y(tokens * row), one(row);
     x.fill(w.type, 7);
-    const auto rounded = w.is_weight_only ? kernels.linear_dequantized : kernels.linear_quantized;
-    const auto kernel = w.form == WeightForm::plain ? kernels.linear : rounded;
+    const auto kernel = product_with(w, kernels);
     Pool::Lease lease(pool);
     kernel({w, {x.as<void>(), w.in, 0}, {y.as<void>(), width, 0}, finish}, tokens, pool);
     for (int64_t t = 0; t < tokens; t += tokens < 9 ? 1 : 8) {
@@ -156,11 +155,11 @@ void check_values(Pool& pool, const Kernels& kernels, int64_t in, int64_t out, i
     source.fill(Type::bf16, 1);
     x.fill(Type::bf16, 7);
     Pool::Lease lease(pool);
-    kernels.linear({weight.packed,
-                    {x.as<void>(), in, 0},
-                    {y.as<void>(), out, 0},
-                    {FinishKind::logits, Act::none, 1, 0}},
-                   tokens, pool);
+    product_with(weight.packed, kernels)({weight.packed,
+                                          {x.as<void>(), in, 0},
+                                          {y.as<void>(), out, 0},
+                                          {FinishKind::logits, Act::none, 1, 0}},
+                                         tokens, pool);
     for (int64_t t = 0; t < tokens; ++t)
         for (int64_t o = 0; o < out; ++o) {
             double sum = 0, size = 0;
