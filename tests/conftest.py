@@ -55,15 +55,22 @@ def pytest_collection_finish():
 
 def pytest_generate_tests(metafunc):
     """A test that takes `isa` runs at every level of instructions that the native module has code
-    for; those that this machine lacks are skipped with the reason.
+    for, where its module has `KERNELS` at those that have code of their own for these files of
+    csrc/kernels. Levels that this machine lacks are skipped with the reason.
     """
     if "isa" in metafunc.fixturenames:
         from quire.kernels.cpu.runtime import find_native
+        from tests.support.native_levels import levels_with
 
         native, _ = find_native()
-        levels = native.levels() if native else []
-        skips = {name: [pytest.mark.skip(reason=why)] if why else [] for name, why in levels}
-        metafunc.parametrize("isa", [pytest.param(name, marks=m) for name, m in skips.items()])
+        levels = dict(native.levels() if native else [])
+        kernels = getattr(metafunc.module, "KERNELS", None)
+        chosen = levels if kernels is None else levels_with(*kernels) & levels.keys()
+        skips = {
+            name: [pytest.mark.skip(reason=why)] if why else [] for name, why in levels.items()
+        }
+        params = [pytest.param(name, marks=m) for name, m in skips.items() if name in chosen]
+        metafunc.parametrize("isa", params)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from quire.ops import select
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
+KERNELS = ("attention", "rope_store")
 NATIVE, REASON = find_native()
 pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),

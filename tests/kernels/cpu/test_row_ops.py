@@ -15,6 +15,7 @@ from quire.ops import NormWeight, select
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
+KERNELS = ("rows", "norm")
 NATIVE, REASON = find_native()
 pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),

@@ -17,6 +17,7 @@ from quire.ops.sampling.noise import noise_keys, token_hashes
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
+KERNELS = ("sample",)
 NATIVE, REASON = find_native()
 pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
