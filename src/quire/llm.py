@@ -30,24 +30,25 @@ from quire.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
-"""Whether to show a bar, or what makes one as `tqdm.tqdm` does."""
+"""Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
 
 
 class LLM(BlockingControl, UnbuiltOfflineMethods):
-    """A model for one program: `generate` and `chat` block until all prompts are answered.
+    """A model for offline use: `generate` and `chat` block until all prompts are answered.
 
     `model` is a folder or a hub id; None is the small model inside the package. Further keywords
     are the fields of `EngineArgs`. `sleep`, `collective_rpc` and the like are verbs
-    (engine/control_verbs.py). Use it as a context manager, or call `close()`, to give the
-    memory back. Raises RequestError for a keyword or value, LoadError for a model that cannot be.
+    (engine/control_verbs.py). Use it as a context manager, or call `close()`, to release its
+    memory. Raises RequestError for an invalid keyword or value, LoadError for a model that cannot
+    be loaded.
     """
 
     def __init__(
         self, model: str | None = None, *, enable_multiprocessing: bool = False, **engine_args: Any
     ) -> None:
-        """`enable_multiprocessing` runs the core in a process of its own: a crash or a loss of
-        memory there does not take this one along, but `apply_model` and functions for
-        `collective_rpc` need the core here.
+        """`enable_multiprocessing` runs the core in a process of its own. A crash there, or running
+        out of memory, does not end this process; but `apply_model` and functions for
+        `collective_rpc` need the core in this process.
         """
         engine_args.setdefault("disable_log_stats", True)
         args = EngineArgs(model=model, **engine_args)
@@ -56,12 +57,12 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """The same from `EngineArgs`."""
+        """Build the engine from `EngineArgs`."""
         return cls(**vars(engine_args))
 
     @classmethod
     def from_engine(cls, engine: LLMEngine) -> Self:
-        """The offline face of an engine that exists already; closing this closes the engine."""
+        """Wrap an existing engine in the offline interface; closing this closes the engine."""
         llm = cls.__new__(cls)
         llm._connect(engine)
         return llm
@@ -88,7 +89,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
 
         Prompts: a str, a list of token ids, a TextPrompt, a TokensPrompt, or a list of these.
         Parameters and priorities: one for all, or one each. None: `get_default_sampling_params()`.
-        An error in the k-th prompt ends those before it and is raised.
+        An error in the k-th prompt aborts those before it and is raised.
         """
         ids = self.enqueue(
             prompts,
@@ -108,8 +109,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         use_tqdm: UseTqdm = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several; `options` are those of
-        `enqueue_chat`.
+        """Answer one conversation (a list of messages) or several; `options`: see `enqueue_chat`.
         """
         ids = self.enqueue_chat(messages, sampling_params, False, **options)
         return self._requests.outputs(ids, use_tqdm)
@@ -124,7 +124,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Queue prompts and give their request ids; `wait_for_completion` gives the outputs."""
+        """Queue prompts and return their request ids; `wait_for_completion` returns the outputs."""
         _refuse_media(mm_processor_kwargs)
         given = as_prompts(prompts)
         return self._requests.enqueue(
@@ -153,10 +153,10 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[str]:
-        """Queue conversations; the prompt is what the chat template makes of one.
+        """Queue conversations, each rendered to a prompt by the chat template.
 
-        `chat_template`: a template's text or the name of one of the tokenizer's, instead of the
-        engine's.
+        `chat_template` replaces the engine's: a template's text, or the name of one of the
+        tokenizer's.
         """
         _refuse_media(mm_processor_kwargs)
         tokenizer, chats = self.get_tokenizer(), _as_chats(messages)
@@ -190,7 +190,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         *,
         use_tqdm: UseTqdm = True,
     ) -> list[RequestOutput]:
-        """Finish everything that was queued and give the outputs in the order of queuing."""
+        """Finish everything that was queued and return the outputs in the order of queuing."""
         if output_type not in (None, RequestOutput, (RequestOutput,)):
             allowed = "it must be None or RequestOutput"
             raise InvalidType("output_type", output_type, allowed)
@@ -204,7 +204,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Look for the likeliest continuations of each prompt; `concurrency_limit` prompts at a
+        """Search for the likeliest continuations of each prompt, `concurrency_limit` prompts at a
         time.
 
         The texts are decoded from prompt and output together.
@@ -221,21 +221,21 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What holds when no parameters are given: what the model's files set, and 16 tokens if
+        """The defaults when no parameters are given: what the model's files set, and 16 tokens if
         they set no limit.
         """
         return SamplingParams(**self.llm_engine.front_end.sampling_defaults)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many workers the engine has, in all cores or in one."""
+        """The number of workers in all cores, or in one core."""
         return len(self.llm_engine.front_end.client.engine_indices) if include_dp else 1
 
     def get_metrics(self) -> list[Metric]:
-        """What the engine has done; needs `disable_log_stats=False`."""
+        """The engine's metrics; needs `disable_log_stats=False`."""
         return self.llm_engine.get_metrics()
 
     def close(self) -> None:
-        """End what is queued and give the memory back."""
+        """Abort what is queued and release the memory."""
         self._requests.forget()
         self.llm_engine.close()
 
@@ -251,7 +251,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         self.close()
 
     def __repr__(self) -> str:
-        """What the model is made of."""
+        """Describe the model."""
         if not self._description:
             spec = self.llm_engine.front_end.spec
             self._description = object.__repr__(self) if spec is None else describe(spec)

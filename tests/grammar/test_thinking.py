@@ -15,21 +15,21 @@ START, END = "<think>", "</think>"
 MARKS = {"reasoning_start_str": START, "reasoning_end_str": END}
 
 
-def expected(ids, wish):
+def expected(ids, limit):
     """What may come behind these ids, found by looking at all of them."""
-    start, end = wish.start_ids, wish.end_ids
-    whole = ([0] * wish.num_before if wish.num_before is not None else []) + ids
-    begun = 0 if wish.num_before is not None else None
-    place = wish.num_before or 0
+    start, end = limit.start_ids, limit.end_ids
+    whole = ([0] * limit.num_before if limit.num_before is not None else []) + ids
+    begun = 0 if limit.num_before is not None else None
+    place = limit.num_before or 0
     while place < len(whole):
         place += 1
         if begun is not None and place - begun > 0 and whole[:place][-len(end) :] == end:
             begun = None
         elif begun is None and whole[:place][-len(start) :] == start:
             begun = place
-    if begun is None or len(whole) - begun < wish.budget:
+    if begun is None or len(whole) - begun < limit.budget:
         return None
-    new = whole[max(begun, wish.num_before or 0) :]
+    new = whole[max(begun, limit.num_before or 0) :]
     for length in range(len(end) - 1, 0, -1):
         if new[-length:] == end[:length]:
             return end[length]
@@ -44,12 +44,12 @@ def expected(ids, wish):
     st.sampled_from([None, 0, 3]),
 )
 def test_the_bound_is_a_function_of_the_output(ids, budget, start, end, num_before):
-    wish = Thinking(budget, start, end, num_before)
-    step_by_step = ThinkingBudget(wish)
+    limit = Thinking(budget, start, end, num_before)
+    step_by_step = ThinkingBudget(limit)
     for length in range(len(ids) + 1):
         step_by_step.take_in(ids[:length])
-        assert step_by_step.forced == expected(ids[:length], wish), ids[:length]
-    at_once = ThinkingBudget(wish)
+        assert step_by_step.forced == expected(ids[:length], limit), ids[:length]
+    at_once = ThinkingBudget(limit)
     at_once.take_in(ids)
     assert at_once.forced == step_by_step.forced
 

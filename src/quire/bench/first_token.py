@@ -1,7 +1,7 @@
-"""One start in a fresh process: `python -m quire.bench.first_token WISHES` prints when what was
-done, as JSON.
+"""One start in a fresh process: `python -m quire.bench.first_token ENGINE_ARGS` prints when what
+was done, as JSON.
 
-WISHES is a JSON object of engine arguments. Moments are seconds of the monotonic clock, which
+ENGINE_ARGS is a JSON object of engine arguments. Moments are seconds of the monotonic clock, which
 processes share.
 """
 
@@ -25,7 +25,7 @@ clock.
 _PROMPT_LEN = 16
 
 
-def main(wishes: dict[str, Any]) -> dict[str, Any]:
+def main(engine_args: dict[str, Any]) -> dict[str, Any]:
     """Build the engine, generate one token; the moments and the seconds of a worker's parts."""
     from quire import LLM, EngineArgs, LLMEngine, SamplingParams
     from quire.executor import worker_builder
@@ -34,7 +34,7 @@ def main(wishes: dict[str, Any]) -> dict[str, Any]:
     for name, part in STAGES.items():
         setattr(worker_builder, name, _timed(getattr(worker_builder, name), parts, part))
     imported = time.monotonic()
-    plan = EngineArgs(**wishes).create_engine_config()
+    plan = EngineArgs(**engine_args).create_engine_config()
     planned = time.monotonic()
     engine = LLMEngine.from_vllm_config(plan, disable_log_stats=True)
     ready = time.monotonic()

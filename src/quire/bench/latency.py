@@ -10,12 +10,12 @@ from quire.bench.report import add_output_flag, finish, percentile, print_share
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
+    engine_args_from,
     open_llm,
     random_prompts,
     sampling,
     settings,
     vocab_size,
-    wishes_from,
 )
 from quire.params import RequestOutputKind
 
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.trials import Bench, run_stepwise
     from quire.bench.workload_limits import Workload
 
-    wishes = wishes_from(args)
-    if wishes.enable_prefix_caching is None:
-        wishes.enable_prefix_caching = False
-    plan = wishes.create_engine_config()
+    engine_args = engine_args_from(args)
+    if engine_args.enable_prefix_caching is None:
+        engine_args.enable_prefix_caching = False
+    plan = engine_args.create_engine_config()
     prompts = as_prompts(
         random_prompts(args.batch_size, args.input_len, vocab_size(plan), plan.seed)
     )

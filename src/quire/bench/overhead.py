@@ -17,7 +17,7 @@ import psutil
 
 from quire.bench.report import add_output_flag, finish, percentile
 from quire.bench.steady_core import SteadyCore
-from quire.bench.workload import add_model_flags, random_prompts, vocab_size, wishes_from
+from quire.bench.workload import add_model_flags, engine_args_from, random_prompts, vocab_size
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    plan = wishes_from(args).create_engine_config()
+    plan = engine_args_from(args).create_engine_config()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         measured = runner.run(_measure(plan, args))
     figures = {

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from quire.bench.report import add_output_flag, finish
-from quire.bench.workload import add_model_flags, wishes_from
+from quire.bench.workload import add_model_flags, engine_args_from
 from quire.config.args.engine_args import EngineArgs
 from quire.errors import LoadError
 
@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start again and again and print the medians."""
-    wishes = wishes_from(args)
-    wishes.create_engine_config()  # what is wrong is said here, not in a child
-    trials = [one_start(wishes) for _ in range(args.num_trials + 1)][1:]
+    engine_args = engine_args_from(args)
+    engine_args.create_engine_config()  # what is wrong is said here, not in a child
+    trials = [one_start(engine_args) for _ in range(args.num_trials + 1)][1:]
     medians = {name: statistics.median(t[name] for t in trials) for name in trials[0]}
     figures = {
-        "model_id": args.random_model or wishes.model or "embedded",
+        "model_id": args.random_model or engine_args.model or "embedded",
         "num_trials": args.num_trials,
         "seconds": medians,
         "ready_time": medians["ready"],
@@ -55,15 +55,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def one_start(wishes: EngineArgs) -> dict[str, float]:
+def one_start(engine_args: EngineArgs) -> dict[str, float]:
     """The seconds of one process: parts, `ready` and `first token` since its start.
 
     Raises LoadError with the last line that the process said, if it failed.
     """
     given = {
-        field.name: getattr(wishes, field.name)
-        for field in dataclasses.fields(wishes)
-        if getattr(wishes, field.name) != _default(field)
+        field.name: getattr(engine_args, field.name)
+        for field in dataclasses.fields(engine_args)
+        if getattr(engine_args, field.name) != _default(field)
     }
     words = [sys.executable, "-m", "quire.bench.first_token", json.dumps(given)]
     start = time.monotonic()

@@ -13,12 +13,12 @@ from quire.bench.report import add_output_flag, finish, print_share
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
+    engine_args_from,
     open_llm,
     random_prompts,
     sampling,
     settings,
     vocab_size,
-    wishes_from,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.workload_limits import Workload
 
     start = time.perf_counter()
-    plan = wishes_from(args).create_engine_config()
+    plan = engine_args_from(args).create_engine_config()
     prompts = random_prompts(
         args.num_prompts + args.num_warmups, args.input_len, vocab_size(plan), plan.seed
     )

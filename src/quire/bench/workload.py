@@ -30,14 +30,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
 
 
-def wishes_from(args: argparse.Namespace) -> EngineArgs:
+def engine_args_from(args: argparse.Namespace) -> EngineArgs:
     """The engine's arguments; --random-model stands for --model."""
-    wishes = EngineArgs.from_cli_args(args)
+    engine_args = EngineArgs.from_cli_args(args)
     if args.random_model is not None:
-        if wishes.model is not None:
+        if engine_args.model is not None:
             raise InvalidParameter("--random-model", args.random_model, "--model was given as well")
-        wishes.model = str(random_model(args.random_model))
-    return wishes
+        engine_args.model = str(random_model(args.random_model))
+    return engine_args
 
 
 def random_model(shape: str) -> Path:

@@ -77,10 +77,10 @@ def _remote(args: argparse.Namespace) -> Model:
 
 def _check_remote(args: argparse.Namespace) -> None:
     """Raise InvalidParameter for a flag of the engine: the server has its own."""
-    wishes = EngineArgs.from_cli_args(args)
+    engine_args = EngineArgs.from_cli_args(args)
     neutral = EngineArgs()
     for field in dataclasses.fields(EngineArgs):
-        value = getattr(wishes, field.name)
+        value = getattr(engine_args, field.name)
         if field.name != "seed" and value != getattr(neutral, field.name):
             hint = "Give --model-name." if field.name == "model" else "Leave it out."
             raise InvalidParameter(field.name, value, "the engine is the server's", hint)

@@ -56,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
     choose_parsers(options.tool_call_parser, options.reasoning_parser, None)  # the names exist
     if args.explain:
         return explain(args, AsyncEngineArgs)
-    wish = AsyncEngineArgs.from_cli_args(args)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
     if options.headless:
         from quire.engine.data_parallel.headless import run_headless
 
         start_logging(options.uvicorn_log_level)
-        return run_headless(wish)
+        return run_headless(engine_args)
     keys = (*options.keys, *read_environment().api_keys)
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
@@ -86,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
         if len(listeners) > 1:
             from quire.server.fleet.fleet import serve_with_many
 
-            return serve_with_many(wish, options, keys, listeners, admin)
+            return serve_with_many(engine_args, options, keys, listeners, admin)
         from quire.engine.launcher import launch_async_front_end
 
-        front_end = launch_async_front_end(wish)
+        front_end = launch_async_front_end(engine_args)
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(_serve(front_end, options, keys, listeners[0], admin))

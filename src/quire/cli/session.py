@@ -49,9 +49,9 @@ class Session:
         """Load the model that the engine flags name."""
         from quire.engine.llm_engine import LLMEngine
 
-        wishes = EngineArgs.from_cli_args(args)
-        wishes.disable_log_stats = True
-        return cls(LLMEngine.from_engine_args(wishes))
+        engine_args = EngineArgs.from_cli_args(args)
+        engine_args.disable_log_stats = True
+        return cls(LLMEngine.from_engine_args(engine_args))
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

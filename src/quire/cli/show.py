@@ -23,9 +23,12 @@ def run(args: argparse.Namespace) -> int:
     from quire.models import read_spec
     from quire.models.show import describe
 
-    wishes = EngineArgs.from_cli_args(args)
-    wishes.load_format, wishes.skip_tokenizer_init = "dummy", True  # no weights, no tokenizer
-    facts = gather_model_facts(wishes)
+    engine_args = EngineArgs.from_cli_args(args)
+    engine_args.load_format, engine_args.skip_tokenizer_init = (
+        "dummy",
+        True,
+    )  # no weights, no tokenizer
+    facts = gather_model_facts(engine_args)
     size = ITEMSIZE.get(facts.checkpoint_dtype, 2)
     print(f"model             {facts.name}")
     print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")

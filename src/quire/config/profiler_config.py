@@ -39,19 +39,19 @@ class ProfilerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def profiler_config(given: dict[str, Any] | None) -> ProfilerConfig | None:
     """What `profiler_config` asks for; None for nothing. Raises InvalidParameter or NotBuiltYet."""
-    wishes = dict(given or {})
+    options = dict(given or {})
     for name, hint in _UNBUILT.items():
-        if value := wishes.pop(name, None):
+        if value := options.pop(name, None):
             raise NotBuiltYet(f"profiler_config[{name!r}]", value, hint)
-    if wishes.get("profiler") is None:
-        if wishes:
+    if options.get("profiler") is None:
+        if options:
             raise InvalidParameter("profiler_config", given, 'its "profiler" must be "torch"')
         return None
-    if wishes["profiler"] != "torch":
+    if options["profiler"] != "torch":
         hint = 'Use "torch", or run the program under a profiler such as py-spy.'
-        raise NotBuiltYet("profiler_config['profiler']", wishes["profiler"], hint)
+        raise NotBuiltYet("profiler_config['profiler']", options["profiler"], hint)
     try:
-        config = msgspec.convert(wishes, ProfilerConfig)
+        config = msgspec.convert(options, ProfilerConfig)
     except msgspec.ValidationError as error:
         fields = ", ".join(ProfilerConfig.__struct_fields__)
         raise InvalidParameter(

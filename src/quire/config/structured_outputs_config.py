@@ -42,13 +42,13 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
 
 def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputsConfig:
     """What `structured_outputs_config` asks for. Raises InvalidParameter or NotBuiltYet."""
-    wishes = dict(given or {})
+    options = dict(given or {})
     for name, hint in _UNBUILT.items():
-        if value := wishes.pop(name, None):
+        if value := options.pop(name, None):
             raise NotBuiltYet(f"structured_outputs_config[{name!r}]", value, hint)
-    wishes["backend"] = _backend(wishes.get("backend", "auto"))
+    options["backend"] = _backend(options.get("backend", "auto"))
     try:
-        config = msgspec.convert(wishes, StructuredOutputsConfig)
+        config = msgspec.convert(options, StructuredOutputsConfig)
     except msgspec.ValidationError as error:
         fields = ", ".join(StructuredOutputsConfig.__struct_fields__)
         raise InvalidParameter(

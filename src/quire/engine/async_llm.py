@@ -1,7 +1,7 @@
-"""`AsyncLLM`: the face of one engine for many callers in one event loop.
+"""`AsyncLLM`: one engine for many concurrent callers in one event loop.
 
-It shares everything with `LLMEngine` but the waiting: a task takes the core's outputs and puts them
-into each request's mailbox (output_stream.py), from which `generate` takes them.
+It differs from `LLMEngine` only in how callers wait: a task receives the core's outputs and puts
+them into each request's mailbox (output_stream.py), from which `generate` yields them.
 """
 
 from __future__ import annotations
@@ -54,24 +54,22 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 60.0
-"""A core that has work and completes no step for so long is not ready."""
+"""A core that has work and completes no step in this time is not ready."""
 ALIVE_S = 10.0
-"""A core whose loop was silent for so long is not alive."""
+"""A core whose loop has not reported for this long is not alive."""
 STALL_S = 10.0
-"""An event loop that does not turn for so long is reported with the stacks of all threads."""
+"""An event loop that is blocked for this long is logged with the stacks of all threads."""
 SLICE_ROWS = 256
-"""Consumers run at least once in so many rows of output: about a millisecond of work."""
+"""The output handler yields to consumers after this many rows: about a millisecond of work."""
 
 
 class AsyncLLM(AwaitedControl):
     """Serves requests concurrently; every method belongs to one event loop.
 
-    The steps are made in processes of their own. `sleep`, `pause_generation` and the like are verbs
-    (control_verbs.py). `stat_loggers` hear of each of them
-    (engine/stats/loggers.py). `front_end` replaces what would be started from `vllm_config`;
-    `limits` bound what may wait (None: the plan's) here and at the `neighbours`, which are other
-    front ends of the same engine.
-
+    Steps run in processes of their own. `sleep`, `pause_generation` and the like are verbs
+    (control_verbs.py). `stat_loggers` record every step (engine/stats/loggers.py). `front_end`, if
+    given, is used instead of starting one from `vllm_config`. `limits` bound the queue (None: the
+    plan's) over this front end and its `neighbours`, the other front ends of the same engine.
     Invariant: every request ends with one last output or one exception.
     """
 
@@ -109,7 +107,7 @@ class AsyncLLM(AwaitedControl):
         self._log_requests = log_requests
         limits = limits or _limits(vllm_config)
         self._admission = Admission(front_end.outputs, limits, neighbours=neighbours)
-        # a counter that is there at zero shows its first step, too
+        # a counter that exists at zero shows its first increment, too
         front_end.stats.note_rejected(self._admission.num_rejected)
         self._handler: asyncio.Task[None] | None = None
         self._feeders = InputFeeders(front_end)
@@ -134,7 +132,7 @@ class AsyncLLM(AwaitedControl):
         aggregate_engine_logging: bool = False,
         disable_log_stats: bool = False,
     ) -> Self:
-        """Start the cores of a plan, and give the engine when they are ready."""
+        """Start the cores of a plan and return the engine once they are ready."""
         if disable_log_stats:
             vllm_config = msgspec.structs.replace(vllm_config, log_stats=False)
         return cls(
@@ -154,8 +152,8 @@ class AsyncLLM(AwaitedControl):
         usage_context: Any = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
     ) -> Self:
-        """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
-        cannot be, EngineDeadError for a core that does not start.
+        """Make an engine from its arguments. Raises RequestError for an invalid argument, LoadError
+        for a model that cannot be loaded, EngineDeadError for a core that does not start.
         """
         is_logging = isinstance(engine_args, AsyncEngineArgs) and engine_args.enable_log_requests
         return cls(
@@ -181,14 +179,13 @@ class AsyncLLM(AwaitedControl):
         data_parallel_rank: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt and give the outputs of its kind (cumulative, delta, final) as they
-        come. Leaving the generator, or cancelling its task, aborts the request.
+        """Continue a prompt and yield its outputs (cumulative, delta or final) as they arrive.
+        Closing the generator, or cancelling its task, aborts the request.
 
         `prompt` may be an async generator of `StreamingInput`. After `timeout_s` seconds (None:
-        `extra_args["timeout_s"]`, else never) the request ends with what it has.
-
-        Raises subclasses of RequestError, CapacityError when too much waits, EngineDeadError, else
-        EngineGenerateError.
+        `extra_args["timeout_s"]`, else never) the request ends with what it has so far. Raises
+        subclasses of RequestError, CapacityError when the queue is full, EngineDeadError, and
+        EngineGenerateError for anything else.
         """
         mailbox = None
         try:
@@ -237,8 +234,8 @@ class AsyncLLM(AwaitedControl):
         prompt_text: str | None = None,
         timeout_s: float | None = None,
     ) -> RequestOutputCollector:
-        """Queue a request and give the mailbox of its outputs; close nothing but call `abort` when
-        they are not wanted any more. Raises what `generate` raises.
+        """Queue a request and return the mailbox of its outputs. To stop early call `abort` rather
+        than closing the mailbox. Raises what `generate` raises.
         """
         self._require_alive()
         self._start_handler()
@@ -274,22 +271,23 @@ class AsyncLLM(AwaitedControl):
     async def encode(
         self, prompt: Any, *args: Any, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Refused when it is iterated: this engine generates text."""
+        """Refuse pooling, on the first iteration: this engine generates text."""
         hint = "Use generate(): pooling models are not served yet."
         raise NotBuiltYet("method", "encode", hint)
-        yield  # makes it a generator, which is what callers iterate
+        yield  # makes this a generator, because callers iterate over it
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """End requests by the callers' ids (all that have one) or by ours; unknown ids are passed
-        over. Who reads their outputs gets a last one, with the reason "abort".
+        """Abort requests by the callers' ids (every request that has one of them), or by the
+        engine's own if `internal`; unknown ids are ignored. Their readers get a last output with
+        the finish reason "abort".
         """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         processed = self.front_end.abort(ids, internal=internal)
         self._note_ended(len(processed.ended))
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Raises QueueOverflowError or MaxQueuedTokensError when a request with `n` completions
-        would be too much now; `retry_after_s` says when to try again.
+        """Raise QueueOverflowError or MaxQueuedTokensError if a request with `n` completions
+        exceeds the limits now; the error's `retry_after_s` is when to try again.
         """
         try:
             self._admission.check(n)
@@ -298,7 +296,7 @@ class AsyncLLM(AwaitedControl):
             raise
 
     def get_num_unfinished_requests(self) -> int:
-        """How many completions are not finished."""
+        """The number of unfinished completions."""
         return self.front_end.outputs.num_unfinished
 
     def get_num_queued_tokens(self) -> int:
@@ -306,7 +304,7 @@ class AsyncLLM(AwaitedControl):
         return self.front_end.outputs.num_queued_tokens
 
     def _leave(self, mailbox: RequestOutputCollector) -> None:
-        """Nobody reads the outputs any more: end the request if it has not ended."""
+        """Abort the request, unless it has ended: its reader is gone."""
         mailbox.close()
         if self._error is None:
             processed = self.front_end.abort([mailbox.internal_id], internal=True)
@@ -326,10 +324,10 @@ class AsyncLLM(AwaitedControl):
         self._arm_log()
 
     async def _handle_outputs(self) -> None:
-        """Take steps from the core until it dies or the engine is shut down.
+        """Process the core's steps until it dies or the engine is shut down.
 
-        While steps are there already they are taken together, up to SLICE_ROWS, and a consumer gets
-        one output of them: under load its cost is per output, not per token.
+        Steps that have already arrived are processed together, up to SLICE_ROWS rows, and a
+        consumer gets one output for all of them: under load the cost is per output, not per token.
         """
         num_rows = 0
         try:
@@ -370,7 +368,7 @@ class AsyncLLM(AwaitedControl):
                     future.set_result(None)
 
     def _arm(self) -> None:
-        """Have the alarm ring when the next request's time is over."""
+        """Set the timer for the next request deadline."""
         if (deadline := self.front_end.next_deadline) is not None:
             self._next_deadline.set(deadline)
 
@@ -387,25 +385,23 @@ class AsyncLLM(AwaitedControl):
         return self.front_end.require_tokenizer()
 
     async def is_tracing_enabled(self) -> bool:
-        """Whether requests leave spans (otlp_traces_endpoint)."""
+        """Whether requests are traced (otlp_traces_endpoint)."""
         return self.front_end.tracer is not None
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError unless requests can be served."""
+        """Raise EngineDeadError unless requests can be served."""
         self._require_alive()
 
     def is_alive(self, limit_s: float = ALIVE_S) -> bool:
-        """Whether every core's loop turned within `limit_s`."""
+        """Whether every core's loop has run within the last `limit_s` seconds."""
         return not self.errored and all(core.is_alive(limit_s) for core in self._cores())
 
     def is_ready(self, limit_s: float = PROGRESS_S) -> bool:
-        """Whether every core gets on: where work waits, a step was completed within `limit_s`."""
+        """Whether every core with work completed a step within the last `limit_s` seconds."""
         return not self.errored and all(core.is_ready(limit_s) for core in self._cores())
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Wait until no request is unfinished. Raises TimeoutError after `drain_timeout`
-        seconds.
-        """
+        """Wait until all requests finish. Raises TimeoutError after `drain_timeout` seconds."""
         if self.front_end.outputs.num_unfinished:
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
@@ -417,9 +413,9 @@ class AsyncLLM(AwaitedControl):
         """Add or remove data-parallel cores while requests run, until there are
         `new_data_parallel_size`; no request is lost.
 
-        New cores get requests once they are ready. Those that go finish theirs first: TimeoutError
-        when they do not within `drain_timeout` seconds, and all cores stay. Raises EngineError
-        while the engine is paused or asleep, which a new core would not be.
+        New cores get requests once they are ready. Cores to be removed finish their requests first.
+        Raises TimeoutError, and keeps all cores, if they do not within `drain_timeout` seconds;
+        EngineError while the engine is paused or asleep, because a new core would be neither.
         """
         if await self.is_paused() or await self.is_sleeping():
             raise EngineError("The engine is paused: resume_generation() or wake_up() first.")
@@ -434,19 +430,19 @@ class AsyncLLM(AwaitedControl):
         return self.front_end.stats.metrics()
 
     async def refresh_metrics(self) -> None:
-        """Let `get_metrics` and `metrics_collector` show what is true now: in one of several front
-        ends they are else those of the last time.
+        """Fetch the current metrics for `get_metrics` and `metrics_collector`. Without this call,
+        one of several front ends shows the values that it fetched last.
         """
         await self.front_end.stats.refresh()
 
     def metrics_collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        """The same for a registry of `prometheus_client`: what a server's `/metrics` shows. Without
-        statistics the totals stand still.
+        """The metrics as a collector for a registry of `prometheus_client`, as shown by a server's
+        `/metrics`. With statistics off the totals do not change.
         """
         return self.front_end.stats.collector(prefix)
 
     def _log_again(self) -> None:
-        """Log now and every `interval`; nothing runs in between."""
+        """Log the statistics now, and schedule the next log line."""
         if self._error is None:
             self.front_end.stats.log()
             self._arm_log()
@@ -461,7 +457,7 @@ class AsyncLLM(AwaitedControl):
             self.front_end.stats.log()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine: requests may finish for `timeout` seconds in the core, then all streams
+        """Shut the engine down: requests may still finish for `timeout` seconds, then all streams
         end with EngineDeadError. May be called again.
         """
         if self._handler is not None:
@@ -481,7 +477,7 @@ class AsyncLLM(AwaitedControl):
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine takes outputs, or will with its first request."""
+        """Whether the output handler runs, or will start with the first request."""
         return self._error is None and (self._handler is None or not self._handler.done())
 
     @property
@@ -520,5 +516,5 @@ class AsyncLLM(AwaitedControl):
 
 
 def _limits(plan: EnginePlan | None) -> QueueLimits:
-    assert plan is not None, "an engine without a plan is given its limits"
+    assert plan is not None, "an engine without a plan needs explicit limits"
     return QueueLimits(plan.max_num_queued_reqs, plan.max_num_queued_tokens)

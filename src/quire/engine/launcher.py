@@ -59,7 +59,7 @@ def _launch_front_end(
 ) -> FrontEnd[Any]:
     plan, options, client = _start_cores(make, args, stat_loggers, is_log_aggregated)
     try:
-        front_end = build_front_end(plan, client, stats_wish=options)
+        front_end = build_front_end(plan, client, stats_options=options)
         client.wait_until_ready()
     except BaseException:
         client.shutdown()

@@ -1,7 +1,7 @@
-"""`LLMEngine`: requests in, `step()`, outputs out; the synchronous face of one engine.
+"""`LLMEngine`: requests in, `step()`, outputs out; the synchronous interface of one engine.
 
-It stands on both sides of the core: step 2 (input_processor.py) before it, step 8
-(output_processor.py) behind it.
+It covers the caller's side of the core: input processing (step 3, input_processor.py) before it,
+output processing (step 8, output_processor.py) after it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LOG_INTERVAL_S = 10.0
 
 class LLMEngine(BlockingControl):
     """Serves requests step by step in the calling thread; not thread-safe. With
-    `multiprocess_mode`, and always where the plan has several cores, the steps are made in
-    processes of their own. `sleep`, `collective_rpc` and the like are verbs (control_verbs.py).
+    `multiprocess_mode`, and always when the plan has several cores, steps run in processes of their
+    own. `sleep`, `collective_rpc` and the like are verbs (control_verbs.py).
 
-    `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `stat_loggers` hear of every
-    step (engine/stats/loggers.py). `front_end` replaces what would be built from all that.
-    `executor_class` and `mm_registry` have one allowed value each, which is their default.
+    `vllm_config` is the plan from `EngineArgs.create_engine_config()`. `stat_loggers` record every
+    step (engine/stats/loggers.py). `front_end`, if given, is used instead of building one.
+    `executor_class` and `mm_registry` accept only their default.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class LLMEngine(BlockingControl):
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         enable_multiprocessing: bool = False,
     ) -> Self:
-        """Make an engine from wishes. Raises RequestError for a wish, LoadError for a model that
-        cannot be.
+        """Make an engine from its arguments. Raises RequestError for an invalid argument, LoadError
+        for a model that cannot be loaded.
         """
         front_end = None
         if enable_multiprocessing or engine_args.data_parallel_size > 1:
@@ -116,10 +116,10 @@ class LLMEngine(BlockingControl):
         priority: int = 0,
         prompt_text: str | None = None,
     ) -> str:
-        """Queue a request and give our own id of it; outputs carry `request_id`.
+        """Queue a request and return the engine's own id for it; outputs carry `request_id`.
 
-        `arrival_time` is by the wall clock (default: now). `prompt_text` is what outputs show as
-        the prompt. Raises subclasses of RequestError; then the engine is as before.
+        `arrival_time` is wall-clock time in seconds (default: now). `prompt_text` is shown as the
+        prompt in outputs. Raises subclasses of RequestError; then the engine is unchanged.
         """
         group = self.front_end.add(
             request_id,
@@ -135,10 +135,8 @@ class LLMEngine(BlockingControl):
         return group.internal_id
 
     def step(self) -> list[RequestOutput]:
-        """Run the core once and give the outputs that are due; those of aborted requests come
-        first.
-
-        Without unfinished requests it gives [] and costs nothing.
+        """Run one step of the core and return the outputs that are due, those of aborted requests
+        first. Without unfinished requests this returns [] and costs nothing.
         """
         ready, self._ready = self._ready, []
         if self.front_end.next_deadline is not None:
@@ -148,32 +146,31 @@ class LLMEngine(BlockingControl):
         return self.front_end.take_in(self.front_end.client.get_output()).outputs
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
-        """End requests by the ids that callers gave, or by ours; unknown ids are passed over.
-
-        The next `step()` gives their final outputs, with what was generated.
+        """Abort requests by the callers' ids, or by the engine's own if `internal`; unknown ids are
+        ignored. The next `step()` returns their final outputs, with what was generated.
         """
         ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self._ready += self.front_end.abort(ids, internal=internal).outputs
 
     def discard_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests by the callers' ids and leave no trace: no outputs come of them."""
+        """Abort requests by the callers' ids and drop their outputs."""
         self.front_end.abort(list(request_ids), internal=False)
 
     def discard_all(self) -> None:
-        """End every request and leave no trace."""
+        """Abort every request and drop all outputs."""
         self.front_end.abort(self.front_end.outputs.unfinished_ids(), internal=True)
         self._ready.clear()
 
     def get_num_unfinished_requests(self) -> int:
-        """How many completions are not finished (a request with n=3 counts three times)."""
+        """The number of unfinished completions (a request with n=3 counts three times)."""
         return self.front_end.outputs.num_unfinished
 
     def has_unfinished_requests(self) -> bool:
-        """Whether the core has something to do."""
+        """Whether the core has work to do."""
         return self.front_end.outputs.num_unfinished > 0
 
     def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
-        """The same over all engines that run in parallel, of which there is this one."""
+        """Whether any data-parallel engine has work; this engine is the only one."""
         return has_unfinished
 
     # the engine as a whole
@@ -207,7 +204,7 @@ class LLMEngine(BlockingControl):
             self.do_log_stats()
 
     def close(self) -> None:
-        """End every request and give back the memory; the engine cannot be used afterwards."""
+        """Abort every request and release the memory; the engine cannot be used afterwards."""
         self.discard_all()
         self.front_end.shutdown()
 
@@ -220,15 +217,15 @@ class LLMEngine(BlockingControl):
 def _front_end_of_one(
     plan: EnginePlan, stat_loggers: Sequence[StatLoggerFactory] | None, is_log_aggregated: bool
 ) -> FrontEnd[EngineCoreClient]:
-    """With the core in this process, unless there are several."""
+    """Build a front end with the core in this process, unless the plan has several cores."""
     if plan.data_parallel_size > 1:
         return launch_front_end(plan, stat_loggers, is_log_aggregated)
     from quire.engine.core.builder import (
-        build_client,  # brings torch, which a given front end needs not
+        build_client,  # imports torch, which a given front end does not need
     )
 
-    plan, wish = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
-    return build_front_end(plan, build_client(plan), stats_wish=wish)
+    plan, options = with_stat_loggers(plan, stat_loggers, is_log_aggregated)
+    return build_front_end(plan, build_client(plan), stats_options=options)
 
 
 def _refuse(name: str, value: object, hint: str) -> None:

@@ -20,10 +20,10 @@ from quire.params import RequestOutputKind, SamplingParams
 
 
 class OfflineRequests:
-    """Queues prompts under ids that count up, and waits for them.
+    """Queues prompts under consecutive ids, and waits for their outputs.
 
-    Invariant: `_queued` has the ids, in order, whose outputs nobody has fetched; those of them that
-    are finished are keys of `_finished`.
+    Invariant: `_queued` has the ids whose outputs have not been fetched, in order; the finished
+    ones among them are the keys of `_finished`.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -43,9 +43,8 @@ class OfflineRequests:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[str]:
-        """Queue `total` prompts, taking one after the other from `prompts`, and give their ids.
-
-        An error in one of them takes back those before it and is raised.
+        """Queue `total` prompts, taken one by one from `prompts`, and return their ids. An error in
+        one of them removes those before it from the queue and is raised.
         """
         each_params = [_final_only(one) for one in _one_each("sampling_params", params, total)]
         priorities = _one_each("priority", 0 if priority is None else priority, total)
@@ -79,10 +78,8 @@ class OfflineRequests:
     def outputs(
         self, ids: Sequence[str] | None, use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
-        """The outputs of these ids (None: of all that are queued) in order, as soon as all are
-        there.
-
-        When this fails, Ctrl-C included, nothing stays queued.
+        """Wait for the outputs of these ids (None: of all that are queued) and return them in
+        order. If this fails, by Ctrl-C too, nothing stays queued.
         """
         wanted = list(self._queued) if ids is None else ids
         with (
@@ -101,7 +98,7 @@ class OfflineRequests:
         return [self._finished.pop(request_id) for request_id in wanted]
 
     def forget(self) -> None:
-        """Drop what is queued, and outputs that nobody has fetched."""
+        """Drop what is queued, and outputs that have not been fetched."""
         self._queued.clear()
         self._finished.clear()
 
@@ -112,12 +109,11 @@ def _complete(
     finished: dict[str, RequestOutput],
     bar: Progress | None,
 ) -> None:
-    """Step until every request id in `wanted` is among `finished`, which takes the final outputs of
-    all requests.
+    """Step the engine until every request id in `wanted` is in `finished`, which collects the final
+    outputs of all requests.
 
-    Ctrl-C and any failure of the engine end all its requests, so that the engine is as new
-    afterwards. Raises EngineError when the engine is asleep, because then the wait would have no
-    end.
+    Ctrl-C and any failure of the engine abort all its requests, so that the engine is clean
+    afterwards. Raises EngineError while the engine is asleep, because the wait would never end.
     """
     missing = set(wanted) - finished.keys()
     if missing:
@@ -158,11 +154,11 @@ def _require_outputs(engine: LLMEngine, outputs: list[RequestOutput], num_missin
 
 
 class DeferredInterrupt:
-    """While it is entered, Ctrl-C waits for the next `check()`; a second one comes through at once.
+    """A context in which Ctrl-C is deferred to the next `check()`; a second Ctrl-C acts at once.
 
-    A step that is cut in half would leave the scheduler and the runner with different views of the
-    same requests. Outside the main thread, or where somebody has a handler of their own, it does
-    nothing.
+    A step that is interrupted half-way would leave the scheduler and the runner with different
+    views of the same requests. Outside the main thread, or where the program has installed its own
+    handler, this does nothing.
     """
 
     def __init__(self) -> None:
@@ -181,7 +177,7 @@ class DeferredInterrupt:
             self._before = None
 
     def check(self) -> None:
-        """Raise the KeyboardInterrupt that has come meanwhile, if any."""
+        """Raise the deferred KeyboardInterrupt, if there was one."""
         if self._is_due:
             self._is_due = False
             raise KeyboardInterrupt
@@ -202,7 +198,7 @@ def _one_each(name: str, given: Any, total: int) -> list[Any]:
 
 
 def _final_only(params: Any) -> Any:
-    """The same parameters (not the caller's object) with one output at the end."""
+    """A copy of the parameters that asks for one output at the end."""
     if not isinstance(params, SamplingParams):
         return params
     own = copy.copy(params)

@@ -20,12 +20,12 @@ class ThinkingBudget:
     long as no end mark follows; another start counts from 0.
     """
 
-    def __init__(self, wish: Thinking) -> None:
-        self._wish = wish
-        self._count = wish.num_before
+    def __init__(self, limit: Thinking) -> None:
+        self._limit = limit
+        self._count = limit.num_before
         self._num_taken = 0
         self._tail: list[int] = []
-        self._longest = max(len(wish.start_ids), len(wish.end_ids))
+        self._longest = max(len(limit.start_ids), len(limit.end_ids))
 
     def take_in(self, output_token_ids: Sequence[int]) -> None:
         """The output so far; what was taken in before is known."""
@@ -34,14 +34,14 @@ class ThinkingBudget:
         self._num_taken = len(output_token_ids)
 
     def _take(self, index: int) -> None:
-        tail, wish = self._tail, self._wish
+        tail, limit = self._tail, self._limit
         tail.append(index)
         del tail[: -self._longest]
         if self._count is not None:
             self._count += 1
-            if tail[-len(wish.end_ids) :] == wish.end_ids:
+            if tail[-len(limit.end_ids) :] == limit.end_ids:
                 self._count = None
-        elif tail[-len(wish.start_ids) :] == wish.start_ids:
+        elif tail[-len(limit.start_ids) :] == limit.start_ids:
             self._count = 0
 
     @property
@@ -49,9 +49,9 @@ class ThinkingBudget:
         """The one token that may come now; None: any. A beginning of the end mark that is there is
         gone on with.
         """
-        if self._count is None or self._count < self._wish.budget:
+        if self._count is None or self._count < self._limit.budget:
             return None
-        end = self._wish.end_ids
+        end = self._limit.end_ids
         known = min(len(end) - 1, len(self._tail), self._count)
         lengths = range(known, 0, -1)
         done = next((n for n in lengths if self._tail[-n:] == end[:n]), 0)

@@ -33,7 +33,7 @@ class Decisions:
         """What was decided for a field."""
         return self._values[name]
 
-    def wished(self, name: str, field: str | None = None) -> Any:
+    def requested(self, name: str, field: str | None = None) -> Any:
         """Fix a field to what the argument of that name says, which is never None."""
         value = vars(self.args)[name]
         is_default = value == EngineOptions.__dataclass_fields__[name].default

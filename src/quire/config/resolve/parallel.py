@@ -14,7 +14,7 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
     """Fix the fields data_parallel_*. Raises InvalidParameter for wishes that do not go
     together.
     """
-    args, size = d.args, d.wished("data_parallel_size")
+    args, size = d.args, d.requested("data_parallel_size")
     mode, reason = _mode(d, is_headless)
     d.decide("data_parallel_mode", mode, reason)
     ranks = _ranks(d, mode, is_headless)
@@ -33,7 +33,7 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
         d.decide("data_parallel_address", address, why)
     else:
         d.decide("data_parallel_address", None, "no core runs elsewhere")
-    d.wished("data_parallel_rpc_port")
+    d.requested("data_parallel_rpc_port")
 
 
 def decide_expert_parallel(d: Decisions) -> None:

@@ -69,8 +69,8 @@ def _decide_model(d: Decisions) -> None:
     if args.load_format == "auto":
         d.decide("load_format", "safetensors", "the one format of weights that is read")
     else:
-        d.wished("load_format")
-    d.wished("seed")
+        d.requested("load_format")
+    d.requested("seed")
     if args.skip_tokenizer_init:
         d.decide("tokenizer_folder", None, "skip_tokenizer_init was given")
     else:
@@ -94,11 +94,11 @@ def _decide_machine(d: Decisions, is_headless: bool) -> None:
     decide_data_parallel(d, is_headless)
     decide_expert_parallel(d)
     decide_executor(d)
-    d.wished("max_core_restarts")
-    d.wished("spare_core")
+    d.requested("max_core_restarts")
+    d.requested("spare_core")
     _decide_threads(d)
     _decide_graphs(d)
-    d.wished("deterministic", "is_deterministic")
+    d.requested("deterministic", "is_deterministic")
 
 
 def _decide_graphs(d: Decisions) -> None:
@@ -131,8 +131,8 @@ def _decide_output(d: Decisions) -> None:
     if args.max_logprobs == -1:
         d.decide("max_logprobs", model.vocab_size, "max_logprobs=-1: the whole vocabulary")
     else:
-        d.wished("max_logprobs")
-    d.wished("logprobs_mode")
+        d.requested("max_logprobs")
+    d.requested("logprobs_mode")
     processors = tuple(args.logits_processors or ())
     d.decide(
         "logits_processors",
@@ -148,10 +148,10 @@ def _decide_output(d: Decisions) -> None:
     ids = eos_token_ids(model.generation_config, override)
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
-    d.wished("stream_interval")
+    d.requested("stream_interval")
     why = "reasoning_config" + (" was given" if args.reasoning_config else ": none")
     d.decide("reasoning_marks", _reasoning_marks(args.reasoning_config), why)
-    d.wished("otlp_traces_endpoint")
+    d.requested("otlp_traces_endpoint")
     profiler = profiler_config(args.profiler_config)
     why = "profiler_config" + (" was given" if profiler else ": none")
     d.decide("profiler", profiler, why)

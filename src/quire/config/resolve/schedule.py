@@ -26,8 +26,8 @@ def decide_schedule(d: Decisions) -> int | None:
     chunked = True if d.args.enable_chunked_prefill is None else d.args.enable_chunked_prefill
     _decide_budget(d, bound, chunked)
     _decide_queue(d)
-    d.wished("scheduling_policy")
-    d.wished("long_prefill_token_threshold")
+    d.requested("scheduling_policy")
+    d.requested("long_prefill_token_threshold")
     return length
 
 
@@ -121,12 +121,12 @@ def _decide_queue(d: Decisions) -> None:
         unfinished = _QUEUED_BATCHES * d.value("max_num_seqs")
         d.decide("max_num_queued_reqs", unfinished, f"{_QUEUED_BATCHES} * max_num_seqs")
     else:
-        d.wished("max_num_queued_reqs")
+        d.requested("max_num_queued_reqs")
     if d.args.max_num_queued_tokens is None:
         why = "the ids of the prompts that wait take some 150 MB at most"
         d.decide("max_num_queued_tokens", _QUEUED_TOKENS, why)
     else:
-        d.wished("max_num_queued_tokens")
+        d.requested("max_num_queued_tokens")
 
 
 def _tokens(

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CoreStatus:
-    """What is known of one core now.
+    """The current status of one core.
 
     `is_running`: its process exists. `is_started`: it has reported READY. `silent_s` is the time
     since its last sign of life, `turn_age_s` how long its loop has been inside one turn,
@@ -65,7 +65,7 @@ class CoreStatus:
 
 
 class EngineStatusType(enum.Enum):
-    """How a core is, in one word."""
+    """The state of a core."""
 
     HEALTHY = "healthy"
     DEAD = "dead"
@@ -73,7 +73,7 @@ class EngineStatusType(enum.Enum):
 
 
 class CoreClient(Protocol):
-    """What every client has. Nothing here waits."""
+    """The methods that every client has. None of them waits."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request; its outputs carry its handle. For a live handle: its next input.
@@ -94,7 +94,7 @@ class CoreClient(Protocol):
 
     @property
     def engine_indices(self) -> Sequence[int]:
-        """The cores there are."""
+        """The indices of the cores."""
         ...
 
     def core_status(self, engine_index: int) -> CoreStatus:

@@ -1,4 +1,4 @@
-"""Whether an engine is paused or asleep, so that a restarted core can be brought to that state."""
+"""Whether an engine is paused or asleep, so that a restarted core can be put into that state."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from quire.engine.control_verbs import UTILITIES
 from quire.engine.wire.control_calls import Utility
 
 REPEATABLE = frozenset(name for name, method in UTILITIES.items() if method.is_repeatable)
-"""Utilities that may be asked again when it is not known whether they were performed."""
+"""Utilities that may be called again when it is not known whether they were performed."""
 
 
 class ControlState:
-    """Paused and asleep, as the calls that succeeded have left it."""
+    """Whether the engine is paused and asleep, by the calls that have succeeded."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Utility[Any]]] = {"paused": [], "asleep": []}
-        """By state, what brings a core to it; `wake_up` may have ended a part of it."""
+        """The calls that put a core into each state; `wake_up` may have undone a part of them."""
 
     def note(self, call: Utility[Any], answer: object) -> None:
-        """A call has succeeded with this answer; False: it has not ended the state altogether."""
+        """Record a call that succeeded; the answer False means that it has ended only a part of the
+        state.
+        """
         method = UTILITIES[call.method]
         if method.ends is not None and answer is not False:
             self._calls[method.ends].clear()

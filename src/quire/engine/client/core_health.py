@@ -1,4 +1,4 @@
-"""How a core is: its status for callers, and when it counts as hung and is killed."""
+"""The health of a core: its status for callers, and when it counts as hung and is killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def status_of(connection: CoreConnection) -> CoreStatus:
 
 
 def hang_of(connection: CoreConnection, now: float, silent_s: float, longest_turn_s: float) -> str:
-    """What is wrong with a core at the time `now` (of `time.monotonic`); empty if nothing is."""
+    """Why a core counts as hung at the time `now` (of `time.monotonic`); empty if it does not."""
     quiet_s = now - connection.last_sign
     if not connection.has_joined:
         is_late = quiet_s > HANDSHAKE_TIMEOUT_MINS * 60

@@ -1,4 +1,4 @@
-"""What a front end must know to run its requests again when their core has died, and in what order.
+"""The live requests of each core, and the order in which they run again after the core has died.
 
 A request that crashes its core would crash it after every restart. So after a death the requests
 that are cleared run first; the suspects follow in groups that shrink, until the one that crashes

@@ -1,4 +1,4 @@
-"""Which core of a lock-step group has died, and which ones had to end because of it."""
+"""Finds out which core of a lock-step group died, and which ones had to end because of it."""
 
 from __future__ import annotations
 

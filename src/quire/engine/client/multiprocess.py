@@ -150,7 +150,7 @@ class AsyncMPClient(MPClient):
         self._announce()
 
     def _attach(self) -> asyncio.AbstractEventLoop:
-        """Have the running loop call us when something comes."""
+        """Register with the running loop, to be called when something arrives."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._detach()

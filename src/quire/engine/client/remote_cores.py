@@ -156,7 +156,7 @@ class RemoteCores:
         self._balancer.forget(engine_index)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """Tell the cores that have these requests to drop them."""
+        """Send the abort to the cores that have these requests."""
         by_core: dict[int, list[int]] = {}
         for handle in handles:
             engine_index = self._release(handle)
@@ -186,7 +186,7 @@ class RemoteCores:
     # outputs and calls
 
     def next_output(self) -> EngineCoreOutputs | None:
-        """The next outputs that have come. Raises the error of a core that has died."""
+        """Return the next outputs that have arrived. Raises the error of a core that has died."""
         if not self.sockets.events:
             return None
         event = self.sockets.events.popleft()
@@ -309,11 +309,11 @@ class RemoteCores:
             self.sockets.connections[engine_index].is_admitted = True
 
     def num_requests(self, engine_index: int) -> int:
-        """How many requests the core has."""
+        """The number of requests of the core."""
         return self.sockets.connections[engine_index].num_requests
 
     def retire(self, engine_index: int) -> ChildProcess | None:
-        """Tell a core to end, and forget it; the caller waits for its process, if there is one."""
+        """Shut a core down and forget it; the caller waits for its process, if there is one."""
         connection = self.sockets.connections.get(engine_index)
         if connection is not None:
             self._tell_to_end(connection, 0.0)

@@ -1,4 +1,4 @@
-"""The only place where a plan becomes an engine: it takes the plan apart and hands out values."""
+"""Builds an engine core from a plan; the parts get values from the plan, never the plan itself."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from quire.scheduling.settings import SchedulerConfig
 
 
 def build_client(plan: EnginePlan) -> InprocClient:
-    """An engine core in this process, ready to serve."""
+    """Build an engine core in this process, ready to serve."""
     return InprocClient(build_core(plan))
 
 
 def build_core(
     plan: EnginePlan, target: Platform | None = None, group: Group | None = None
 ) -> EngineCore:
-    """Scheduler, executor and core; the executor loads the model. `target` None: on the device that
-    the plan names. `group` are the cores that the experts are spread over, where the plan says so.
+    """Build scheduler, executor and core; the executor loads the model.
+
+    `target` None: the device that the plan names. `group` are the cores that share the experts,
+    with expert parallelism.
     """
     exchange = _exchange(plan, group) if plan.enable_expert_parallel else None
     open_executor = EXECUTORS[plan.distributed_executor_backend]
@@ -48,7 +50,7 @@ def build_core(
 def core_over(
     plan: EnginePlan, executor: BuiltExecutor, exchange: ExpertExchange | None = None
 ) -> EngineCore:
-    """The core of a plan on workers that are there."""
+    """Build the core of a plan on existing workers."""
     facts = executor.facts
     scheduler = Scheduler(
         SchedulerConfig(
@@ -78,7 +80,7 @@ def core_over(
 
 
 def worker_config(plan: EnginePlan) -> WorkerConfig:
-    """What of a plan the workers are built from."""
+    """The part of a plan that the workers are built from."""
     processors = find_logits_processors(plan.logits_processors)
     return WorkerConfig(
         model_folder=plan.model_folder,

@@ -1,7 +1,7 @@
-"""What a front end may do to a core besides sending requests: pause, sleep, reset, profile, ask.
+"""Control of a core apart from requests: pause, sleep, reset, profile, query.
 
 The methods serve the verbs of engine/control_verbs.py. Those that wait for the device to be idle
-give a `Future`, done when the steps in flight have been read.
+return a `Future` that is done when the steps in flight have been read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAKE_TAGS = ("weights", "kv_cache", "scheduling")
 class CoreControl(UnbuiltCoreMethods, ABC):
     """The control methods of `EngineCore`, and the state that they change: paused, asleep, awake.
 
-    `keeps_weights`: other cores, which share its experts, compute with its weights while it sleeps.
+    `keeps_weights`: other cores share its experts and compute with its weights while it sleeps.
     `has_own_memory`: the device has memory of its own, from which light sleep moves the weights to
     the host's. Invariants: nothing is scheduled while a tag is in `_asleep`; memory is released
     only when no step is in flight.
@@ -49,30 +49,31 @@ class CoreControl(UnbuiltCoreMethods, ABC):
 
     @abstractmethod
     def _abort_all(self) -> None:
-        """End every request with the reason "abort"."""
+        """Abort every request, with the finish reason "abort"."""
 
     # pausing
 
     def pause_scheduler(self, mode: str = "keep", clear_cache: bool = False) -> Future[None]:
-        """Schedule nothing more: requests are ended (abort), finished first while new ones queue
-        (wait), or frozen (keep). Done when the device is idle and, if wished, the caches are empty.
+        """Stop scheduling: requests are aborted (abort), finished first while new ones queue
+        (wait), or frozen (keep). Done when the device is idle and, with `clear_cache`, the caches
+        are empty.
         """
         self._is_paused = True
         return self._stop(mode, self._forget_cached if clear_cache else lambda: None)
 
     def resume_scheduler(self) -> None:
-        """Go on where `pause_scheduler` stopped; while memory is released, `wake_up` does that."""
+        """Undo `pause_scheduler`; while memory is released, scheduling resumes with `wake_up`."""
         self._is_paused = False
         self._abandon_waiting()
         if not self._asleep:
             self.scheduler.pause = Pause.NONE
 
     def is_scheduler_paused(self) -> bool:
-        """Whether new requests wait, whatever for."""
+        """Whether new requests wait, for any reason."""
         return self.scheduler.pause is not Pause.NONE
 
     def _settle(self) -> None:
-        """Complete what waited for the device to be idle; called after every step."""
+        """Complete the calls that waited for an idle device; called after every step."""
         if self._waiting and not self.scheduler.has_work:
             self.scheduler.pause = Pause.ALL
             waiting, self._waiting = self._waiting, []
@@ -101,10 +102,9 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     # sleeping
 
     def sleep(self, level: int = 1, mode: str = "abort") -> Future[None]:
-        """Pause, then give memory back: at level 1 the KV cache and the device's own memory of the
-        weights, which wait in host memory; at level 2 the weights altogether.
-
-        Requests that `mode` keeps compute their K/V anew after `wake_up`.
+        """Pause, then release memory: at level 1 the KV cache, and the device memory of the
+        weights, which move to host memory; at level 2 the weights altogether. Requests that `mode`
+        keeps compute their K/V again after `wake_up`.
         """
         if not 0 <= level <= _LARGEST_LEVEL:
             raise InvalidParameter("level", level, "the levels are 0, 1 and 2")
@@ -118,9 +118,9 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         return self._stop(mode, lambda: self._release(tags, keep_weights=level < _LARGEST_LEVEL))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Take back what `sleep` gave (None: all); scheduling goes on once everything is there.
-
-        Weights are loaded again as they were at the start. Whether the core is awake now.
+        """Restore what `sleep` released (None: all); scheduling resumes once everything is
+        restored. Discarded weights are loaded again from the checkpoint. Returns whether the core
+        is awake now.
         """
         wanted = WAKE_TAGS if tags is None else tuple(tags)
         for tag in wanted:
@@ -142,7 +142,7 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         return bool(self._asleep)
 
     def release_kv_cache_memory(self) -> None:
-        """Give back the KV cache alone, while paused. Raises EngineError when it is not."""
+        """Release only the KV cache. Raises EngineError unless the core is paused."""
         if self.scheduler.pause is not Pause.ALL or self.scheduler.has_work:
             raise EngineError("KV memory can go only while paused: call sleep(level=0) first.")
         self._release(("kv_cache",))
@@ -158,17 +158,16 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached blocks; False while requests hold blocks, unless those may be preempted.
-
-        `reset_connector`: there is no connector, so there is nothing of it to reset.
+        """Forget cached blocks. Returns False while requests hold blocks, unless those may be
+        preempted. `reset_connector` has no effect: there is no KV connector.
         """
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     def reset_mm_cache(self) -> None:
-        """Nothing to forget: a text model has no media."""
+        """Do nothing: a text model has no cache of media."""
 
     def reset_encoder_cache(self) -> None:
-        """Nothing to forget: a text model has no encoder."""
+        """Do nothing: a text model has no encoder."""
 
     def _forget_cached(self) -> None:
         forgotten = self.scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -177,11 +176,11 @@ class CoreControl(UnbuiltCoreMethods, ABC):
     # workers
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What requests can be for."""
+        """The kinds of requests that the model supports."""
         return ("generate",)
 
     def get_weight_version(self) -> str:
-        """Weights are those of the start, or the same loaded again."""
+        """The version of the weights, which never change after the start."""
         return "default"
 
     def collective_rpc(
@@ -199,11 +198,11 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         return self.executor.collective_rpc(method, tuple(args), kwargs or {})
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
-        """Begin or end a trace of every worker's steps; the files when it ends."""
+        """Begin or end a trace of every worker's steps; returns the files at the end."""
         return self.executor.collective_rpc("profile", (is_start, profile_prefix), {})
 
     def list_loras(self) -> set[int]:
-        """No adapter is ever loaded."""
+        """Return an empty set: adapters are not supported."""
         return set()
 
 

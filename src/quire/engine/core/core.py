@@ -1,10 +1,10 @@
-"""Step 5 of 8 on a request's path: the loop that schedules, executes, learns and reports.
+"""Step 5 of 8 on a request's path: the loop that schedules, executes, updates and reports.
 
 In: `EngineCoreRequest` from engine/client/client.py. Out: `EngineCoreOutputs`, columns of new
 tokens. Next: scheduling/scheduler.py decides each step, the executor runs it.
 
-One synchronous core; it keeps up to `depth` steps in flight (1: plain stepping, 2: the next step is
-scheduled and launched before the last one's ids are read).
+The core is synchronous. It keeps up to `depth` steps in flight (1: plain stepping, 2: the next step
+is scheduled and launched before the last one's ids are read).
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from quire.scheduling.step import StepPlan
 logger = logging.getLogger(__name__)
 
 _PREREQUISITE_NAP_S = 0.01
-"""How late input may be seen while every request waits for something outside, such as its grammar.
+"""The longest delay of new input while every request waits for a prerequisite, such as a grammar.
 """
 
 
 class EngineCore(CoreControl):
-    """A scheduler and an executor, stepped by whoever holds the core; what else it may be asked is
-    in engine/core/control.py.
+    """A scheduler and an executor, stepped by the core's owner; its control methods are in
+    engine/core/control.py.
 
-    A failure that concerns one request ends that request with an error, the others do not notice
-    (engine/core/fault_isolation.py). Only a device that takes no step at all raises out of `step`.
+    A failure that concerns one request ends that request with an error and does not affect the
+    others (engine/core/fault_isolation.py). `step` raises only if the device runs no step at all.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EngineCore(CoreControl):
         self._log_stats = log_stats
         self._clock = clock
         self.lock_step = lock_step
-        """The rounds that this core makes together with others; None: it steps for itself."""
+        """The rounds of a core that shares experts with others; None: it steps independently."""
         self._grammars = grammars or GrammarCompiler(None)
         self._constrained_masks = self._grammars.masks_of(scheduler.rows.constrained)
         self._boundary = FaultBoundary(executor, self._masks)
@@ -87,7 +87,7 @@ class EngineCore(CoreControl):
         self._refused: list[Finished] = []
         self._counted = (0, 0, 0, 0)
         self.on_launch: Callable[[Collection[int]], None] | None = None
-        """Told before each launch which requests are in the steps that have not been read."""
+        """Called before each launch with the requests in the steps that have not been read."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that can never run ends with an error in the next outputs."""
@@ -111,7 +111,7 @@ class EngineCore(CoreControl):
                     prompt_logprobs_done=request.prompt_logprobs_done,
                     resumable=request.resumable,
                     grammar=grammar,
-                    takes_drafts=grammar is None,  # a mask is made for one token of a row
+                    takes_drafts=grammar is None,  # a mask covers one token of a row
                 )
             )
         except RequestError as error:
@@ -123,7 +123,7 @@ class EngineCore(CoreControl):
             self._refuse(request.handle, "the request could not be taken in")
 
     def _continue(self, request: EngineCoreRequest) -> None:
-        """More input for a request that may have ended meanwhile."""
+        """Add input to a request, unless it has ended meanwhile."""
         if request.handle not in self.scheduler.requests:
             return
         params = request.params
@@ -143,7 +143,7 @@ class EngineCore(CoreControl):
         return self._constrained_masks(plan) if self.scheduler.rows.constrained else None
 
     def _grammar(self, params: RequestParams, thinking: Thinking | None) -> Constraint | None:
-        """What the output must follow; None where nothing is demanded, or nothing is generated."""
+        """The constraint on the output; None without one, or if nothing is generated."""
         if not isinstance(params, SamplingParams):
             return None
         if params.structured_outputs is None and thinking is None:
@@ -151,8 +151,9 @@ class EngineCore(CoreControl):
         return self._grammars.constraint(params, thinking)
 
     def _needs_host_ids(self, params: RequestParams, thinking: Thinking | None = None) -> bool:
-        """A mask is made from the ids so far, so nothing that has masks is scheduled ahead. Raises
-        RequestError for a kind of request that the model has no head for.
+        """Whether the next step of a request needs its ids on the host: masks are made from the ids
+        so far, so such a request is not scheduled ahead. Raises RequestError for a kind of request
+        that the model has no head for.
         """
         has_form = isinstance(params, SamplingParams) and params.structured_outputs is not None
         has_masks = has_form or thinking is not None
@@ -160,22 +161,22 @@ class EngineCore(CoreControl):
         return is_ahead or self.executor.needs_host_ids(params)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        """End requests without an output; handles that have ended already are left alone."""
+        """Abort requests without an output; handles that have already ended are ignored."""
         for handle in handles:
             self.scheduler.abort(handle)
 
     @property
     def has_work(self) -> bool:
-        """Would `step` bring anything forward?"""
+        """Whether `step` would make progress."""
         return bool(self._steps or self._refused or self.scheduler.has_work)
 
     @property
     def max_handles_in_flight(self) -> int:
-        """So many requests can be in steps that have not been read."""
+        """The most requests that can be in steps that have not been read."""
         return self._depth * self.scheduler.config.max_num_seqs
 
     def step(self) -> EngineCoreOutputs:
-        """Launch what can be launched, read the oldest step in flight, report what it brought."""
+        """Launch what can be launched, read the oldest step in flight, and return its outputs."""
         while len(self._steps) < self._depth:
             plan = self.scheduler.schedule(self._clock())
             if plan is None:
@@ -186,37 +187,38 @@ class EngineCore(CoreControl):
         if not self._steps:
             self._wait_for_prerequisite()
             return self._outputs(SchedulerOutput(), None)
-        brought = self._steps.popleft().result()
-        outputs = self._outputs(self.scheduler.update(brought.result, self._clock()), brought)
+        runner_output = self._steps.popleft().result()
+        outputs = self._outputs(
+            self.scheduler.update(runner_output.result, self._clock()), runner_output
+        )
         if self._waiting:
             self._settle()
         return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:
-        """`step`, which keeps as many steps in flight as the core was made for."""
+        """The same as `step`, which already keeps up to `depth` steps in flight."""
         return self.step()
 
     def execute_model(self, plan: StepPlan) -> RunnerOutput:
-        """Run one planned step and read it, inside the fault boundary; the scheduler learns nothing
-        of it.
+        """Run one planned step in the fault boundary and read it, without updating the scheduler.
         """
         return self._boundary.launch(plan).result()
 
     def execute_dummy_batch(self) -> bool:
-        """Take part in the round of the cores that share experts with this one, without tokens of
-        its own; False when none of them has any left. A core that steps for itself has no rounds.
+        """Take part in a round of the cores that share experts with this one, without tokens of its
+        own. Returns False when no core has tokens left, and for a core without such rounds.
         """
         return self.lock_step is not None and self.lock_step.idle_round(self.has_work)
 
     def shutdown(self) -> None:
-        """End all requests and let go of the device."""
+        """Abort all requests and release the device."""
         self.abort_requests(list(self.scheduler.requests))
         self._steps.clear()
         self._grammars.close()
         self.executor.shutdown()
 
     def _wait_for_prerequisite(self) -> None:
-        """With nothing to run, sleep a moment until what a request waits for may be ready."""
+        """Sleep briefly when nothing can run, until a request's prerequisite may be ready."""
         for request in self.scheduler.waiting:
             for prerequisite in request.prerequisites:
                 if not prerequisite.is_ready:
@@ -224,7 +226,7 @@ class EngineCore(CoreControl):
                     return
 
     def _abort_all(self) -> None:
-        """End every request and say so."""
+        """Abort every request and report it."""
         for handle in list(self.scheduler.requests):
             self.scheduler.abort(handle)
             self._refused.append(Finished(handle, FinishReason.ABORT))
@@ -232,26 +234,28 @@ class EngineCore(CoreControl):
     def _refuse(self, handle: int, text: str) -> None:
         self._refused.append(Finished(handle, FinishReason.ERROR, message=text))
 
-    def _outputs(self, learned: SchedulerOutput, brought: RunnerOutput | None) -> EngineCoreOutputs:
+    def _outputs(
+        self, scheduler_output: SchedulerOutput, runner_output: RunnerOutput | None
+    ) -> EngineCoreOutputs:
         refused, self._refused = self._refused, []
-        for end in learned.finished:
+        for end in scheduler_output.finished:
             if end.fault is not None:
                 logger.error("request %d failed: %s", end.handle, end.message, exc_info=end.fault)
         return EngineCoreOutputs(
-            handles=list(learned.handles),
-            token_ids=list(learned.token_ids),
-            counts=learned.counts,
-            finished=refused + [_finished(ending) for ending in learned.finished],
+            handles=list(scheduler_output.handles),
+            token_ids=list(scheduler_output.token_ids),
+            counts=scheduler_output.counts,
+            finished=refused + [_finished(ending) for ending in scheduler_output.finished],
             started=[
                 Started(start.handle, start.num_cached_tokens, start.scheduled_time)
-                for start in learned.started
+                for start in scheduler_output.started
             ],
-            logprobs=_columns(brought, learned.kept) if brought else None,
+            logprobs=_columns(runner_output, scheduler_output.kept) if runner_output else None,
             prompt_logprobs=[
                 PromptLogprobs(p.handle, p.token_ids, p.values, p.ranks)
-                for p in (brought.prompt_logprobs if brought else ())
+                for p in (runner_output.prompt_logprobs if runner_output else ())
             ],
-            pooled=_pooled(brought, learned.finished) if brought else [],
+            pooled=_pooled(runner_output, scheduler_output.finished) if runner_output else [],
             stats=self._stats() if self._log_stats else None,
             timestamp=self._clock(),
         )
@@ -283,21 +287,23 @@ def _finished(ending: FinishedRequest) -> Finished:
     )
 
 
-def _pooled(brought: RunnerOutput, endings: Collection[FinishedRequest]) -> list[PooledOutput]:
-    """The pooled results of the requests that end with them; of one that was preempted meanwhile
-    the next result counts.
+def _pooled(
+    runner_output: RunnerOutput, endings: Collection[FinishedRequest]
+) -> list[PooledOutput]:
+    """The pooled results of the requests that end in this step; a request that was preempted
+    meanwhile gets its result from a later step.
     """
     ended = {ending.handle for ending in endings if ending.reason is not Reason.ERROR}
-    found = (one for one in brought.pooled if one.handle in ended)
+    found = (one for one in runner_output.pooled if one.handle in ended)
     return [PooledOutput(one.handle, one.values) for one in found]
 
 
-def _columns(brought: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:
+def _columns(runner_output: RunnerOutput, kept: list[int] | None) -> LogprobColumns | None:
     """The sampled rows' columns, cut down to those whose tokens count."""
-    found: Any = brought.logprobs
+    found: Any = runner_output.logprobs
     if found is None:
         return None
-    places = range(len(brought.result.token_ids)) if kept is None else kept
+    places = range(len(runner_output.result.token_ids)) if kept is None else kept
     where = {row: place for place, row in enumerate(places)}
     taken = [m for m, row in enumerate(found.index) if row in where]
     return LogprobColumns(

@@ -1,9 +1,9 @@
-"""A step whose failures cost only the requests that are at fault.
+"""Limits the failures of a step to the requests that cause them.
 
 The runner names the rows of most failures. One that names no row (a processor for the whole batch,
 a kernel) is attributed: the step is run again in halves, and the halves that fail in halves, until
-a row that fails is alone. That is sound since a step changes nothing before it has sampled, and
-cheap where it matters: without a failure it is one `try`.
+a row that fails is alone. This is sound because a step changes nothing before it has sampled, and
+cheap: without a failure it costs one `try`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ UNREAD = "the results of a step could not be read; the engine's log says why"
 class FaultBoundary:
     """Launches steps on an executor.
 
-    Invariant: `_failed` has the rows that failed and that no plan has removed since; a step ahead,
-    planned when the scheduler did not know yet, runs without them.
+    Invariant: `_failed` has the rows that failed and that no plan has removed since; a step that
+    was planned ahead, before the scheduler knew of the failure, runs without them.
     """
 
     def __init__(self, executor: Executor, masks: Callable[[StepPlan], GrammarMask | None]) -> None:
-        """`masks` gives those of a launched plan, while the device runs; it may raise
+        """`masks` returns the masks of a launched plan while the device runs; it may raise
         RowFailures.
         """
         self._executor = executor
@@ -78,7 +78,9 @@ class FaultBoundary:
         step.parts.append((plan, launched))
 
     def _only_change(self, step: GuardedStep, plan: StepPlan) -> None:
-        """Nothing could run, but later steps stand on what was planned beside the tokens."""
+        """Apply only the plan's changes of rows, which later steps rely on: none of its tokens can
+        run.
+        """
         try:
             self._start(step, plan)
         except EngineDeadError:
@@ -114,7 +116,7 @@ class GuardedStep:
         self.errors: dict[int, str] = {}
 
     def result(self) -> RunnerOutput:
-        """Wait for the step's ids, in the plan's order. Raises EngineDeadError alone."""
+        """Wait for the step's ids, in the plan's order. Raises only EngineDeadError."""
         found = [(plan, _read(plan, launched)) for plan, launched in self.parts]
         if found[0][0] is self.plan:
             return found[0][1]
@@ -138,7 +140,7 @@ def _rows(plan: StepPlan) -> list[int]:
 
 
 def _read(plan: StepPlan, launched: LaunchedStep) -> RunnerOutput:
-    """Reading changes nothing, so it is tried twice; if that fails too, the part's rows fail."""
+    """Read a launched part, twice if necessary: reading changes nothing. Then its rows fail."""
     for _ in range(2):
         try:
             return launched.result()

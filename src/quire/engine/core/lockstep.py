@@ -1,4 +1,4 @@
-"""What a core that shares experts with others is told and asked about their common rounds."""
+"""The rounds that cores which share experts make together, as seen by one core."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Protocol
 
 
 class LockStep(Protocol):
-    """One core's side of the rounds; distributed/expert_exchange.py does it.
+    """One core's side of the rounds, implemented in distributed/expert_exchange.py.
 
-    A step of the core that runs tokens makes rounds by itself: one, or several where it is run
-    again in parts. All methods raise PeersLost when another core is gone.
+    A step that runs tokens makes its rounds itself: one, or several if it is run again in parts.
+    All methods raise PeersLost when another core is gone.
     """
 
     num_rounds: int
-    """So many have begun, counting those that ended a wave at once."""
+    """The number of rounds begun, including those that ended a wave at once."""
     is_ending: bool
-    """Set when this core has been told to end."""
+    """Set when this core is to shut down."""
     all_end: bool
-    """Every core said so when the last round began."""
+    """Whether every core had `is_ending` set when the last round began."""
     while_waiting: Callable[[], None]
-    """Called now and then while this core waits for the others."""
+    """Called repeatedly while this core waits for the others."""
 
     def idle_round(self, is_unfinished: bool) -> bool:
-        """Make the next round without tokens of this core, which may have some later; False when
-        no core has any.
+        """Make the next round without tokens of this core. `is_unfinished`: it may have some later.
+        Returns False when no core has any.
         """
         ...

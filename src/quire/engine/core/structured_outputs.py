@@ -1,4 +1,4 @@
-"""What a plan says about structured output, as the two sides that need it take it."""
+"""A plan's settings for structured outputs, as the front end and the core need them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.models import read_spec
 
 
 def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
-    """Where grammars find the vocabulary; None without a tokenizer."""
+    """The source of the vocabulary for grammars; None without a tokenizer."""
     if plan.tokenizer_folder is None:
         return None
     return VocabularySource(
@@ -21,6 +21,6 @@ def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
 
 
 def grammar_trials(plan: EnginePlan) -> GrammarTrials | None:
-    """What tries the grammars of requests; None without a tokenizer."""
+    """The validator of requests' grammars; None without a tokenizer."""
     source = vocabulary_source(plan)
     return None if source is None else GrammarTrials(source, plan.structured_outputs)

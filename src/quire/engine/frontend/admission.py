@@ -1,4 +1,4 @@
-"""How much may wait in front of an engine that serves: beyond it a request is refused at once."""
+"""Admission control: requests beyond the limits on what may wait are refused at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LEAST_HINT_S, _MOST_HINT_S = 0.1, 60.0
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Most unfinished completions, and most prompt tokens of those without a first output."""
+    """The most unfinished completions, and the most prompt tokens of requests without output."""
 
     num_requests: int
     num_tokens: int
 
 
 class FadingCount:
-    """How many lately: an event counts half after `half_life_s`, a quarter after twice that."""
+    """A decaying count: an event counts half after `half_life_s`, a quarter after twice that."""
 
     def __init__(self, half_life_s: float, now: float) -> None:
         self._half_life_s = half_life_s
@@ -32,28 +32,28 @@ class FadingCount:
         self._count = 0.0
 
     def at(self, now: float) -> float:
-        """The count at a moment that is not before the last one."""
+        """The count at time `now`, which must not be earlier than in the last call."""
         self._count *= 0.5 ** ((now - self._noted) / self._half_life_s)
         self._noted = now
         return self._count
 
     def add(self, count: int, now: float) -> None:
-        """So many more."""
+        """Add `count` events at time `now`."""
         self._count = self.at(now) + count
 
     def rate(self, now: float) -> float:
-        """Events per second; of a steady stream the count is that of a mean life."""
+        """Events per second; a steady stream's count is its rate times the mean lifetime."""
         mean_life_s = self._half_life_s / math.log(2)
         known_s = mean_life_s * -math.expm1(-(now - self._since) / mean_life_s)
         return self.at(now) / max(known_s, 1e-3)
 
 
 class Admission:
-    """Decides before anything is done for a request, so that saying no costs microseconds.
+    """Decides before any work is done for a request, so that a refusal costs microseconds.
 
-    The hint when to come back is how long it takes, at the rate of late, until as many completions
-    have ended as this request and those that were just refused ask for: a crowd that is refused
-    together is not told to come back together at once.
+    The hint when to retry is the time, at the recent rate of finished completions, until as many
+    have finished as this request and the recently refused ones ask for. So clients that are refused
+    together are not all sent back at the same moment.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         neighbours: Neighbours | None = None,
     ) -> None:
-        """`neighbours` are the other servers of the same engine: the limits are for all."""
+        """`neighbours` are the other servers of the same engine; the limits are for all of them."""
         self._outputs = outputs
         self._limits = limits
         self._neighbours = neighbours
@@ -73,8 +73,8 @@ class Admission:
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
 
     def check(self, num_completions: int) -> None:
-        """Raises QueueOverflowError or MaxQueuedTokensError, with `retry_after_s`, if a request of
-        so many completions is too much.
+        """Raise QueueOverflowError or MaxQueuedTokensError, with `retry_after_s`, if a request of
+        `num_completions` completions exceeds a limit.
         """
         limits, outputs = self._limits, self._outputs
         others = Load() if self._neighbours is None else self._neighbours.load()
@@ -99,12 +99,12 @@ class Admission:
             self._neighbours.tell(num_requests=outputs.num_unfinished + num_completions)
 
     def note_ended(self, num_completions: int) -> None:
-        """So many completions have ended now."""
+        """Count completions that have just ended."""
         self._ended.add(num_completions, self._clock())
         self.share_load()
 
     def share_load(self) -> None:
-        """Let the neighbours know the load of this server."""
+        """Publish this server's load to the neighbours."""
         if self._neighbours is not None:
             self._neighbours.tell(
                 num_requests=self._outputs.num_unfinished,

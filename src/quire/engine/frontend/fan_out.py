@@ -1,4 +1,4 @@
-"""A request with `n` completions is n requests to the core, which are made here."""
+"""Splits a request with `n` completions into n requests to the core."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from quire.params import SamplingParams
 
 
 def fan_out(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCoreRequest]:
-    """The n requests that `request` with these parameters stands for, with handles and seeds
-    counting up from its own. Only the first computes prompt logprobs, which are the same for all.
+    """Return the n core requests for `request`, with handles and seeds that count up from its own.
+    Only the first computes prompt logprobs, which are the same for all.
     """
     first, others = _child_params(params), _child_params(params)
     if params.prompt_logprobs is not None:

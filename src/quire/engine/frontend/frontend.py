@@ -1,8 +1,8 @@
 """Step 2 of 8 on a request's path: the caller's side of an engine.
 
-In: requests from llm_engine.py or async_llm.py. Out: the same, split into `n` completions and
-registered for their outputs; on the way back, what the output processor makes of the core's
-outputs. Next: input_processor.py, then a client (engine/client/).
+In: requests from llm_engine.py or async_llm.py. Out: core requests, one per completion, registered
+for their outputs; on the way back, the output processor's `RequestOutput`s. Next:
+input_processor.py, then a client (engine/client/).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _FEW = 64
 
 
 class FrontEnd(Generic[Client]):
-    """The requests of one engine on the caller's side: both faces, `LLMEngine` and `AsyncLLM`, add
-    to it, feed it the core's outputs and abort through it.
+    """The caller's side of one engine: `LLMEngine` and `AsyncLLM` add requests to it, feed it the
+    core's outputs and abort through it.
 
     `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
-    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model and `plan`
-    is what all was built from, where there is one.
+    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model, and `plan`
+    is the plan that the engine was built from, if any.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class FrontEnd(Generic[Client]):
         return self.tokenizer
 
     def note_call(self, call: Utility[Any], answer: object) -> None:
-        """A control call has succeeded with this answer: statistics show how deep the engine
-        sleeps.
+        """Record a control call that has succeeded, so that statistics show the engine's sleep
+        level.
         """
         if call.method == "sleep":
             self.is_asleep = True
@@ -120,11 +120,12 @@ class FrontEnd(Generic[Client]):
         trace_headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> RequestGroup:
-        """Check a request, expect its outputs and send it; `inputs` are for the input processor.
-        Where there are traces, its span belongs to the trace of `trace_headers`.
+        """Check a request, register it for its outputs and send it; `inputs` go to the input
+        processor.
 
-        It ends `timeout_s` seconds from now; None: as its `extra_args` say, if they do.
-        Raises subclasses of RequestError; then everything is as before.
+        With tracing on, its span belongs to the trace of `trace_headers`. It ends `timeout_s`
+        seconds from now (None: the timeout in its `extra_args`, if any). Raises subclasses of
+        RequestError; then nothing has changed.
         """
         if not isinstance(request_id, str):
             raise InvalidType("request_id", request_id, "it must be a str")
@@ -203,7 +204,7 @@ class FrontEnd(Generic[Client]):
                 self.stats.record(None, more, self.client.engine_of(request.handle) or 0)
 
     def end_input(self, group: RequestGroup, params: SamplingParams) -> None:
-        """No more input comes for a resumable request: it ends where it stops next."""
+        """Close the input of a resumable request: it ends where it stops next."""
         if self.outputs.is_unfinished(group):
             handle = group.handles.start
             end = EngineCoreRequest(handle, [], params, seed=0, arrival_time=time.time())
@@ -211,7 +212,7 @@ class FrontEnd(Generic[Client]):
             self.client.add_request(end)
 
     def take_in(self, step: EngineCoreOutputs) -> Processed:
-        """Turn a step of the core into outputs, and tell the core what they end."""
+        """Turn a step of the core into outputs, and abort in the core what they end."""
         processed = self.outputs.process(step)
         self._settle(processed, step)
         return processed
@@ -219,13 +220,13 @@ class FrontEnd(Generic[Client]):
     def abort(
         self, ids: Iterable[str], *, internal: bool, stop_reason: str | None = None
     ) -> Processed:
-        """End requests here and in the core; the outputs are their last."""
+        """Abort requests here and in the core, and return their last outputs."""
         processed = self.outputs.abort(ids, internal=internal, stop_reason=stop_reason)
         self._settle(processed)
         return processed
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the core, as its client does, and what helps on this side."""
+        """Shut down the core through its client, and the helpers on this side."""
         self.client.shutdown(timeout_s)
         self.inputs.close()
         if self.tracer is not None:
@@ -233,18 +234,18 @@ class FrontEnd(Generic[Client]):
 
     @property
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do next (monotonic, seconds)."""
+        """The time of the next request deadline (monotonic, seconds)."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> list[RequestOutput]:
-        """End the requests whose time is over (reason "abort", stop reason "timeout")."""
+        """Abort requests past their deadline (finish reason "abort", stop reason "timeout")."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
             late.append(heapq.heappop(self._deadlines)[1])
         return self.abort(late, internal=True, stop_reason="timeout").outputs if late else []
 
     def _set_deadline(self, when: float, internal_id: str) -> None:
-        """Those of requests that have ended are swept out once they are the most."""
+        """Add a deadline; those of ended requests are removed once they are the majority."""
         heapq.heappush(self._deadlines, (when, internal_id))
         if len(self._deadlines) > 2 * self.outputs.num_unfinished + _FEW:
             live = set(self.outputs.unfinished_ids())
@@ -252,7 +253,7 @@ class FrontEnd(Generic[Client]):
             heapq.heapify(self._deadlines)
 
     def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
-        """Give all the requests to the core, or none."""
+        """Send all the requests to the core, or none."""
         self.outputs.add(group, requests, time.monotonic())
         try:
             for request in requests:
@@ -271,7 +272,7 @@ class FrontEnd(Generic[Client]):
 
 
 def _timeout_s(given: object, params: RequestParams) -> float | None:
-    """The seconds that a request may take, by argument or from its `extra_args`; None: no limit."""
+    """The time limit of a request in seconds, given or from its `extra_args`; None: no limit."""
     name = "timeout_s"
     if given is None and isinstance(params, SamplingParams):
         name, given = "extra_args['timeout_s']", (params.extra_args or {}).get("timeout_s")
@@ -286,13 +287,13 @@ def build_front_end(
     plan: EnginePlan,
     client: Client,
     client_index: int = 0,
-    stats_wish: StatsOptions | None = None,
+    stats_options: StatsOptions | None = None,
     stats: Stats | None = None,
 ) -> FrontEnd[Client]:
     """Load the plan's tokenizer and put it in front of `client`, which runs the plan's core.
 
-    Of several front ends of one engine each has its `client_index`, from 1 on: their requests draw
-    different seeds. `stats` are theirs; None: made as `stats_wish` says.
+    Each of several front ends of one engine has its own `client_index`, from 1 on, so that their
+    requests draw different seeds. `stats` None: made from `stats_options`.
 
     Raises LoadError for tokenizer files that cannot be used.
     """
@@ -309,7 +310,7 @@ def build_front_end(
     tracer = None
     if plan.otlp_traces_endpoint is not None:
         tracer = RequestTracer(exporter_to(plan.otlp_traces_endpoint), plan.served_model_names[0])
-    stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_wish)
+    stats = stats or EngineStats.of_plan(plan, client.engine_indices, stats_options)
     inputs = InputProcessor(
         tokenizer, limits, seed=_seed_of(plan, client_index), forms=grammar_trials(plan)
     )
@@ -323,7 +324,7 @@ def build_front_end(
         outputs=OutputProcessor(
             tokenizer,
             stream_interval=plan.stream_interval,
-            log_stats=plan.log_stats or tracer is not None,  # a span tells of the same times
+            log_stats=plan.log_stats or tracer is not None,  # spans carry the same times
         ),
         model_name=plan.served_model_names[0],
         log_stats=plan.log_stats,

@@ -28,7 +28,7 @@ class InputFeeders:
         self.running: dict[asyncio.Task[None], RequestGroup] = {}
 
     def __len__(self) -> int:
-        """How many streams are still read."""
+        """The number of streams that are still read."""
         return len(self.running)
 
     async def add(
@@ -39,8 +39,8 @@ class InputFeeders:
         params: SamplingParams | PoolingParams,
         inputs: dict[str, Any],
     ) -> RequestGroup:
-        """Add the stream's first part, and leave a task behind that sends the others. Raises
-        InputStreamError for what the stream raises, RequestError where it has no part.
+        """Add the stream's first part and start a task that sends the others. Raises
+        InputStreamError for what the stream raises, RequestError if it has no part.
         """
         check_streamable(params)
         assert isinstance(params, SamplingParams)
@@ -69,13 +69,13 @@ class InputFeeders:
         return group
 
     def end_unread(self) -> None:
-        """End the tasks of requests that have ended: nobody takes their input any more."""
+        """Cancel the tasks of requests that have ended, whose input is no longer used."""
         for task, group in self.running.items():
             if not self._front_end.outputs.is_unfinished(group):
                 task.cancel()
 
     def cancel(self) -> None:
-        """End all tasks."""
+        """Cancel all tasks."""
         for task in self.running:
             task.cancel()
 

@@ -2,7 +2,7 @@
 what is wrong.
 
 In: what the caller gave. Out: token ids, checked and completed parameters, a concrete seed:
-everything that the core needs, so that from here on a request can only be served. Next:
+everything that the core needs. After this step a request is no longer refused as invalid. Next:
 engine/client/ carries it to the core.
 """
 
@@ -37,7 +37,7 @@ _UNBUILT_EXTRA_ARGS = ("kv_transfer_params", "ec_transfer_params", "kv_cache_rep
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the input processor must know of the model and the engine.
+    """Limits of the model and the engine that requests are checked against.
 
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
     generation config. `max_logprobs` -1 means no limit.
@@ -51,8 +51,8 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """How a model's outputs mark their reasoning; `is_assumed`: they begin inside one unless the
-    prompt has a mark.
+    """How a model's outputs delimit their reasoning; `is_assumed`: outputs begin inside reasoning
+    unless the prompt has a delimiter.
     """
 
     start: str
@@ -61,8 +61,8 @@ class ReasoningMarks:
 
 
 class InputProcessor:
-    """Checks and completes requests. `seed` (None: random) makes the seeds of requests that bring
-    none.
+    """Checks and completes requests. `seed` (None: random) derives the seeds of requests without
+    one.
 
     With a seed, the n-th request without a seed of its own gets the same one in every run.
     """
@@ -81,7 +81,7 @@ class InputProcessor:
         self.limits = limits
         self._seed = seed
         self.reasoning_marks: ReasoningMarks | None = None
-        """What a bound on the reasoning needs to know."""
+        """Needed to bound the reasoning of a request."""
         self._num_drawn = 0
 
     def process(
@@ -95,10 +95,9 @@ class InputProcessor:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         lora_request: object = None,
     ) -> tuple[EngineCoreRequest, str | None]:
-        """The message for the core, and the prompt's text if it is known.
-
-        The caller's `params` stay as they are. Raises subclasses of RequestError, and changes
-        nothing if it does.
+        """Return the message for the core, and the prompt's text if it is known. The caller's
+        `params` are not modified. Raises subclasses of RequestError, and changes nothing if it
+        does.
         """
         _refuse_unbuilt("lora_request", lora_request, "Adapters are not served yet; leave it out.")
         own = self._own_params(params)
@@ -120,8 +119,8 @@ class InputProcessor:
         return request, parsed.text
 
     def _own_params(self, params: SamplingParams | PoolingParams) -> SamplingParams:
-        """A copy of the parameters, checked against the model and with all that ends a request
-        filled in.
+        """Copy the parameters, check them against the model, and fill in everything that ends a
+        request.
         """
         if isinstance(params, PoolingParams):
             hint = "Give SamplingParams: this release generates text only."
@@ -145,14 +144,14 @@ class InputProcessor:
         return own
 
     def prepare(self, params: object) -> Future[None] | None:
-        """What to await before `process`, so that it does not wait itself; None: nothing."""
+        """A future to await before `process`, so that it does not block; None: there is no need."""
         if self._forms is None or not isinstance(params, SamplingParams):
             return None
         form = params.structured_outputs
         return None if form is None else self._forms.submit(form)
 
     def close(self) -> None:
-        """Nothing is processed any more."""
+        """Release what `process` needs; no request is processed afterwards."""
         if self._forms is not None:
             self._forms.close()
 
@@ -200,9 +199,8 @@ class InputProcessor:
     def prompt_token_ids(
         self, parsed: ParsedPrompt, tokenization_kwargs: Mapping[str, Any] | None
     ) -> list[int]:
-        """The prompt's ids, of which the model can take one more at least.
-
-        Raises InvalidParameter for an empty prompt or an id that the model has not, PromptTooLong.
+        """Return the prompt's ids; at least one more token fits the model. Raises InvalidParameter
+        for an empty prompt or an unknown id, PromptTooLong.
         """
         token_ids = parsed.token_ids
         if token_ids is None:

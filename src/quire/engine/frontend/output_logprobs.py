@@ -1,4 +1,4 @@
-"""From columns of numbers to the logprobs of an output: one dict (or flat entry) per position."""
+"""Builds the logprobs of an output from columns: one dict (or flat entry) per position."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from quire.outputs import FlatLogprobs, Logprob
 from quire.params import SamplingParams
 
 MAX_CONTEXT = 4
-"""So many tokens before a token can help to make a character of its bytes."""
+"""The most previous tokens that can complete a character together with a token's bytes."""
 
 
 class TokenDecoder(Protocol):
     """The part of a tokenizer that shows single tokens."""
 
     def token_text(self, id: int, context: Sequence[int] = ()) -> str:
-        """The text of one token behind the tokens of `context`."""
+        """Return the text of one token that follows the tokens of `context`."""
         ...
 
 
 class LogprobFrame:
-    """The logprobs of one step, as Python numbers; `at[p]` is the row of the p-th new token of the
-    step.
-    """
+    """The logprobs of one step, as Python numbers; `at[p]` is the row of its p-th new token."""
 
     __slots__ = ("_counts", "_ids", "_ranks", "_values", "at")
 
@@ -36,17 +34,17 @@ class LogprobFrame:
         self._counts = columns.counts
 
     def row(self, row: int) -> tuple[list[int], list[float], int]:
-        """Ids, values and the first one's rank."""
+        """Return a row's ids, its values, and the rank of its first id."""
         count = self._counts[row]
         return self._ids[row][:count], self._values[row][:count], self._ranks[row]
 
 
 class Positions:
-    """Grows the positions of one list of logprobs.
+    """Appends to one list of logprobs, position by position.
 
-    `most` is how many tokens a position may have beside its own (None: all that come). With
-    `listed` the others are the ones that the caller named, numbered in the caller's order in place
-    of a rank.
+    `most` is how many tokens a position may have in addition to its own (None: no limit). With
+    `listed` these are the tokens that the caller named, numbered in the caller's order instead of
+    ranked.
     """
 
     __slots__ = ("_listed", "_most", "_tokenizer", "positions")
@@ -104,7 +102,7 @@ class OutputLogprobs:
         )
 
     def add(self, frame: LogprobFrame, row: int, context: Sequence[int]) -> None:
-        """Take in one row of a step's frame; `context` are the output tokens before it."""
+        """Add one row of a step's frame; `context` are the output tokens before it."""
         ids, values, rank = frame.row(row)
         self.cumulative += values[0]
         self._builder.add(ids, values, rank, context)
@@ -136,7 +134,7 @@ class PromptLogprobsBuilder:
         self._builder.positions.append(None)
 
     def add(self, message: PromptLogprobs) -> None:
-        """Take in the rows of a message, which continue those before."""
+        """Add the rows of a message, which continue those before."""
         columns = message.token_ids.tolist(), message.values.tolist(), message.ranks.tolist()
         for ids, values, rank in zip(*columns, strict=True):
             count = ids.index(-1) if -1 in ids else len(ids)

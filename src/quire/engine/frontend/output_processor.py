@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class Processed(NamedTuple):
-    """What one step means to the callers, the handles that the core must abort, why
-    completions ended, and the figures by core. Outputs of requests with a mailbox are there.
+    """The result of processing one step: outputs for the callers, the handles that the core must
+    abort, why completions ended, and the statistics by core. Outputs of requests with a mailbox are
+    put there instead.
     """
 
     outputs: list[RequestOutput]
@@ -67,9 +68,7 @@ class OutputProcessor:
         return len(self._states)
 
     def add(self, group: RequestGroup, requests: Sequence[EngineCoreRequest], now: float) -> None:
-        """Expect the outputs of `requests`, the completions of one group; `now` is monotonic, in
-        seconds.
-        """
+        """Register `requests`, the completions of one group; `now` is monotonic, in seconds."""
         states = [self._new_state(group, request, now) for request in requests]
         self._groups[group.internal_id] = group
         self._by_name.setdefault(group.request_id, []).append(group)
@@ -77,8 +76,8 @@ class OutputProcessor:
         self.num_queued_tokens += len(group.prompt_token_ids)
 
     def process(self, outputs: EngineCoreOutputs) -> Processed:
-        """Take in one step of the core. Costs a few microseconds per token; FINAL_ONLY waits with
-        the text.
+        """Process one step of the core. Costs a few microseconds per token; for FINAL_ONLY the text
+        is decoded later.
         """
         processed = Processed([], [], [], {})
         stats = self._new_stats(outputs, processed)
@@ -106,10 +105,10 @@ class OutputProcessor:
     def abort(
         self, ids: Iterable[str], *, internal: bool = False, stop_reason: str | None = None
     ) -> Processed:
-        """End requests by the caller's ids (every request that has such an id), or by ours.
+        """Abort requests by the caller's ids (every request that has such an id), or by our own.
 
-        Unknown ids are passed over: a request may have finished meanwhile. Gives the final outputs,
-        which carry what was generated and `stop_reason`, and the handles that the core must abort.
+        Unknown ids are ignored: a request may have finished meanwhile. Returns the final outputs,
+        with what was generated and `stop_reason`, and the handles that the core must abort.
         """
         processed = Processed([], [], [], {})
         for request_id in ids:
@@ -136,7 +135,7 @@ class OutputProcessor:
         return group.internal_id in self._groups
 
     def fail_all(self, error: BaseException) -> None:
-        """End every request whose outputs go to a mailbox with `error`, and forget them all."""
+        """Fail every request that has a mailbox with `error`, and forget all requests."""
         for group in self._groups.values():
             if group.mailbox is not None:
                 group.mailbox.put(error)
@@ -205,7 +204,7 @@ class OutputProcessor:
                     self._fail(state, error, processed)
 
     def _refuse_pooled(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
-        """Fail generations that got the result of another kind of request."""
+        """Fail generation requests that got a pooling result."""
         for pooled in outputs.pooled:
             state = self._states.get(pooled.handle)
             if state is not None:
@@ -220,7 +219,7 @@ class OutputProcessor:
         position: int,
         processed: Processed,
     ) -> None:
-        """Take in one request's part of a step; what goes wrong in it ends this request alone."""
+        """Process one request's part of a step; an exception in it ends this request alone."""
         try:
             is_stop = end is not None and end.reason is FinishReason.STOP
             ends_by_token = is_stop and end is not None and not end.is_in_text
@@ -258,7 +257,7 @@ class OutputProcessor:
         _deliver(state.group, output, processed)
 
     def _dequeue(self, group: RequestGroup) -> None:
-        """The group waits for its first output no more."""
+        """Mark the group as no longer waiting for its first output."""
         if group.is_queued:
             group.is_queued = False
             self.num_queued_tokens -= len(group.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""What a caller of `AsyncLLM` has not fetched yet: one slot per request, in which news merge."""
+"""The outputs that a caller of `AsyncLLM` has not fetched yet, merged into one per request."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Unfetched(Protocol):
 class RequestOutputCollector:
     """The mailbox of one request: filled by the output handler, emptied by one consumer.
 
-    A completion with new tokens is only noted; its output is made when the consumer asks. So what a
-    slow consumer has missed costs no memory beside the tokens themselves, and nobody's time: it
-    gets one output with all of it. An error takes the place of everything that was not fetched.
+    A completion with new tokens is only noted; its output is made when the consumer fetches it. A
+    slow consumer therefore costs neither time nor memory besides the tokens themselves: it gets
+    everything that it has missed as one output. An error replaces everything that was not fetched.
     """
 
     def __init__(self, output_kind: RequestOutputKind, request_id: str, internal_id: str) -> None:
         self.request_id = request_id
         self.internal_id = internal_id
         self.traceparent: str | None = None
-        """The name of the request's span, where there are traces."""
+        """The `traceparent` of the request's span, with tracing on."""
         self._is_delta = output_kind is RequestOutputKind.DELTA
         self._news: dict[int, Unfetched] = {}
         self._output: RequestOutput | None = None
@@ -41,14 +41,14 @@ class RequestOutputCollector:
         self._waiter: asyncio.Future[None] | None = None
 
     def note(self, completion: Unfetched) -> None:
-        """A completion has new tokens."""
+        """Note that a completion has new tokens."""
         if not self._is_closed:
             self._news[completion.handle] = completion
             if self._waiter is not None:
                 self._wake()
 
     def put(self, output: RequestOutput | BaseException) -> None:
-        """Add an output to what is here, or an error in place of it."""
+        """Merge an output with the unfetched ones, or replace them by an error."""
         if self._is_closed:
             return
         if isinstance(output, BaseException):
@@ -60,7 +60,9 @@ class RequestOutputCollector:
         self._wake()
 
     def get_nowait(self) -> RequestOutput | None:
-        """All that is new as one output; None if nothing is. Raises the error that was put."""
+        """Return everything new as one output, None if there is nothing. Raises an error that was
+        put.
+        """
         if self._error is not None:
             raise self._error
         output = self._output
@@ -77,18 +79,18 @@ class RequestOutputCollector:
         return output
 
     async def get(self) -> RequestOutput:
-        """The same, waiting until there is something."""
+        """Wait until there is something new, and return it like `get_nowait`."""
         while (output := self.get_nowait()) is None:
             await self.arrival()
         return output
 
     def arrival(self) -> asyncio.Future[None]:
-        """Done with the next thing that comes; for one consumer, when nothing is here."""
+        """A future that is done at the next arrival; for one consumer, while nothing is here."""
         self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 
     def close(self) -> None:
-        """The consumer is gone: nothing is kept any more."""
+        """Keep nothing from now on: the consumer is gone."""
         self._is_closed = True
         self._news.clear()
         self._output = None

@@ -1,5 +1,5 @@
-"""The tokens of one completion and the text they make, as a state machine that is indifferent to
-how they arrive.
+"""The tokens of one completion and their text, independent of how the tokens are grouped into
+steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from quire.engine.frontend.stop_strings import StopMatch, StopStringFinder
 from quire.params import RequestOutputKind, SamplingParams
 
 DECODE_EVERY = 512
-"""When nobody looks at the text before the end, so many tokens are turned into text at a time."""
+"""Tokens that are decoded at a time when the text is not needed before the end."""
 
 
 class Detokenizer(Protocol):
@@ -23,11 +23,11 @@ class Detokenizer(Protocol):
 
 
 class OutputText:
-    """Collects ids, makes text of them, looks for stop strings, holds back what one may begin in.
+    """Collects ids, decodes them, finds stop strings, and holds back text in which one may begin.
 
-    Either `take()` is used (each call gives the text that has become visible since the last) or
-    `so_far()` (all visible text); `detokenizer` None gives no text at all. For any way of cutting
-    the ids into `feed` calls the result is the same. Invariants: `"".join(_pieces)` is the text
+    Use either `take()` (the text that has become visible since the last call) or `so_far()` (all
+    visible text); with `detokenizer` None there is no text at all. The result does not depend on
+    how the ids are split into `feed` calls. Invariants: `"".join(_pieces)` is the text
     from character `_taken` on; what was taken is never taken back.
     """
 
@@ -50,18 +50,16 @@ class OutputText:
         self._taken = 0
 
     def feed(self, ids: Sequence[int], ends_request: bool = False) -> str | None:
-        """Take in the next ids; the stop string that they complete, if any, after which no more may
-        come.
-
-        Ids behind the one that completes it are dropped. `ends_request`: the last of the ids is a
-        stop token, whose text counts only if stop strings are to be included.
+        """Add the next ids and return the stop string that they complete, if any; then no more ids
+        may follow. Ids after the one that completes it are dropped. `ends_request`: the last of the
+        ids is a stop token, whose text counts only if stop strings are to be included.
         """
         silent = ends_request and not self._includes_stop
         if self._finder is not None:
             return self._feed_searching(self._finder, ids, silent)
         token_ids = self.token_ids
         if self._num_decoded == len(token_ids) and not (silent or self._waits):
-            token_ids += ids  # what nearly every call does, without a detour
+            token_ids += ids  # the fast path of nearly every call
             self._num_decoded = self._num_textual = len(token_ids)
             if self._detokenizer is not None:
                 self._pieces.append(self._detokenizer.feed(ids))
@@ -73,12 +71,12 @@ class OutputText:
         return None
 
     def close(self) -> None:
-        """The completion is over: everything it has becomes visible."""
+        """End the completion: all its text becomes visible."""
         self._decode()
         self._hold = 0
 
     def abandon(self) -> None:
-        """Make no more text: something is wrong with what would come."""
+        """Decode no more text, after an error in it."""
         self._num_decoded = self._num_textual
 
     def take(self) -> str:

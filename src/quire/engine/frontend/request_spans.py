@@ -1,4 +1,4 @@
-"""What a request's span says, by the names that dashboards of this field look for."""
+"""The attributes of a request's span, under the names that dashboards of this field use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.params import RequestParams, SamplingParams
 
 
 def begun_attributes(group: RequestGroup, params: RequestParams) -> dict[str, object]:
-    """What is known when a request comes; None: not asked for."""
+    """The attributes known when a request arrives; None: not set by the request."""
     attributes: dict[str, object] = {
         "gen_ai.request.id": group.request_id,
         "gen_ai.usage.prompt_tokens": len(group.prompt_token_ids),
@@ -33,7 +33,7 @@ def end_span(
     ended: FinishedRequestStats,
     times: RequestStateStats,
 ) -> None:
-    """The last completion of a request has ended: so has its span. Times are that completion's."""
+    """End the span with the request's last completion, whose times it reports."""
     attributes = {
         "gen_ai.usage.completion_tokens": group.num_generated,
         "gen_ai.response.finish_reasons": [str(end.reason)],

@@ -1,5 +1,5 @@
-"""A request in the making: what its completions have in common, and of each its text, its logprobs,
-and what of them the caller has had already.
+"""The state of an unfinished request: what its completions share, and each one's text, logprobs,
+and how much of them the caller already has.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RequestGroup:
     """Its span in a trace, if there are traces."""
     prompt_logprobs: object = None
     mailbox: RequestOutputCollector | None = None
-    """Where the outputs go; None: to whoever steps the engine."""
+    """Where the outputs go; None: they are returned by the engine's step."""
     ended: list[CompletionOutput] = field(default_factory=list)
 
     @property
@@ -60,9 +60,7 @@ class RequestGroup:
     def output(
         self, completion: CompletionOutput, metrics: RequestStateStats | None
     ) -> RequestOutput | None:
-        """What the caller gets now that there is `completion`; None while FINAL_ONLY waits for the
-        other ones.
-        """
+        """The output with this `completion`; None while FINAL_ONLY waits for the others."""
         outputs = [completion]
         if self.output_kind is RequestOutputKind.FINAL_ONLY and len(self.handles) > 1:
             self.ended.append(completion)
@@ -85,10 +83,10 @@ class RequestGroup:
 
 
 class RequestState:
-    """Takes in a completion's tokens and gives `RequestOutput`s of the kind that was asked for.
+    """Collects a completion's tokens and makes `RequestOutput`s of the requested kind.
 
-    `interval`: a DELTA output comes with the first token, then with every so many, then at the end.
-    `engine_index` is the core that has begun it; `times` is kept where there are statistics.
+    `interval`: a DELTA output comes with the first token, then every `interval` tokens, then at the
+    end. `engine_index` is the core that runs it; `times` is kept if statistics are on.
     """
 
     __slots__ = (
@@ -125,8 +123,8 @@ class RequestState:
     def take_in(
         self, ids: Sequence[int], ends_request: bool, frame: LogprobFrame | None, position: int
     ) -> str | None:
-        """Add the ids that stand at `position` of a step's output; the stop string that they
-        complete, if any.
+        """Add the ids at `position` of a step's output; return the stop string that they complete,
+        if any.
         """
         if self.logprobs is None or frame is None:
             return self.text.feed(ids, ends_request)
@@ -140,18 +138,18 @@ class RequestState:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something that the caller should have before the end."""
+        """Whether an output is due before the end."""
         if self._kind is _DELTA:
             num_new = len(self.text.token_ids) - self._num_given
             return self._num_given == 0 or num_new >= self._interval
         return self._kind is _CUMULATIVE
 
     def partial(self) -> RequestOutput | None:
-        """What the caller gets now, before the end; None when it is not time."""
+        """The output that is due now, before the end; None if there is none."""
         return self.news() if self.is_due else None
 
     def news(self) -> RequestOutput | None:
-        """The same whether it is time or not."""
+        """The output with everything new, whether it is due or not."""
         completion = self._delta() if self._kind is _DELTA else self._whole()
         if self.prompt_logprobs is not None:
             return self._output(completion)
@@ -168,9 +166,7 @@ class RequestState:
         return self._output(completion)
 
     def failed(self, error: str) -> RequestOutput | None:
-        """The last output when something about the text or the logprobs went wrong: what was sound
-        before.
-        """
+        """The last output after an error in text or logprobs: what was complete before it."""
         self.text.abandon()
         self.logprobs = None
         return self.final(Finished(self.handle, FinishReason.ERROR, None, error))

@@ -15,10 +15,10 @@ class StopMatch(NamedTuple):
 
 
 class StopStringFinder:
-    """Looks at each character of a text once, plus as many before it as a stop string may begin in.
-
-    Of several matches the one that ends first counts, and of those the one listed first. Invariant:
-    `_tail` is the end of the text seen so far, one character less than the longest stop string.
+    """Searches each character of a text once, plus those before it in which a stop string may
+    begin. Of several matches the one that ends first wins; of those, the one listed first.
+    Invariant: `_tail` is the end of the text seen so far, one character less than the longest stop
+    string.
     """
 
     __slots__ = ("_length", "_reach", "_stops", "_tail")
@@ -30,13 +30,13 @@ class StopStringFinder:
         self._length = 0
 
     def skip(self, text: str) -> None:
-        """Go over text in which no match may end, though one may begin."""
+        """Add text in which no match may end, though one may begin."""
         self._length += len(text)
         self._tail = self._end_of(self._tail + text)
 
     def feed(self, text: str) -> StopMatch | None:
-        """The first match that ends within `text`, which continues what came before; None if there
-        is none.
+        """Return the first match that ends within `text`, which continues the earlier text; None
+        without a match.
         """
         tail = self._tail
         window = tail + text

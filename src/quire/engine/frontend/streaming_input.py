@@ -1,4 +1,4 @@
-"""Prompts that come bit by bit: the caller gives an async generator of `StreamingInput`."""
+"""Prompts that arrive in parts, from an async generator of `StreamingInput`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.params import RequestOutputKind, SamplingParams
 class StreamingInput:
     """The next part of a prompt, and the parameters from here on (None: those of the request).
 
-    The request answers each part; what it said becomes part of the prompt for the next one.
+    The request answers each part; its answer becomes part of the prompt for the next one.
     """
 
     prompt: Any
@@ -48,7 +48,7 @@ def check_streamable(params: object) -> None:
 async def feed(
     stream: InputStream, send: Callable[[StreamingInput], None], end: Callable[[], None]
 ) -> None:
-    """Send every part as it comes, then the end. Raises InputStreamError for what goes wrong."""
+    """Send every part as it arrives, then close the input. Raises InputStreamError on failure."""
     try:
         async for part in stream:
             if part.sampling_params is not None:
