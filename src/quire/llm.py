@@ -109,8 +109,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         use_tqdm: UseTqdm = True,
         **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several; `options`: see `enqueue_chat`.
-        """
+        """Answer one conversation (a list of messages) or several; `options` as `enqueue_chat`."""
         ids = self.enqueue_chat(messages, sampling_params, False, **options)
         return self._requests.outputs(ids, use_tqdm)
 

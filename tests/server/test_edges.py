@@ -126,12 +126,12 @@ def test_t05_a_process_that_does_not_read_is_let_go(monkeypatch):
         ours, theirs = socket.socketpair()
         lost = asyncio.Event()
         stats = type("Stats", (), {"record": lambda *figures: None})()
-        hub = CoreBroker(Cores(), stats)
-        await hub.join(hub.new_index(), theirs, lost.set)
-        serving_all = asyncio.ensure_future(hub.run())
+        broker = CoreBroker(Cores(), stats)
+        await broker.join(broker.new_index(), theirs, lost.set)
+        serving_all = asyncio.ensure_future(broker.run())
         await asyncio.wait_for(lost.wait(), 30)
         serving_all.cancel()
-        assert not hub.seats
+        assert not broker.seats
         ours.close()
 
     asyncio.run(run())

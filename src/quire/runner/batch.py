@@ -1,7 +1,7 @@
-"""From a plan and the rows to the tensors of a step.
+"""Builds the tensors of a step from a plan and the rows.
 
-The tensors live as long as the runner: a step fills their first entries, so that a recorded program
-can read them where they are, and a steady decode makes nothing anew.
+The tensors live as long as the runner, and each step fills their first entries. So a recorded
+program finds them at the same addresses, and a steady decode allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from quire.scheduling.step import StepPlan
 
 @dataclass(slots=True)
 class StepInputs:
-    """A step's tensors for the model, and on the host what the rest of the step asks.
+    """A step's tensors for the model, and what the rest of the step needs on the host.
 
     `rows` [R] and `counts` [R]: the scheduled rows in order and their tokens; `starts` [R+1]: where
     each row's tokens begin among the T. `sampled` [M]: the rows that get a token, at `positions`
-    [M] of their ids; a row with d drafts stands there d+1 times, for the token after its known ones
-    and after each draft, and `drafts` has d for each row that samples (None: no row has any).
-    `last` [M], on the device: where the hidden states stand from which a token is drawn, None where
-    that is 0 .. M-1. On the device, too: `sampled_rows` and `sampled_at`, the
-    values of `sampled` and `positions`, and of each token `token_rows` and `token_positions` [T],
-    where its id is found. The batch may have more tokens than the rows: padding, at the end.
-    Tensors and `positions` are valid until the next step is built, the others as long as they are
-    held.
+    [M] of their ids; a row with d drafts occurs d+1 times, for the token after its known ones and
+    after each draft, and `drafts` has d for each row that samples (None: no row has any). `last`
+    [M], on the device: the indices of the hidden states from which tokens are drawn, None if they
+    are 0 .. M-1. Also on the device: `sampled_rows` and `sampled_at`, the values of `sampled` and
+    `positions`, and `token_rows` and `token_positions` [T], where each token's id is stored. The
+    batch may have more tokens than the rows: padding at the end. Tensors and `positions` are valid
+    until the next step is built, the others as long as they are held.
     """
 
     batch: Batch
@@ -54,11 +53,11 @@ class StepInputs:
 
 @dataclass(slots=True)
 class _Layout:
-    """Which rows compute how many tokens: what steps of a steady decode have in common.
+    """Which rows compute how many tokens; steps of a steady decode share one layout.
 
-    Of each token, padding included: `row_of_token`, and `offsets`, how many tokens of this step its
-    row has before it (None: there are none). Of each token to be drawn: `ahead`, how many drafts
-    are before it (None: there are none). Attention reads `query_start`, `seq_lens` and
+    For each token, including padding: `row_of_token`, and `offsets`, how many tokens of this step
+    its row has before it (None: always 0). For each token to be drawn: `ahead`, how many drafts are
+    before it (None: always 0). Attention reads `query_start`, `seq_lens` and
     `table_rows`, the rows' places in the block tables. `arrays` begin every such step.
     """
 
@@ -86,8 +85,8 @@ class BatchBuilder:
         capacity: int,
         sizes: Sequence[int] = (),
     ) -> None:
-        """capacity: the most tokens of a step. sizes, ascending: numbers of rows up to which a step
-        of decodes alone is padded; () pads none.
+        """capacity: the most tokens of a step. sizes, ascending: the row counts to which a step of
+        only decodes is padded; (): no padding.
         """
         self._rows = rows
         self._device = device
@@ -111,16 +110,16 @@ class BatchBuilder:
             layer_groups=pool.layer_groups,
             num_tokens=capacity,
         )
-        """The whole tensors, of which a step has the first entries; plans that are changed in place
-        are the steps' own."""
+        """The whole tensors, whose first entries a step uses; attention plans that are changed in
+        place are the steps' own.
+        """
         # A steady decode comes with the same list object every step.
         self._decode_list: Sequence[int] | None = None
         self._layout: _Layout | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """The tensors of the plan's tokens; the rows have been brought up to date.
-
-        Begins a step of the device; `gather` completes it when all that the step needs is staged.
+        """Build the tensors of the plan's tokens; the rows must be up to date. Begins a step of the
+        device; `gather` completes it when everything that the step needs is staged.
         """
         layout = self._layout
         is_plain = not plan.chunks and plan.decode_drafts is None
@@ -131,7 +130,7 @@ class BatchBuilder:
         return layout.inputs
 
     def padding(self, size: int) -> Batch:
-        """A step of padding alone, where steps of decodes that are padded to this size will be."""
+        """A step of only padding, at the addresses of decode steps that are padded to this size."""
         nobody = np.zeros(0, dtype=np.int64)
         layout = self._layout_of(nobody, nobody, np.zeros(1, dtype=np.int64), nobody, None, size)
         self._fill(layout)
@@ -139,8 +138,8 @@ class BatchBuilder:
         return layout.inputs.batch
 
     def gather(self, inputs: StepInputs) -> None:
-        """Send what is staged, and take the tokens' ids: on the device, since the newest may be
-        nowhere else yet.
+        """Send what is staged, and gather the tokens' ids on the device, since the newest may exist
+        only there.
         """
         self._device.flush()
         batch = inputs.batch
@@ -183,7 +182,7 @@ class BatchBuilder:
         drafts: Array | None = None,
         ahead: Array | None = None,
     ) -> _Layout:
-        """size: the least number of rows of a step of decodes; the missing ones are padding."""
+        """size: the least number of rows of a decode step; missing rows are padding."""
         if last is None:
             row_of_token, offsets = self._padded(rows, size), None
             query_start, table_rows = np.arange(len(row_of_token) + 1), row_of_token
@@ -227,13 +226,13 @@ class BatchBuilder:
         )
 
     def _padded(self, rows: Array, least: int) -> Array:
-        """The rows of a step of decodes alone, and padding up to the next size."""
+        """The rows of a step of only decodes, padded up to the next size."""
         wanted = max(len(rows), least)
         size = next((size for size in self._sizes if size >= wanted), wanted)
         return np.pad(rows, (0, size - len(rows)), constant_values=self._rows.pad_row)
 
     def _batch(self, places: Sequence[Tensor]) -> Batch:
-        """A step's own part of the whole batch; places: of positions, and of each group's slots."""
+        """A step's part of the whole batch; places: tensors of positions and each group's slots."""
         whole, num_tokens = self.capacity_batch, len(places[0])
         assert whole.ids is not None
         return Batch(

@@ -1,9 +1,9 @@
 """Drafts: guesses of a row's next tokens, which a step verifies by drawing the tokens themselves.
 
 A draw is a function of the logits, the seed and the position, so a draft is right exactly when it
-is the token that is drawn without it: verification compares. It gives the same tokens as no drafts
-at all, whatever the drafts are, where the logits of a position do not depend on how many positions
-a step has.
+equals the token that would be drawn without it: verification compares the two. The tokens are
+therefore the same as without drafts, as long as the logits of a position do not depend on how many
+positions a step has.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from quire.runner.rows import Rows
 
 
 class Drafter(Protocol):
-    """What guesses the next tokens of rows."""
+    """Guesses the next tokens of rows."""
 
     def propose(self, rows: Rows, sampled: Sequence[int]) -> list[int]:
-        """Write guesses for these rows, which have just got tokens (`Rows.write_drafts`); how many
-        each has.
+        """Write drafts for these rows, which have just got tokens (`Rows.write_drafts`); returns
+        how many each has.
         """
         ...
 
 
 def num_accepted(sampled: Array, guesses: Array, drafts: Array) -> Array:
-    """How many of each row's sampled tokens count [R]: those of its right drafts, and the next one.
+    """Return how many of each row's sampled tokens count [R]: those of its right drafts, and the
+    next one.
 
-    sampled [M]: ids of d+1 positions of each row; guesses [M]: the drafts that stood there, the
-    last of a row's meaning nothing; drafts [R]: each row's d.
+    sampled [M]: ids of d+1 positions of each row; guesses [M]: the drafts at these positions (a
+    row's last entry is meaningless); drafts [R]: each row's d.
     """
     ends = np.cumsum(drafts + 1)
     is_wrong = sampled != guesses

@@ -1,6 +1,4 @@
-"""What goes wrong in a step, told so that it costs no more than it must: which rows, and in which
-words.
-"""
+"""Failures of a step, limited to the rows concerned, with the error text for each."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ _MAX_SHOWN = 200
 class RowFailures(Exception):
     """Some of a plan's rows cannot run; the step may be launched again without them.
 
-    `errors` says for each of these rows what its request is told.
+    `errors` has the error text for the request of each of these rows.
     """
 
     def __init__(self, errors: Mapping[int, str]) -> None:
@@ -22,19 +20,19 @@ class RowFailures(Exception):
 
 
 class ProcessorFailure(Exception):
-    """A custom logits processor raised; the text is in its own words and fit to be shown."""
+    """A custom logits processor raised; the text is the processor's own and fit for users."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(processor_text(error))
 
 
 def processor_text(error: Exception) -> str:
-    """What a request is told when the operator's own code raised `error`: its first line, without
-    addresses.
+    """The error text for a request when the operator's own code raised `error`: its first line,
+    without addresses.
     """
     try:
         lines = str(error).splitlines()
-    except Exception:  # the text is code of theirs, too
+    except Exception:  # making the text runs the operator's code, too
         lines = []
     said = re.sub(r"0x[0-9a-fA-F]+", "0x...", lines[0])[:_MAX_SHOWN] if lines else ""
     return f"a logits processor failed: {type(error).__name__}: {said}".removesuffix(": ")

@@ -19,7 +19,7 @@ class GrammarMask:
     bits: np.ndarray
 
     def sent(self, stage: Callable[[np.ndarray], Tensor]) -> SentMask:
-        """The mask on the device that `stage` brings arrays to."""
+        """Copy the mask to the device with `stage`."""
         return SentMask(stage(np.array(self.places, dtype=np.int64)), stage(self.bits))
 
 

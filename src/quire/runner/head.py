@@ -1,4 +1,4 @@
-"""What gives a row its results: the language model's head with its sampler, or a pooler.
+"""A head computes the results of rows: the language model's head with its sampler, or a pooler.
 
 A head serves the rows of one kind of request, which is the type of their parameters. It takes part
 in a step three times: before the model runs it stages inputs, then it computes results from the
@@ -23,13 +23,13 @@ from quire.scheduling.step import NewRow
 class HeadStep(Protocol):
     """A head's part of one launch of a step.
 
-    The methods are called once each, in the order in which they stand here. A step that fails
+    The methods are called once each, in the order of their definition. A step that fails
     before `advance` is launched again, with a new object.
     """
 
     @property
     def moves_rows(self) -> bool:
-        """Whether `report` moves the rows to the end of the step, because that depends on the
+        """Whether `report` advances the rows to the end of the step, because that depends on the
         results. Valid after `compute`.
         """
         ...
@@ -38,13 +38,13 @@ class HeadStep(Protocol):
         """Queue the work on the step's hidden states [T, C] -> the tensors that `report` needs on
         the host.
 
-        `mask` constrains sampled rows. The rows stand where the step's tokens start. What this
-        changes must not affect a second launch.
+        `mask` constrains sampled rows. The rows are where the step's tokens start. Changes made
+        here must not affect a second launch.
         """
         ...
 
     def advance(self) -> None:
-        """The step has succeeded. Does not raise."""
+        """Note that the step has succeeded. Does not raise."""
         ...
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
@@ -58,11 +58,11 @@ class RowHead(Protocol):
     """Serves the rows of one kind of request."""
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """Must a request with these parameters not be scheduled ahead of its last id?"""
+        """Whether a request with these parameters must not be scheduled ahead of its last id."""
         ...
 
     def add_row(self, new: NewRow) -> None:
-        """A request of this kind enters `new.row`. If this raises, nothing is kept."""
+        """Add a request of this kind in `new.row`. If this raises, nothing is kept."""
         ...
 
     def remove_row(self, row: int) -> None:
@@ -70,7 +70,7 @@ class RowHead(Protocol):
         ...
 
     def begin(self, inputs: StepInputs) -> HeadStep | None:
-        """Stage what the device needs of this head in a step; None when no row of the step is its
-        own.
+        """Stage what the device needs from this head for a step; None if the step has no row of
+        this head.
         """
         ...

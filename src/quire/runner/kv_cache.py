@@ -1,8 +1,8 @@
 """The memory of all layers of a pool.
 
-Slot s of all KV groups is one piece of memory, since a block belongs to one group at a time. Where
-the layers of a slot have blocks of one shape, they see it as one `LayerKV`; else each shape has a
-view of its own.
+Slot s of all KV groups shares one piece of memory, because a block belongs to one group at a time.
+If the layers of a slot have blocks of one shape they use it as one `LayerKV`; otherwise each shape
+has a view of its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from quire.scheduling.step import NULL_BLOCK
 
 
 class KVCache:
-    """Blocks for every layer of `pool`; `layers[i]` is where layer i keeps what it remembers, None
-    where that is nothing.
+    """Blocks for every layer of `pool`; `layers[i]` is the memory of layer i, None if it keeps
+    nothing.
     """
 
     def __init__(self, *, ops: Ops, pool: KVPool, num_blocks: int, dtype: torch.dtype) -> None:
-        """`dtype`: of keys and values."""
+        """`dtype`: that of keys and values."""
         self._ops = ops
         self._dtype = dtype
         self.pool = pool
@@ -35,12 +35,12 @@ class KVCache:
         self.restore()
 
     def release(self) -> None:
-        """Give the memory back, and with it its contents; `layers` is empty until `restore`."""
+        """Release the memory and its contents; `layers` is empty until `restore`."""
         self._views = []
         self.layers.clear()
 
     def restore(self) -> None:
-        """Take memory again, with nothing in it. `layers` stays the list that it is."""
+        """Allocate empty memory again. `layers` stays the same list object."""
         self.layers[:] = [None] * len(self.pool.memories)
         for slot in self._slots:
             for view, layers in zip(self._allocate(list(slot)), slot.values(), strict=True):
@@ -50,14 +50,14 @@ class KVCache:
         self.zero([NULL_BLOCK])  # padding reads it, and must not find NaN
 
     def resize(self, num_blocks: int) -> None:
-        """Take memory for so many blocks instead; all contents are lost."""
+        """Replace the memory by that of `num_blocks` blocks; all contents are lost."""
         self.release()
         self.num_blocks = num_blocks
         self.restore()
 
     @property
     def nbytes(self) -> int:
-        """What all blocks take in memory."""
+        """The memory of all blocks in bytes."""
         parts = (part.untyped_storage() for view in self._views for part in view.parts)
         return sum({storage.data_ptr(): storage.nbytes() for storage in parts}.values())
 
@@ -73,7 +73,7 @@ class KVCache:
             self._ops.zero_kv(view, blocks)
 
     def _allocate(self, shapes: list[BlockShape]) -> Sequence[BlockMemory]:
-        """A slot's memory, as blocks of each of these shapes."""
+        """Allocate a slot's memory, as blocks of each of these shapes."""
         first = shapes[0]
         if len(shapes) > 1 or isinstance(first, StateShape):
             views: Sequence[BlockMemory] = self._ops.allocate_shared_kv(
@@ -88,7 +88,7 @@ class KVCache:
 
 
 def _independent(copies: Sequence[tuple[int, int]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Sources and targets of copies that can be made at once, in order: none of them reads or
+    """Yield, in order, sources and targets of copies that can be made at once: no copy reads or
     writes what another one writes.
     """
     sources: list[int] = []
@@ -108,7 +108,7 @@ def _layers_by_shape(pool: KVPool, slot: Sequence[tuple[int, int]]) -> dict[Bloc
     by_shape: dict[BlockShape, list[int]] = {}
     for group, layer in slot:
         memory = pool.memories[layer]
-        assert memory is not None, "a layer that remembers nothing has a slot"
+        assert memory is not None, "a layer that keeps nothing has a slot"
         shape = _block_shape(memory, pool.groups[group].block_size, pool.number)
         by_shape.setdefault(shape, []).append(layer)
     return by_shape

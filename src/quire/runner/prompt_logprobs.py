@@ -28,14 +28,14 @@ _MAX_LOGITS = 1 << 23
 class _Pending:
     num_top: int
     pieces: dict[int, SampledLogprobs] = field(default_factory=dict)
-    """By first position, so that a step that runs again replaces what it brought."""
+    """By first position, so that a step that runs again replaces its earlier result."""
 
 
 class PromptLogprobsPart:
-    """A row part: which rows want their prompt described, and what has been computed of it.
+    """A row part: the rows with prompt logprobs, and what has been computed of them.
 
-    Entry i of a prompt describes token i + 1 given the tokens up to i, so the chunk that computes
-    position i brings it; the position before the first output has none.
+    Entry i of a prompt describes token i + 1 given the tokens up to i, so it comes from the chunk
+    that computes position i; the position before the first output has no entry.
     """
 
     def __init__(self, model: Any, sampler: Sampler, vocab_size: int) -> None:
@@ -56,8 +56,8 @@ class PromptLogprobsPart:
     def collect(
         self, inputs: StepInputs, hidden: Tensor, rows: Rows
     ) -> tuple[dict[int, PromptTensors], dict[int, str]]:
-        """Describe the step's prompt tokens -> by row: the prompts that are complete now, and what
-        went wrong.
+        """Compute the logprobs of the step's prompt tokens. Returns, by row, the prompts that are
+        complete now, and error texts.
 
         Runs before the rows' counts move on to the end of the step, and again if the step does; a
         complete prompt is forgotten by `remove_row`.
@@ -94,7 +94,7 @@ class PromptLogprobsPart:
     def _describe(
         self, pending: _Pending, hidden: Tensor, ids: Tensor, first: int, count: int
     ) -> None:
-        """Positions first .. first+count-1, whose hidden states lead `hidden`."""
+        """Compute positions first .. first+count-1, whose hidden states come first in `hidden`."""
         for start in range(0, count, self._step):
             end = min(count, start + self._step)
             logits = self._model.logits(hidden[start:end])

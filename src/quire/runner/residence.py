@@ -1,4 +1,4 @@
-"""What of a runner's memory is there: weights and KV memory can go while an engine sleeps."""
+"""Releases a runner's weights and KV memory while an engine sleeps, and restores them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 class Residence:
     """Releases and restores by tag ("weights", "kv_cache").
 
-    `load` gives the model with the weights that the engine was started with; those that are kept
-    come back as they were. Invariant: the
-    recorded program exists exactly while both are there, since it holds the addresses of both.
+    `load` returns the model with the weights that the engine was started with; weights that are
+    kept on the host are copied back. Invariant: the recorded program exists exactly while both are
+    present, since it contains the addresses of both.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Residence:
         self.released: list[str] = []
 
     def release(self, tags: Iterable[str], *, keep_weights: bool = False) -> None:
-        """Give the memory of `tags` back to the system; what is gone already stays gone.
-        keep_weights: they wait in host memory.
+        """Return the memory of `tags` to the system; tags already released are ignored.
+        keep_weights: keep the weights in host memory.
         """
         tags = list(tags)
         if WEIGHTS in tags and self._kept and not keep_weights:
@@ -62,10 +62,8 @@ class Residence:
         self._device.return_free_memory()
 
     def restore(self, tags: Iterable[str]) -> None:
-        """Bring `tags` back: weights from where they came from, KV memory empty.
-
-        Raises LoadError when the checkpoint cannot be read any more; then the weights stay
-        released.
+        """Restore `tags`: weights from host memory or the checkpoint, KV memory empty. Raises
+        LoadError if the checkpoint can no longer be read; then the weights stay released.
         """
         for tag in [tag for tag in tags if tag in self.released]:
             if tag == WEIGHTS and self._kept:
@@ -87,15 +85,15 @@ class Residence:
 
 @dataclass(frozen=True, slots=True)
 class _KeptStorage:
-    """The memory of one or more tensors, which has none now, and its bytes on the host."""
+    """The released storage of one or more tensors, and its bytes on the host."""
 
     storage: torch.UntypedStorage
     values: Tensor
 
 
 def _keep(tensors: Iterable[Tensor]) -> list[_KeptStorage]:
-    """Move the tensors' memory to the host. They stay the tensors that they are, without memory, so
-    that whatever holds them finds the values again when it is back.
+    """Move the tensors' memory to the host. The tensor objects remain, without memory, so that
+    everything that holds them sees the values again after a restore.
     """
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
     kept = []

@@ -1,8 +1,8 @@
-"""What the runner remembers of each running request: its ids, its lengths, its block tables.
+"""The runner's state of each running request: its ids, its lengths, its block tables.
 
 A request keeps its row from admission to the end, so a step changes little: it appends one id and
 now and then a block. Features that need more state per row (the sampler, prompt logprobs) are parts
-that are told of every row that comes and goes.
+that are updated with every row that is added or removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RowPart(Protocol):
     """State of a feature that lives as long as a request has its row."""
 
     def add_row(self, row: NewRow) -> None:
-        """A request enters `row.row`, fresh or resumed. If this raises, nothing is kept."""
+        """Add a new or resumed request in `row.row`. If this raises, nothing is kept."""
         ...
 
     def remove_row(self, row: int) -> None:
@@ -42,7 +42,8 @@ class Rows:
     - `tables[g]` [num_rows + 1, B] int32 on the host: the block table of KV group g, with blocks
       of `block_sizes[g]` tokens; `device_tables[g]` is the same on the device.
 
-    The last row, `pad_row`, is nobody's: no tokens, and no block but NULL_BLOCK. Padding reads it.
+    The last row, `pad_row`, belongs to no request: it has no tokens, and no block but NULL_BLOCK.
+    Padding reads it.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class Rows:
         self._broken: dict[int, str] = {}
 
     def apply(self, plan: StepPlan) -> None:
-        """Bring the rows to where the plan's tokens start. A step that is run again, whole or in
-        parts, finds it done.
+        """Apply the plan's changes, so that the rows are where the plan's tokens start. When a step
+        is run again, whole or in parts, this has no effect.
 
         A row whose changes fail is broken until its request leaves. Raises RowFailures when the
         plan computes tokens of broken rows, with all changes made.
@@ -87,8 +88,8 @@ class Rows:
                 raise RowFailures(errors)
 
     def write(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        """Put down the newest ids [R] int64 of rows [R], which stand at their `num_tokens`; all on
-        the device. They count after `advance`.
+        """Write the newest ids [R] int64 of rows [R] at their `num_tokens`; all on the device. They
+        count after `advance`.
         """
         self._device.put(self.token_ids, rows, positions, token_ids)
 
@@ -99,20 +100,20 @@ class Rows:
         sampled: np.ndarray,
         gained: np.ndarray | int = 1,
     ) -> None:
-        """The step is done: `rows` have K/V of `counts` more tokens, `sampled` have `gained` more
+        """Complete a step: `rows` have K/V of `counts` more tokens, `sampled` have `gained` more
         tokens.
         """
         self.num_tokens[sampled] += gained
         self.num_computed[rows] += counts
 
     def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
-        """Put guesses of the row's next tokens behind those that it has."""
+        """Write drafts of the row's next tokens after its known tokens."""
         self._device.write(self.token_ids, row, int(self.num_tokens[row]), token_ids)
 
     def _change(self, plan: StepPlan) -> None:
         for row in plan.removed:
             self._remove(row)
-            self._broken.pop(row, None)  # whatever went wrong was the old request's
+            self._broken.pop(row, None)  # the failure was the old request's
         for new in plan.added:
             self._try(new.row, self._add, new)
         for grown in plan.new_blocks:
@@ -147,7 +148,7 @@ class Rows:
             raise
 
     def _remove(self, row: int) -> None:
-        """A row that never reached the runner may be removed too: its request left before."""
+        """Remove a row, even one that never reached the runner because its request left before."""
         if self.handles[row] >= 0:
             self.handles[row] = -1
             for part in self.parts:

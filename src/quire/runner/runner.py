@@ -3,10 +3,9 @@
 In: `StepPlan` from scheduling/scheduler.py. Out: `RunnerOutput` for engine/core/core.py. Next:
 runner/forward/, which runs the model, and back to engine/frontend/output_processor.py.
 
-Five nouns: `Rows` (what is remembered of each request), `Batch` (this step's tensors), `KVCache`,
-the model, a `RowHead` for each kind of row (the sampler's, a pooler). One verb, `launch(plan)`,
-whose result is asked for later: that one form serves plain stepping, overlap and late grammar
-masks.
+Five nouns: `Rows` (the state of each request), `Batch` (this step's tensors), `KVCache`, the model,
+a `RowHead` for each kind of row (the sampler's, a pooler). One verb, `launch(plan)`, whose result
+is fetched later: this serves plain stepping, overlap and late grammar masks.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from quire.scheduling.step import NewRow, StepPlan, StepResult
 
 
 class Step:
-    """A launched step: `sample` once, at once or when its grammar mask is known, then `result`.
+    """A launched step: call `sample` once its grammar mask, if any, is known; then `result`.
 
-    Only `result` waits for the device. By then later steps may have been launched. Where several
-    workers run the step, `compute` of all of them comes before `advance` of any: the two are what
-    `sample` does.
+    Only `result` waits for the device. By then later steps may have been launched. `sample` is
+    `compute` and `advance`; when several workers run the step, `compute` of all of them comes
+    before `advance` of any.
     """
 
     def __init__(
@@ -55,19 +54,19 @@ class Step:
         self._output = RunnerOutput(StepResult(plan.step_id, []))
 
     def sample(self, mask: GrammarMask | None = None) -> None:
-        """Compute the rows' results: tokens of those that `mask` allows, pooled prompts."""
+        """Compute the rows' results: tokens among those that `mask` allows, and pooled prompts."""
         self.compute(mask)
         self.advance()
 
     def compute(self, mask: GrammarMask | None = None) -> None:
-        """Queue the heads' work on the hidden states. If it raises, nothing has moved."""
+        """Queue the heads' work on the hidden states. If this raises, no row has advanced."""
         assert self._hidden is not None, "a step is sampled once"
         self._pending = self._runner.finish(self._parts, self._hidden, mask)
         self._hidden = None
 
     def advance(self) -> None:
-        """Move the rows on to the end of the step, or let the next launch wait for the results that
-        do so. Does not raise.
+        """Advance the rows to the end of the step, or have the next launch wait for the results
+        that do so. Does not raise.
         """
         if any(part.moves_rows for part in self._parts):
             self._runner.await_result(self)
@@ -77,7 +76,7 @@ class Step:
             part.advance()
 
     def result(self) -> RunnerOutput:
-        """Wait for the results and bring them to the host. May be called again if it raises."""
+        """Wait for the results and return them on the host. May be called again if it raises."""
         assert self._pending is not None, "result() comes after sample()"
         while self._pending:
             part, fetched = self._pending[0]
@@ -93,33 +92,33 @@ class NoTokens:
         self._step_id = step_id
 
     def sample(self, mask: GrammarMask | None = None) -> None:
-        """There is nothing to draw."""
+        """Do nothing: there is nothing to draw."""
 
     def compute(self, mask: GrammarMask | None = None) -> None:
-        """There is nothing to compute."""
+        """Do nothing: there is nothing to compute."""
 
     def advance(self) -> None:
-        """The rows stand where they stood."""
+        """Do nothing: the rows do not advance."""
 
     def result(self) -> RunnerOutput:
-        """There are no ids."""
+        """Return an empty output."""
         return RunnerOutput(StepResult(self._step_id, []))
 
 
 class Heads:
-    """The heads of a runner, and which of them each row has: a part of the rows."""
+    """A part of the rows: the heads of a runner, and which head each row uses."""
 
     def __init__(self) -> None:
         self._by_kind: dict[type[RequestParams], RowHead] = {}
         self._of_row: dict[int, RowHead] = {}
 
     def register(self, kind: type[RequestParams], head: RowHead) -> None:
-        """Let `head` serve the requests whose parameters are of this type, from now on."""
+        """Use `head` for requests whose parameters are of this type, from now on."""
         assert kind not in self._by_kind, f"{kind.__name__} has a head"
         self._by_kind[kind] = head
 
     def of(self, params: RequestParams) -> RowHead:
-        """The head for a request. Raises NotBuiltYet when the model has none for its kind."""
+        """Return the head for a request. Raises NotBuiltYet if the model has none for its kind."""
         head = self._by_kind.get(type(params))
         if head is None:
             raise NotBuiltYet("params", params, "This model has no head for such requests.")
@@ -134,7 +133,7 @@ class Heads:
         self._of_row.pop(row).remove_row(row)
 
     def begin(self, inputs: StepInputs) -> list[HeadStep]:
-        """The parts that heads have in a step."""
+        """Begin a step: return the part of each head that has rows in it."""
         steps = [head.begin(inputs) for head in self._by_kind.values()]
         return [step for step in steps if step is not None]
 
@@ -165,23 +164,21 @@ class ModelRunner:
         rows.parts.append(self.heads)
 
     def register(self, kind: type[RequestParams], head: RowHead) -> None:
-        """Let `head` serve the rows whose parameters are of this type."""
+        """Use `head` for rows whose parameters are of this type."""
         self.heads.register(kind, head)
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """Must a request with these parameters not be scheduled ahead of its last id?"""
+        """Whether a request with these parameters must not be scheduled ahead of its last id."""
         return self.heads.of(params).needs_host_ids(params)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Step | NoTokens:
-        """Start a step: bring the rows up to date, run the model over the plan's tokens.
+        """Start a step: update the rows, run the model over the plan's tokens.
 
-        Until `advance` the rows stand where the tokens start and K/V is written only behind that,
-        so that a step that failed can be launched again, whole or in parts. Raises RowFailures for
-        rows that cannot run.
-
-        Where rows move on with the results of a step, as with drafts, it is waited for before the
-        next one.
+        Until `advance` the rows stay where the tokens start, and K/V is written only after that
+        position. So a step that failed can be launched again, whole or in parts. When rows advance
+        by the results of a step, as with drafts, this first waits for the step before. Raises
+        RowFailures for rows that cannot run.
         """
         if self._awaited is not None:
             self._awaited.result()
@@ -198,7 +195,7 @@ class ModelRunner:
         return Step(self, plan, inputs, hidden.last, parts)
 
     def _prepare(self, plan: StepPlan) -> None:
-        """What a step does to blocks before it computes: once, however often it is launched."""
+        """Copy and zero blocks before a step computes: once, however often it is launched."""
         if plan.copies:
             self.kv_cache.copy(plan.copies)
         if plan.zero_blocks:
@@ -209,16 +206,16 @@ class ModelRunner:
     def finish(
         self, parts: Sequence[HeadStep], hidden: Tensor, mask: GrammarMask | None
     ) -> list[tuple[HeadStep, Fetched]]:
-        """Let the heads compute from the hidden states [T, C] of a step; what each will report. If
-        it raises, nothing has moved.
+        """Have the heads compute from the hidden states [T, C] of a step; returns what each will
+        report. If this raises, the rows have not advanced.
         """
         computed = [(part, part.compute(hidden, mask)) for part in parts]
         return [(part, self.device.fetch(tensors)) for part, tensors in computed]
 
     def advance(self, inputs: StepInputs) -> None:
-        """Move the rows on to the end of a step."""
+        """Advance the rows to the end of a step."""
         self.rows.advance(inputs.rows, inputs.counts, inputs.sampled)
 
     def await_result(self, step: Step) -> None:
-        """The next launch waits for the result of this step, which moves the rows on."""
+        """Have the next launch wait for the result of this step, which advances the rows."""
         self._awaited = step

@@ -1,5 +1,5 @@
-"""What a step brings to the host: results of each kind of row, and columns for the people who
-asked.
+"""The output of a step on the host: results of each kind of row, and columns for requested
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PromptTensors:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What `to_host` needs on the host."""
+        """The tensors that `to_host` needs on the host."""
         return [self.token_ids, self.values, self.ranks]
 
     def to_host(self, values: Sequence[Tensor]) -> PromptColumns:
@@ -48,7 +48,7 @@ class PromptTensors:
 
 @dataclass(frozen=True, slots=True)
 class PooledRow:
-    """What a pooler made of one prompt: values [D], or [n, D] for its n tokens, float32."""
+    """The pooled result of one prompt: values [D], or [n, D] for its n tokens, float32."""
 
     handle: int
     values: np.ndarray[Any, Any]
@@ -56,8 +56,8 @@ class PooledRow:
 
 @dataclass(slots=True)
 class RunnerOutput:
-    """What a step brought: `result` to the rows that generate, `pooled` to those whose prompt is
-    complete and was pooled. Errors of both are in `result`. `logprobs.index` counts the ids of the
+    """The output of a step: `result` for the rows that generate, `pooled` for those whose complete
+    prompt was pooled. Errors of both are in `result`. `logprobs.index` indexes the ids of the
     result.
     """
 

@@ -1,4 +1,4 @@
-"""The head of rows that generate on a worker that does not sample."""
+"""The head of generating rows on a worker that does not sample."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quire.scheduling.step import NewRow
 
 
 class TokenFollower:
-    """Puts the ids that the group's first worker draws into this worker's rows; results are that
-    worker's to report.
+    """Writes the ids that the group's first worker draws into this worker's rows; that worker
+    reports the results.
     """
 
     def __init__(self, rows: Rows, group: WorkerGroup) -> None:
@@ -26,14 +26,14 @@ class TokenFollower:
         self._group = group
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """This worker never looks at ids on the host."""
+        """Return False: this worker needs no ids on the host."""
         return False
 
     def add_row(self, new: NewRow) -> None:
-        """Rows have no state here."""
+        """Do nothing: this head has no state per row."""
 
     def remove_row(self, row: int) -> None:
-        """There is none to forget."""
+        """Do nothing: this head has no state per row."""
 
     def begin(self, inputs: StepInputs) -> FollowerStep:
         return FollowerStep(self._rows, self._group, inputs)
@@ -48,7 +48,7 @@ class FollowerStep:
         self._rows, self._group, self._inputs = rows, group, inputs
 
     def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
-        """Take the drawn ids; the worker that drew them has applied `mask`."""
+        """Receive the drawn ids; the worker that drew them has applied `mask`."""
         inputs = self._inputs
         assert inputs.drafts is None, "drafts are verified by one worker"
         count = len(inputs.sampled)
@@ -58,7 +58,7 @@ class FollowerStep:
         return []
 
     def advance(self) -> None:
-        """The rows keep their own counts."""
+        """Do nothing: the rows keep their own counts."""
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
-        """The first worker reports."""
+        """Do nothing: the first worker reports."""

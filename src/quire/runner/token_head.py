@@ -1,6 +1,4 @@
-"""The head of rows that generate: logits, the sampler, the prompts' log-probabilities, and drafts
-of tokens.
-"""
+"""The head of generating rows: logits, the sampler, the prompts' log-probabilities, and drafts."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from quire.scheduling.step import NewRow, StepResult
 
 
 class TokenHead:
-    """Draws a token for each sampled row of a step and puts it into the rows."""
+    """Draws a token for each sampled row of a step and writes it into the rows."""
 
     def __init__(
         self,
@@ -39,8 +37,8 @@ class TokenHead:
         share: Callable[[Tensor], object] | None = None,
     ) -> None:
         """`forward` has run the step's model, and computes its logits. `drafter` None: no drafts
-        are made. `share` gives drawn ids [M] to the workers that do not sample, which know nothing
-        of drafts.
+        are made. `share` sends drawn ids [M] to the workers that do not sample; they do not support
+        drafts.
         """
         if drafter is not None and sampler.has_custom_processors:
             raise ValueError(
@@ -80,7 +78,7 @@ class TokenHead:
         return TokenStep(self, inputs, self._device)
 
     def guesses(self, inputs: StepInputs) -> Tensor | None:
-        """The ids [M] int64 that stand where tokens are about to be drawn; None where there are no
+        """The ids [M] int64 at the positions where tokens will be drawn; None if there are no
         drafts, and none are made.
         """
         if inputs.drafts is None and self.drafter is None:
@@ -90,8 +88,8 @@ class TokenHead:
         return found
 
     def advance_verified(self, inputs: StepInputs, accepted: Array, drafts: Array) -> list[int]:
-        """Move the rows of a step on: those that sample got `accepted` [R] tokens, when they had
-        verified `drafts` [R]. How many drafts each of these has now.
+        """Advance the rows of a step: those that sample got `accepted` [R] tokens after verifying
+        `drafts` [R]. Returns how many drafts each of these has now.
         """
         sampled = inputs.sampled[np.cumsum(drafts + 1) - 1]
         self.rows.advance(inputs.rows, inputs.counts, sampled, accepted)
@@ -100,12 +98,12 @@ class TokenHead:
         return [0] * len(rows) if self.drafter is None else self.drafter.propose(self.rows, rows)
 
     def logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
-        """fp32 [M, V] of the step's M sampled rows."""
+        """Compute the logits of the step's M sampled rows, fp32 [M, V]."""
         return self._forward.logits(hidden, inputs.last)[: len(inputs.sampled)]
 
 
 class TokenStep:
-    """The tokens and the prompts of one step."""
+    """This head's part of one step: sampled tokens and prompt log-probabilities."""
 
     def __init__(self, head: TokenHead, inputs: StepInputs, device: Device) -> None:
         self._head = head
@@ -120,11 +118,11 @@ class TokenStep:
 
     @property
     def moves_rows(self) -> bool:
-        """Rows with drafts move on when it is known how many of them were right."""
+        """Whether rows have drafts: they advance once the number of accepted drafts is known."""
         return self._guesses is not None
 
     def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
-        """Draw the sampled rows' tokens, of those that `mask` allows, and write them into the
+        """Draw the sampled rows' tokens, among those that `mask` allows, and write them into the
         rows.
         """
         head, inputs = self._head, self._inputs
@@ -139,12 +137,12 @@ class TokenStep:
         return [*self._sampled.tensors, *prompts, *guesses]
 
     def advance(self) -> None:
-        """Complete prompts are described once."""
+        """Drop the log-probabilities of complete prompts, which are reported once."""
         for row in self._prompts:
             self._head.prompt_logprobs.remove_row(row)
 
     def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
-        """Ids and log-probabilities, and the prompts that are complete."""
+        """Report ids and log-probabilities, and the prompts that are complete."""
         left = iter(values)
         sampled = self._sampled.to_host([next(left) for _ in self._sampled.tensors])
         prompts = [p.to_host([next(left) for _ in p.tensors]) for p in self._prompts.values()]
@@ -159,7 +157,7 @@ class TokenStep:
         output.prompt_logprobs += prompts
 
     def _verify(self, result: StepResult, sampled: SampledTokens, guesses: Tensor) -> SampledTokens:
-        """Keep what right drafts brought, move the rows on, and have new drafts made."""
+        """Keep the tokens of accepted drafts, advance the rows, and have new drafts made."""
         inputs, ids = self._inputs, sampled.token_ids.numpy()
         drafts = inputs.drafts
         if drafts is None:

@@ -1,9 +1,9 @@
-"""The largest steps that can come, and those that have kernels of their own, run before any request
-is there.
+"""Runs the largest possible steps, and those that have kernels of their own, before the first
+request.
 
-They take the memory that steps take at most, and compile every kernel that steps use, so that
-neither happens while somebody waits. They go through the runner like any other step; all their
-tokens share one block of KV memory, whose contents nobody reads.
+They allocate the most memory that steps take, and compile every kernel that steps use, so that
+neither delays a request. They go through the runner like any other step; all their tokens share one
+block of KV memory, whose contents are never read.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from quire.scheduling.step import Chunk, NewRow, StepPlan
 logger = logging.getLogger(__name__)
 
 SCRATCH_BLOCK = 1
-"""The block that warm-up writes; a pool has it beside the null block at least."""
+"""The block that warm-up writes; every pool has it in addition to the null block."""
 
 
 class _OneWord:
-    """A tokenizer that makes the same two tokens of everything."""
+    """A tokenizer that encodes every text as the same two tokens."""
 
     vocab_size = 2
 
@@ -36,7 +36,7 @@ class _OneWord:
 
 
 def _edited() -> SamplingParams:
-    """Everything that edits logits; one token is left."""
+    """Parameters with everything that edits logits; one token is left."""
     params = SamplingParams(
         temperature=1.0,
         repetition_penalty=1.1,
@@ -51,11 +51,11 @@ def _edited() -> SamplingParams:
 
 _GREEDY = SamplingParams(temperature=0.0)
 _MOST_COLUMNS = 128
-"""Of log-probabilities of every row of a step: who allows more has that for a few rows only."""
+"""Columns of log-probabilities for every row of a step; more are expected for few rows only."""
 
 
 def _drawn(num_columns: int) -> SamplingParams:
-    """Everything that draws, and describes tokens and prompts with so many columns."""
+    """Parameters with everything that draws, and log-probabilities with `num_columns` columns."""
     return SamplingParams(
         temperature=0.7,
         top_p=0.9,
@@ -69,9 +69,9 @@ def _drawn(num_columns: int) -> SamplingParams:
 def warm_up(
     runner: ModelRunner, *, num_tokens: int, num_rows: int, max_len: int, max_logprobs: int
 ) -> None:
-    """Run prompts of `num_tokens` in all and decodes of up to `num_rows` rows: greedy, with
-    everything, with the memory that penalties and log-probabilities of all rows take, and prompts
-    beside decodes.
+    """Run prompts of `num_tokens` in all and decodes of up to `num_rows` rows: greedy; with all
+    features; with the memory that penalties and log-probabilities of all rows take; and prompts
+    together with decodes.
     """
     plans = _Plans(runner)
     drawn, edited = _drawn(min(max_logprobs, _MOST_COLUMNS)), _edited()
@@ -92,15 +92,15 @@ def warm_up(
 
 
 class _Plans:
-    """Steps that nobody scheduled, with numbers that no scheduled step has."""
+    """Steps made without the scheduler, with ids that no scheduled step has."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._step_id = -2
 
     def run(self, lengths: list[int], kinds: tuple[SamplingParams, ...], *, decodes: int) -> None:
-        """One step of new rows with so many tokens: of the first `decodes` the last alone is
-        computed, of the others all.
+        """Run one step of new rows with these numbers of tokens: of the first `decodes` rows only
+        the last token is computed, of the others all.
         """
         rows = range(len(lengths))
         decodes = decodes if min(lengths) > 1 else 0
@@ -118,7 +118,7 @@ class _Plans:
         step = self._runner.launch(plan)
         try:
             step.sample(mask)
-        except ProcessorFailure:  # it need not serve requests that nobody has sent
+        except ProcessorFailure:  # it need not serve requests that no client has sent
             logger.info(
                 "a logits processor failed during warm-up; steps that use it are not warmed up"
             )
@@ -126,7 +126,7 @@ class _Plans:
         step.result()
 
     def _mask(self) -> GrammarMask:
-        """For the first sampled row; it allows everything."""
+        """A mask for the first sampled row that allows everything."""
         width = -(-self._runner.model.spec.vocab // 32)
         return GrammarMask([0], np.full((1, width), -1, dtype=np.int32))
 
@@ -148,7 +148,7 @@ class _Plans:
 
 
 def _prompts(num_tokens: int, num_rows: int, max_len: int) -> Iterator[int]:
-    """Lengths of as few prompts as have so many tokens, with room for one more in each."""
+    """Split `num_tokens` into the fewest prompts, each with room for one more token."""
     longest = max(1, max_len - 1)
     for _ in range(num_rows):
         if num_tokens <= 0:

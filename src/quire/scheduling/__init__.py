@@ -1,1 +1,1 @@
-"""Who gets how many tokens in which blocks: pure decisions, integers in and integers out."""
+"""Decides which request gets how many tokens in which blocks; pure: integers in, integers out."""

@@ -1,7 +1,7 @@
-"""What one group of layers needs of the KV memory: which cached blocks make a hit, and which are
-not read any more.
+"""The use of KV memory by one group of layers: which cached blocks make a hit, and which blocks are
+no longer read.
 
-All layers of a group look back equally far. A table of a group that keeps tokens is indexed by
+All layers of a group attend equally far back. A table of a group that keeps tokens is indexed by
 `position // block_size`; one of recurrent state is a ring that does not grow.
 """
 
@@ -23,34 +23,34 @@ class BlockGroup(Protocol):
     block_size: int
 
     def longest_hit(self, find: Find, limit: int) -> int:
-        """The most leading blocks, at most `limit`, after which a request could go on with what is
-        cached.
+        """Return the most leading blocks, up to `limit`, after which a request can continue from
+        the cache.
         """
         ...
 
     def hit_blocks(self, find: Find, num_blocks: int) -> list[int]:
-        """The table of a request that goes on after a hit of `num_blocks` blocks: cached blocks
-        where it will read, the null block before.
+        """Return the table of a request after a hit of `num_blocks` blocks: cached blocks where it
+        will read, the null block before.
         """
         ...
 
     def num_unread(self, position: int) -> int:
-        """How many leading table entries no query at `position` or later reads."""
+        """Return how many leading table entries no query at `position` or later reads."""
         ...
 
     def num_needed(self, num_tokens: int, chunk: int) -> int:
-        """The most blocks that a request of `num_tokens` holds at once, when steps bring up to
-        `chunk` tokens.
+        """Return the most blocks that a request of `num_tokens` holds at once, if steps compute up
+        to `chunk` tokens.
         """
         ...
 
     def num_blocks(self, num_tokens: int) -> int:
-        """How long the table of a request with `num_tokens` computed tokens is."""
+        """Return the table length of a request with `num_tokens` computed tokens."""
         ...
 
 
 def block_group(spec: KVGroupSpec, block_size: int, num_drafts: int) -> BlockGroup:
-    """The group that a spec describes. Raises ValueError for a block size that is no multiple."""
+    """Build the group that a spec describes. Raises ValueError for an invalid block size."""
     size = spec.block_size or block_size
     if size % block_size:
         raise ValueError(f"a group's block size {size} is no multiple of {block_size}")
@@ -127,8 +127,8 @@ class SlidingGroup:
 class StateGroup:
     """Layers with a recurrent state: a ring of blocks (`NewRow.block_ids`) per request.
 
-    A step writes the state before its first draft and after each draft, and must not write the one
-    that it reads, so that it can be run again: that makes two blocks more than drafts. A hit is a
+    A step writes the state before its first draft and after each draft. It must not overwrite the
+    state that it reads, so that it can be run again: hence two blocks more than drafts. A hit is a
     cached copy of the state at a block border; the request gets a copy of it in a block of its own.
     """
 

@@ -1,8 +1,8 @@
-"""The KV memory: N blocks, their reference counts, two lists of those that are free, and the keys
-under which cached blocks are found.
+"""The KV memory: N blocks, their reference counts, two free lists, and the keys under which cached
+blocks are found.
 
 A block's key is a SHA-256 digest chained over everything before it, so equal keys mean equal
-prefixes. The first link holds what else decides the content: salt and adapter.
+prefixes. The first link contains what else determines the content: salt and adapter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HELD = -2
 
 
 class BlockPool:
-    """Blocks 1..N-1 to be handed out (block 0 is the null block).
+    """Allocates blocks 1..N-1 (block 0 is the null block).
 
     A block without references stays findable under its key until it is handed out again. Free
     blocks are handed out in this order: those without a key, the latest first; those of the groups
@@ -45,17 +45,15 @@ class BlockPool:
         self._prev = [num_blocks - 1, *range(num_blocks - 1), num_blocks]
 
     def find(self, key: BlockKey) -> int | None:
-        """The block that holds this content, referenced or free; None when it was evicted."""
+        """Return the block with this content, referenced or free; None if it was evicted."""
         return self._by_key.get(key)
 
     def is_free(self, block: int) -> bool:
-        """True without references, so that taking it costs one of the free blocks."""
+        """Whether a block has no references, so that taking it uses up a free block."""
         return self._ref[block] == 0
 
     def allocate(self, count: int) -> list[int] | None:
-        """Hand out `count` blocks with one reference each; None (and no change) when fewer are
-        free.
-        """
+        """Return `count` blocks with one reference each; None (and no change) if fewer are free."""
         if count > self.num_free:
             return None
         taken = []
@@ -69,7 +67,7 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each block, taking it off its free list where it was there."""
+        """Add one reference to each block, removing it from its free list if it was free."""
         for block in blocks:
             if self._ref[block] == 0:
                 self._unlink(block)
@@ -102,7 +100,7 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that is referenced, 0..1."""
+        """The share of the blocks that are referenced, 0..1."""
         return 1 - self.num_free / (self.num_blocks - 1)
 
     def _forget(self, block: int) -> None:
@@ -118,7 +116,7 @@ class BlockPool:
         self._next[block] = self._prev[block] = _HELD
 
     def _link(self, block: int) -> None:
-        """Put a block that has lost its last reference where its turn comes."""
+        """Insert a block that has lost its last reference into its free list."""
         key = self._key[block]
         if key is None:
             before = 0
@@ -131,7 +129,7 @@ class BlockPool:
 
 
 def root_key(cache_salt: str | None, adapter: int = 0) -> bytes:
-    """The link before a request's first block: what it must share with another besides tokens."""
+    """Return the link before a request's first block: what must match besides the tokens."""
     digest = hashlib.sha256(b"quire block key 2")
     salt = b"" if cache_salt is None else b"\x01" + cache_salt.encode()
     digest.update(len(salt).to_bytes(8, "little") + salt)
@@ -140,7 +138,7 @@ def root_key(cache_salt: str | None, adapter: int = 0) -> bytes:
 
 
 def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of the block with these tokens after the block `parent`.
+    """Return the key of the block with these tokens after the block `parent`.
 
     Token counts are equal within a cache and the parent has 32 bytes, so the concatenation is
     unambiguous.

@@ -1,5 +1,5 @@
-"""Blocks for requests: hits in the prefix cache, growth with the tokens, release, and publication
-of finished blocks.
+"""The blocks of requests: prefix-cache hits, growth with the tokens, release, and publication of
+full blocks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from quire.scheduling.step import NULL_BLOCK, NewBlocks
 class BlockTables:
     """The block tables of all requests over one shared pool, one table per KV group.
 
-    Entries that nothing reads any more are the null block. Keys are made for every `block_size`
-    tokens; a group with larger blocks uses every so-many-th of them.
+    Entries that are no longer read are the null block. Keys are made for every `block_size` tokens;
+    a group with larger blocks uses every n-th of them.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -30,7 +30,7 @@ class BlockTables:
         states = {g: each for g, each in enumerate(self.groups) if isinstance(each, StateGroup)}
         self.pool = BlockPool(config.num_blocks, evicted_first=states)
         self.states = StateBlocks(self.pool, states, config.block_size) if states else None
-        """Of the groups with recurrent state, if the model has any."""
+        """The blocks of the groups with recurrent state, if the model has any."""
         is_reusable = not any(isinstance(group, EmptyGroup) for group in self.groups)
         self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
         self._token_groups = [
@@ -38,11 +38,11 @@ class BlockTables:
         ]
         self._forgets = any(spec.kind == "sliding" for spec in config.groups)
         self._decode_chunk = 1 + 2 * config.num_drafts
-        """Tokens that may lie between the lower bound of a decoding request's position and the end
-        of its next step, with one step in flight.
+        """The most tokens between the lower bound of a decoding request's position and the end of
+        its next step, with one step in flight.
         """
         self._writing: dict[bytes, Request] = {}
-        """Keys of prompt blocks that a running request is about to compute."""
+        """Keys of prompt blocks that a running request will compute next."""
 
     def num_needed(self, request: Request) -> int:
         """The most blocks that the request, alone, ever has to hold at once."""
@@ -67,8 +67,8 @@ class BlockTables:
     # Resources
 
     def find_hit(self, request: Request) -> int:
-        """Set `num_hit_tokens`, and return it: how many leading tokens are cached for every group.
-        The last token is always left, since its logits are wanted.
+        """Set and return `num_hit_tokens`: how many leading tokens are cached for every group. The
+        last token is always excluded, because its logits are needed.
         """
         request.num_hit_tokens = 0
         if self.enable_prefix_caching and not request.params.skip_reading_prefix_cache:
@@ -78,7 +78,7 @@ class BlockTables:
         return request.num_hit_tokens
 
     def _longest_hit(self, request: Request, limit: int) -> int:
-        """Each group can only shorten the hit, so this ends where all agree."""
+        """Return the longest hit of all groups: each can only shorten it, so this terminates."""
         length = limit
         while True:
             before = length
@@ -89,8 +89,8 @@ class BlockTables:
                 return length
 
     def is_being_written(self, request: Request) -> bool:
-        """Is a running request about to compute what would make the hit longer, so that waiting
-        for it saves computing it twice?
+        """Whether a running request will next compute blocks that extend the hit, so that waiting
+        for it saves computing them twice.
         """
         if not self.enable_prefix_caching or request.params.skip_reading_prefix_cache:
             return False
@@ -101,8 +101,8 @@ class BlockTables:
         return index < usable and request.keys[index] in self._writing
 
     def admission_cost(self, request: Request) -> int:
-        """Free blocks that all tokens of the request take, those of its hit that are free now
-        included.
+        """The free blocks needed for all tokens of the request, including blocks of its hit that
+        are free now.
         """
         chunk = self._least_chunk(request)
         cost = 0
@@ -125,9 +125,7 @@ class BlockTables:
         return total
 
     def take_hit(self, request: Request) -> None:
-        """Give the request the cached blocks of its hit; it is about to compute the rest of its
-        tokens.
-        """
+        """Give the request the cached blocks of its hit, before it computes the other tokens."""
         hit = request.num_hit_tokens
         tables = []
         for index in range(len(self.groups)):
@@ -151,8 +149,10 @@ class BlockTables:
         self, request: Request, want: int, least: int = 1
     ) -> tuple[int, list[NewBlocks]] | None:
         """Make the tables cover the next `want` tokens, or as many of them as there are blocks for,
-        but no tokens beyond a border at which the state is to be kept. The number of tokens, and
-        the new blocks; None (and no change) when it is less than `least`.
+        but none beyond a border at which the state is to be kept.
+
+        Returns the number of tokens and the new blocks; None (and no change) if it is less than
+        `least`.
         """
         computed = request.num_computed_tokens
         if computed < request.snapshot_end < computed + want:
@@ -207,7 +207,7 @@ class BlockTables:
         return capacity
 
     def release_unread(self, request: Request, position: int) -> None:
-        """Give back what no query at `position` or later reads."""
+        """Release the blocks that no query at `position` or later reads."""
         if not self._forgets:
             return
         for index, group in enumerate(self.groups):
@@ -221,9 +221,7 @@ class BlockTables:
     # The end
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """The first `num_tokens` tokens have their K/V: make the full blocks among them
-        findable.
-        """
+        """Make the full blocks of the first `num_tokens` tokens, whose K/V is written, findable."""
         if not self.enable_prefix_caching:
             return
         if self.states is not None:
@@ -247,7 +245,7 @@ class BlockTables:
                 self.pool.publish(table[index], self._key(request, number, index))
 
     def release(self, request: Request) -> None:
-        """Take all blocks back, the tail first."""
+        """Release all blocks of the request, the tail first."""
         if self.states is not None:
             self.states.release(request)
         for table in request.block_ids:
@@ -259,7 +257,7 @@ class BlockTables:
         request.num_published_tokens = 0
 
     def take_state_changes(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """The copies of recurrent state and the blocks to zero of the plan that is made now."""
+        """Return the current plan's copies of recurrent state and blocks to zero."""
         return ([], []) if self.states is None else self.states.take_changes()
 
     def reset_prefix_cache(self) -> bool:
@@ -270,7 +268,7 @@ class BlockTables:
         return True
 
     def _least_chunk(self, request: Request) -> int:
-        """Tokens that one step must be able to bring the request."""
+        """The tokens that one step must at least be able to compute for the request."""
         return request.num_tokens if request.is_whole else self._decode_chunk
 
     def _key(self, request: Request, group: int, index: int) -> tuple[bytes, int]:

@@ -1,15 +1,16 @@
-"""The requests that decode: each takes a token in every step, and drafts where there are some, and
-is not looked at until something is due.
+"""The decoding requests: each takes a token in every step, plus drafts if it has any, and costs the
+scheduler nothing until something is due.
 
-The lane keeps a clock that ticks once a step. Without drafts a request at position p when it joins
-at tick t is at position p + (t' - t) at tick t', so its next block boundary and its last token are
-known ticks, kept in a calendar. A steady step therefore costs the scheduler nothing per request.
+The lane keeps a clock that ticks once per step. Without drafts a request at position p when it
+joins at tick t is at position p + (t' - t) at tick t', so its next block boundary and its last
+token are known ticks, kept in a calendar. A steady step therefore costs the scheduler nothing per
+request.
 
 With up to K drafts a step may take a request 1 .. K+1 tokens further, and while steps are in flight
-its position is known only between two bounds. The clock runs at K+1 tokens a tick, and what a plan
-or a result falls short of that is rolled back, which leaves the upper bound. So an event is never
-late; one that is early is put into the calendar again. Memory is taken for the upper bound, and
-what no query reads any more is given back by the lower one.
+its position is known only between two bounds. The clock counts K+1 tokens per tick; when a plan or
+a result has fewer, the difference is rolled back, so that the clock gives the upper bound. An event
+is therefore never late; one that is early is put back into the calendar. Blocks are allocated up to
+the upper bound, and released by the lower bound once no query reads them any more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quire.scheduling.request import Request
 @dataclass(frozen=True, slots=True, eq=False)
 class Cohort:
     """The lane's members in one or more consecutive steps, as parallel lists that are never
-    changed.
+    modified.
     """
 
     rows: list[int]
@@ -31,7 +32,7 @@ class Cohort:
     outputs: list[list[int]]
     """Each member's own list of output ids, where new ones are appended."""
     inspected: list[Request]
-    """Members whose stop condition must be looked at after every token."""
+    """Members whose stop condition must be checked after every token."""
 
 
 class DecodeLane:
@@ -42,7 +43,7 @@ class DecodeLane:
         self.tick = 0
         self.members: dict[int, Request] = {}
         self.stride = num_drafts + 1
-        """Tokens that a member may move in a tick."""
+        """The most tokens that a member may advance in a tick."""
         self._num_completed = 0
         """Ticks whose results are known."""
         self._calendar: dict[int, list[Request]] = {}
@@ -52,8 +53,8 @@ class DecodeLane:
         return self.members.get(request.row) is request
 
     def join(self, request: Request) -> None:
-        """From the next step on the request takes tokens in every step, starting at its first
-        uncomputed one.
+        """Add a request, which takes tokens in every step from the next one on, starting at its
+        first uncomputed one.
         """
         request.lane_offset = request.num_computed_tokens - self.tick * self.stride
         request.lane_start = self.tick
@@ -62,7 +63,7 @@ class DecodeLane:
         self._enter_calendar(request, self.tick)
 
     def leave(self, request: Request) -> None:
-        """Take a member out; it counts its computed tokens itself again."""
+        """Remove a member; from now on it counts its computed tokens itself."""
         request.num_computed_tokens = self.position(request)
         request.due = -1
         del self.members[request.row]
@@ -75,18 +76,18 @@ class DecodeLane:
         return self.tick * self.stride + request.lane_offset
 
     def due(self) -> list[Request]:
-        """Members for which this tick may be a block boundary or the last token. Reading them
-        takes them off the calendar.
+        """Remove from the calendar, and return, the members for which this tick may be a block
+        boundary or the last token.
         """
         due = self._calendar.pop(self.tick, ())
         return [request for request in due if request.due == self.tick and request in self]
 
     def reschedule(self, request: Request) -> None:
-        """Put a member whose event was handled back into the calendar."""
+        """Put a member back into the calendar after its event was handled."""
         self._enter_calendar(request, self.tick + 1)
 
     def cohort(self) -> Cohort | None:
-        """The present members; None when there are none."""
+        """The current members; None if the lane is empty."""
         if self._cohort is None and self.members:
             requests = list(self.members.values())
             self._cohort = Cohort(
@@ -101,10 +102,11 @@ class DecodeLane:
         return self._cohort
 
     def plan_drafts(self, most: int) -> list[int] | None:
-        """How many drafts each member verifies at this tick, `most` in all; None: no member any.
+        """Return how many drafts each member verifies at this tick, at most `most` in all; None: no
+        member verifies any.
 
-        As many as are ready, or could be where a step in flight has yet to say; within its blocks
-        and its greatest length.
+        A member verifies as many as are ready, or may become ready by a step in flight, within its
+        blocks and its maximum length.
         """
         if self.stride == 1:
             return None
@@ -124,15 +126,15 @@ class DecodeLane:
         return counts if any(counts) else None
 
     def advance(self) -> None:
-        """A step was planned: every member may have moved on by `stride` tokens."""
+        """Tick: after a planned step every member may have advanced by `stride` tokens."""
         self.tick += 1
 
     def complete_step(self) -> None:
-        """The result of the oldest step in flight is known."""
+        """Note that the result of the oldest step in flight is known."""
         self._num_completed += 1
 
     def roll_back(self, request: Request, count: int) -> None:
-        """`count` of the tokens that a step could have brought a member did not come."""
+        """Move a member back by `count` tokens that a step could have given it but did not."""
         request.lane_offset -= count
 
     def _num_ready(self, request: Request) -> int:
@@ -142,8 +144,8 @@ class DecodeLane:
         return request.num_drafts if is_known else self.stride - 1
 
     def _enter_calendar(self, request: Request, earliest: int) -> None:
-        """Due at the first tick at which the member's tokens may exceed its blocks, or bring its
-        last one.
+        """Schedule the member's event: the first tick at which its tokens may exceed its blocks or
+        include its last one.
         """
         limit = min(request.capacity + 1, request.max_total_tokens - 1) - self.stride
         due = -((request.lane_offset - limit) // self.stride)

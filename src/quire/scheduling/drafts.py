@@ -1,4 +1,4 @@
-"""What a result says about drafts: how many were wrong, and how many are ready now."""
+"""Applies what a result reports about drafts: how many were wrong, how many are ready now."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quire.scheduling.step import StepResult
 def record_drafts(
     step: InFlightStep, result: StepResult, lane: DecodeLane, gone: Collection[int]
 ) -> None:
-    """Roll the requests of a step back to where their right drafts end, and note the drafts that
-    are ready. The handles in `gone` have no part in the step any more.
+    """Roll the requests of a step back to the end of their accepted drafts, and note the drafts
+    that are ready. The handles in `gone` are ignored.
     """
     asked = step.asked_drafts()
     counts = result.counts or [1] * len(asked)
@@ -21,7 +21,7 @@ def record_drafts(
     for (request, drafts), count, num_drafts in zip(asked, counts, ready, strict=True):
         if request.handle in gone:
             continue
-        assert 1 <= count <= drafts + 1 and num_drafts < lane.stride, "more than was asked for"
+        assert 1 <= count <= drafts + 1 and num_drafts < lane.stride, "more than was requested"
         request.num_drafts = num_drafts
         request.num_drafts_in_flight -= drafts
         wrong = drafts + 1 - count

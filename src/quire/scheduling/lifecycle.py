@@ -1,5 +1,5 @@
-"""The life of a request: from the waiting queue into a row, out of it, and to its end. Who goes
-first, and who has to give way, is an order over requests: the policy.
+"""The life of a request: from the waiting queue into a row, out of it, and to its end. The policy,
+an order over requests, decides which runs first and which is preempted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ Policy = Callable[[Request], Rank]
 
 
 def fcfs(request: Request) -> Rank:
-    """First come, first served. A preempted request keeps its place, which is before all that came
-    later.
-    """
+    """First come, first served. A preempted request stays before all that arrived later."""
     return (request.order,)
 
 
@@ -38,7 +36,7 @@ POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
 
 
 def choose_victim(policy: Policy, running: Iterable[Request], request: Request) -> Request:
-    """The running request that gives its blocks back for `request`, which may be itself."""
+    """Choose the running request to preempt for `request`; it may be `request` itself."""
     return max((r for r in running if r is request or not r.is_protected), key=policy)
 
 
@@ -66,7 +64,7 @@ class WaitingQueue:
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start. Prefix counts are made at a request's first admission."""
+    """Event counts since the start. Prefix hits are counted at a request's first admission."""
 
     num_preemptions: int = 0
     prefix_requests: int = 0
@@ -75,14 +73,14 @@ class Counters:
 
 
 class Lifecycle:
-    """The requests, and where each of them is; every change of its state is made here.
+    """All requests and their states; every change of state is made here.
 
     A request waits; or it has a row and is in the decode lane, among the `chunked`, idle, or has
     its last token in flight; or it is idle without a row.
     """
 
     def __init__(self, config: SchedulerConfig, resources: Sequence[Resource]) -> None:
-        """resources: besides tokens, rows and blocks."""
+        """resources: those in addition to tokens, rows and blocks."""
         self.max_model_len = config.max_model_len
         self.policy = POLICIES[config.policy]
         self.requests: dict[int, Request] = {}
@@ -100,14 +98,14 @@ class Lifecycle:
         self._num_arrived = 0
 
     def queue(self, request: Request) -> None:
-        """A new request waits."""
+        """Add a new request to the waiting queue."""
         request.order = self._num_arrived
         self._num_arrived += 1
         self.requests[request.handle] = request
         self.waiting.add(request)
 
     def enter_row(self, request: Request, now: float) -> None:
-        """A waiting request gets a row and the blocks of its hit; the caller takes it out of the
+        """Give a waiting request a row and the blocks of its hit; the caller removes it from the
         queue.
         """
         self.resources.enter(request)
@@ -123,8 +121,8 @@ class Lifecycle:
             self.counters.prefix_hits += hit
 
     def preempt(self, request: Request) -> None:
-        """Take row and blocks; the request starts over after whatever of it stays cached, its
-        output kept.
+        """Take the request's row and blocks away. It keeps its output, and later computes again
+        what is no longer cached.
         """
         self._leave_row(request)
         request.num_preemptions += 1
@@ -134,17 +132,17 @@ class Lifecycle:
             self.waiting.add(request)
 
     def pause(self, request: Request, stop: Stop) -> FinishedRequest | None:
-        """A resumable request stopped: it is idle until it has input; its final state when that
-        ends it now.
+        """Make a resumable request that stopped idle until it has input. Returns its final state if
+        the next input ends it now.
         """
         if self.memory.states is not None:
-            self._leave_row(request)  # the state may be that of a later token
+            self._leave_row(request)  # its recurrent state may be that of a later token
         self._leave_steps(request)
         streaming_input.pause(request, stop)
         return self.take_input(request)
 
     def take_input(self, request: Request) -> FinishedRequest | None:
-        """Apply the next input of an idle request, if there is one: it is resumed, or it ends."""
+        """Apply the next input of an idle request, if any: the request is resumed, or it ends."""
         if not request.pending_input:
             return None
         given = request.pending_input.pop(0)
@@ -167,7 +165,7 @@ class Lifecycle:
         return None
 
     def end(self, request: Request) -> None:
-        """The request ends, wherever it is."""
+        """End a request in any state."""
         if request.row >= 0:
             self._leave_row(request)
         elif request.state is not State.IDLE:
@@ -184,7 +182,7 @@ class Lifecycle:
         request.is_decoding = False
 
     def _leave_steps(self, request: Request) -> None:
-        """Schedule it no further, and cancel its results in steps in flight."""
+        """Stop scheduling a request, and cancel its results in steps in flight."""
         if request in self.lane:
             self.lane.leave(request)
         elif request in self.chunked:

@@ -1,4 +1,4 @@
-"""A request as the scheduler knows it: counts, blocks and when to stop. Owned and changed by the
+"""A request in the scheduler: counts, blocks and stop conditions. Owned and changed by the
 scheduler alone.
 """
 
@@ -50,7 +50,7 @@ class Prerequisite(Protocol):
 
 
 class OutputGrammar(Prerequisite, Protocol):
-    """A grammar that the output follows, and that says where it ends."""
+    """A grammar that the output must follow, and that determines where it ends."""
 
     def has_ended(self, output_token_ids: Sequence[int]) -> bool:
         """Whether the output is complete and nothing may follow. May raise RequestError."""
@@ -58,7 +58,7 @@ class OutputGrammar(Prerequisite, Protocol):
 
 
 class Stop(NamedTuple):
-    """Why a request stops: the reason, and which token or pattern if that says more. `is_in_text`:
+    """Why a request stops: the reason, and which token or pattern caused it, if any. `is_in_text`:
     its last token belongs to its text.
     """
 
@@ -68,7 +68,7 @@ class Stop(NamedTuple):
 
 
 class NextInput(NamedTuple):
-    """Input that a resumable request takes when it stops; `params` None: those it has."""
+    """Input that a resumable request takes when it stops; `params` None: unchanged."""
 
     token_ids: list[int]
     resumable: bool
@@ -81,7 +81,7 @@ class Request:
     """One generation, or one prompt that is pooled.
 
     A length is a count: `num_prompt_tokens` may exceed `len(prompt_token_ids)` once inputs without
-    ids exist, so nothing here asks for the length of the prompt's ids.
+    ids exist, so nothing here uses the length of the prompt's ids.
 
     Invariants (checked by `tests/support/invariants.py`):
     - 0 <= num_confirmed_tokens <= num_computed_tokens, and both are 0 without a row;
@@ -106,11 +106,11 @@ class Request:
     grammar: OutputGrammar | None = None
     prerequisites: Sequence[Prerequisite] = ()
     adapter: int = 0
-    """Number of its LoRA adapter; 0: none. Requests with equal numbers have equal weights."""
+    """Number of its LoRA adapter; 0: no adapter. Equal numbers mean equal weights."""
     is_indivisible: bool = False
     """Its prompt is computed in one step, and it is not preempted while that step is in flight."""
     takes_drafts: bool = True
-    """False: its steps verify no drafts."""
+    """Whether its steps verify drafts."""
 
     num_prompt_tokens: int = field(init=False)
     max_total_tokens: int = 0
@@ -125,10 +125,10 @@ class Request:
     row: int = -1
     num_computed_tokens: int = 0
     """Tokens whose K/V is in the cache once every step in flight has run, if all their drafts are
-    right. The decode lane counts for its members instead.
+    accepted. For members of the decode lane, the lane counts instead.
     """
     num_confirmed_tokens: int = 0
-    """Tokens whose K/V finished steps wrote, as far as `is_decoding` does not say more."""
+    """Tokens whose K/V finished steps have written; a lower bound while `is_decoding`."""
     is_decoding: bool = False
     """It has sampled since it got its row, so all tokens but the newest have their K/V."""
     has_started: bool = False
@@ -136,27 +136,27 @@ class Request:
     num_cached_tokens: int | None = None
     """Prefix-cache hit at first admission; None before."""
     num_drafts: int = 0
-    """Drafts that are ready in its row, by the last result that is known."""
+    """Drafts that are ready in its row, according to the last known result."""
     num_drafts_in_flight: int = 0
-    """Drafts that steps in flight verify: they may all be wrong, and fewer tokens computed."""
+    """Drafts that steps in flight verify; all of them may turn out wrong."""
     num_preemptions: int = 0
 
     num_hit_tokens: int = 0
-    """What the last look into the prefix cache found."""
+    """Tokens found by the last lookup in the prefix cache."""
     block_ids: tuple[list[int], ...] = ()
     capacity: int = 0
-    """How many tokens its blocks hold."""
+    """The number of tokens that its blocks can hold."""
     keys: list[bytes] = field(default_factory=list)
-    """Of its blocks of the scheduler's block size, in order."""
+    """Keys of its blocks of the scheduler's block size, in order."""
     num_published_tokens: int = 0
     num_expired: list[int] = field(default_factory=list)
-    """By group: leading table entries that were given back."""
+    """By group: the number of leading table entries that were released."""
     snapshot_end: int = 0
-    """Where a chunk must end so that the recurrent state there can be kept; 0: nowhere."""
+    """Where a chunk must end so that the recurrent state can be saved there; 0: nowhere."""
     snapshot: list[int] = field(default_factory=list)
     """Blocks that a step in flight copies that state to, one per group of recurrent state."""
     num_state_updates: int = 0
-    """Chunks since it got its row, each of which moves its recurrent state on in the ring."""
+    """Chunks since it got its row; each advances its recurrent state in the ring."""
 
     lane_offset: int = 0
     lane_start: int = 0
@@ -164,7 +164,7 @@ class Request:
     due: int = -1
     """Tick of the lane's next event for this request."""
     pending_input: list[NextInput] = field(default_factory=list)
-    """In the order of `Scheduler.extend`."""
+    """Inputs not yet used, in the order of `Scheduler.extend`."""
     last_stop: Stop | None = None
     """Why an idle request stopped."""
 
@@ -175,17 +175,17 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens that are known."""
+        """The number of known prompt and output tokens."""
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def generates(self) -> bool:
-        """Whether tokens are drawn; a request that does not ends with its prompt."""
+        """Whether it samples tokens; if not, it ends with its prompt."""
         return isinstance(self.params, SamplingParams)
 
     @property
     def sampling(self) -> SamplingParams:
-        """The parameters of a generation."""
+        """The sampling parameters of a generation."""
         assert isinstance(self.params, SamplingParams), f"request {self.handle} draws no tokens"
         return self.params
 
@@ -205,11 +205,11 @@ class Request:
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing outside the scheduler keeps it from running."""
+        """Whether all its prerequisites are ready."""
         return all(prerequisite.is_ready for prerequisite in self.prerequisites)
 
     def new_row(self, num_computed_tokens: int) -> NewRow:
-        """All that the runner needs to build this request's row."""
+        """Return everything that the runner needs to build this request's row."""
         return NewRow(
             row=self.row,
             handle=self.handle,
@@ -224,7 +224,7 @@ class Request:
         )
 
     def limit_length(self, max_model_len: int) -> None:
-        """Set how long the request may become: by its max_tokens and by the model."""
+        """Set the maximum length of the request, from its max_tokens and the model's length."""
         self.max_total_tokens = self.num_prompt_tokens
         if self.generates:
             max_tokens = self.sampling.max_tokens
@@ -241,7 +241,7 @@ class Request:
         self.output_token_ids = []
 
     def token_ids(self, start: int, end: int) -> list[int]:
-        """The ids of tokens [start, end)."""
+        """Return the ids of tokens [start, end)."""
         border = self.num_prompt_tokens
         if end <= border:
             return self.prompt_token_ids[start:end]

@@ -1,7 +1,7 @@
-"""What limits admission: a request gets a row when every resource grants it tokens.
+"""Limits on admission: a request gets a row when every resource grants it tokens.
 
-Resources are asked when a request could be admitted, and hear when it enters and leaves its row;
-none of them is looked at in a steady decode step.
+Resources are queried when a request could be admitted, and updated when it enters and leaves its
+row. A steady decode step touches none of them.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from quire.scheduling.stop import StopWatch
 
 
 class Resource(Protocol):
-    """Something of which running requests hold a share."""
+    """A limited resource; running requests hold shares of it."""
 
     holds_back_others: bool
-    """Whether a request to which it grants nothing keeps those after it waiting, too (True), so
-    that none overtakes it, or is passed over.
+    """Whether a request that gets nothing also blocks those after it, so that none overtakes it
+    (True), or is skipped (False).
     """
 
     @property
     def is_exhausted(self) -> bool:
-        """True when it could grant nothing to any request, so that none needs to be looked at."""
+        """Whether it can grant nothing to any request, so that none needs to be tried."""
         ...
 
     def offer(self, request: Request, want: int) -> int:
-        """How many of the next `want` tokens of a waiting request it grants; 0: not now."""
+        """Return how many of the next `want` tokens of a waiting request it grants; 0: not now."""
         ...
 
     def take(self, request: Request) -> None:
-        """The request enters a row."""
+        """Take the request's share as it enters a row."""
         ...
 
     def give_back(self, request: Request) -> None:
-        """The request, which had entered, leaves its row: finished, aborted or preempted."""
+        """Return the share of a request that leaves its row: finished, aborted or preempted."""
         ...
 
 
 class Resources:
-    """The resources of a scheduler, asked in order."""
+    """The resources of a scheduler, queried in order."""
 
     def __init__(self, tokens: TokenBudget, held: Sequence[Resource]) -> None:
-        """tokens: those of the step at hand. held: what a request holds while it has a row."""
+        """tokens: the budget of the current step. held: what a request holds while it has a row."""
         self._tokens = tokens
         self._held = held
 
@@ -58,8 +58,8 @@ class Resources:
         return self._tokens.is_exhausted or any(each.is_exhausted for each in self._held)
 
     def offer(self, request: Request) -> tuple[int, bool]:
-        """How many tokens the request may compute now, and if none: whether those after it must
-        wait, too.
+        """Return how many tokens the request may compute now; and if it is 0, whether the requests
+        after it must wait as well.
         """
         granted = self._tokens.offer(request, request.num_tokens - request.num_hit_tokens)
         if granted == 0:
@@ -71,20 +71,20 @@ class Resources:
         return granted, False
 
     def enter(self, request: Request) -> None:
-        """The request gets a row."""
+        """Take the request's shares as it enters a row."""
         for resource in self._held:
             resource.take(request)
 
     def leave(self, request: Request) -> None:
-        """The request leaves its row, and the step that is being planned."""
+        """Return the shares of a request that leaves its row and the step that is being planned."""
         self._tokens.give_back(request)
         for resource in self._held:
             resource.give_back(request)
 
 
 class TokenBudget:
-    """The tokens of the step that is being planned. Each member of the decode lane has one; its
-    drafts get what everything else leaves.
+    """The tokens of the step that is being planned. Each member of the decode lane takes one;
+    drafts get what is left at the end.
     """
 
     def __init__(self, config: SchedulerConfig, lane: DecodeLane, requests: Sized) -> None:
@@ -96,14 +96,14 @@ class TokenBudget:
         self._num_taken = 0
 
     def begin(self) -> None:
-        """A new step is planned."""
+        """Start the budget of a new step."""
         if self._taken:
             self._taken = {}
             self._num_taken = 0
 
     @property
     def left(self) -> int:
-        """Tokens that are not given out."""
+        """The tokens that are still free."""
         return max(0, self._limit - len(self._lane.members) - self._num_taken)
 
     @property
@@ -121,12 +121,12 @@ class TokenBudget:
         return min(want, left, cap)
 
     def take(self, request: Request, count: int) -> None:
-        """The request has `count` tokens in this step."""
+        """Take `count` tokens of this step for the request."""
         self._taken[request.handle] = count
         self._num_taken += count
 
     def give_back(self, request: Request) -> None:
-        """The request has none in this step any more."""
+        """Return the request's tokens of this step."""
         self._num_taken -= self._taken.pop(request.handle, 0)
 
 
@@ -140,14 +140,14 @@ class RunningRows:
 
     def __init__(self, num_rows: int) -> None:
         self.requests: dict[int, Request] = {}
-        """By row."""
+        """The requests by row."""
         self.constrained: dict[int, Request] = {}
-        """Those of them that have a grammar."""
+        """The requests with a grammar, by row."""
         self.stops = StopWatch()
         self._free = list(range(num_rows))
         self._removed: list[int] = []
         self._added: dict[int, tuple[Request, int]] = {}
-        """Handle -> request and its computed tokens, where the runner has yet to build the row."""
+        """Handle -> request and its computed tokens, for rows that the runner has yet to build."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -174,7 +174,7 @@ class RunningRows:
         request.row = -1
 
     def rebuild(self, request: Request) -> None:
-        """The request keeps its row, but what the runner knows of it no longer holds."""
+        """Have the runner build the request's row again, because its state there is outdated."""
         self._removed.append(request.row)
         self._added[request.handle] = request, request.num_computed_tokens
 
@@ -183,15 +183,15 @@ class RunningRows:
         return handle in self._added
 
     def take_changes(self) -> tuple[list[int], list[NewRow]]:
-        """The rows that the plan made now removes, and those that it adds after that."""
+        """Return the rows that the current plan removes, and those that it then adds."""
         removed, added = self._removed, [r.new_row(start) for r, start in self._added.values()]
         self._removed, self._added = [], {}
         return removed, added
 
 
 class BlockBudget:
-    """Blocks: a request is admitted when those that are free suffice for all tokens it has, besides
-    what admitted prompts still need.
+    """The KV blocks: a request is admitted when the free ones suffice for all its tokens, in
+    addition to what admitted prompts still need.
     """
 
     holds_back_others = True

@@ -1,14 +1,14 @@
-"""Step 6 of 8 on a request's path: who gets how many tokens in this step, in which blocks.
+"""Step 6 of 8 on a request's path: decide which request gets how many tokens, in which blocks.
 
 In: requests (`add`), results of steps (`update`). Out: `StepPlan` for the runner,
 `SchedulerOutput` for the engine core.
 Before: engine/core/core.py. Next: runner/runner.py.
 
-There are no phases. A request has known tokens and computed tokens, and a step hands out tokens
-until they meet; chunked prefill, prefix hits, resumption after preemption and the verification of
+There are no phases. A request has known tokens and computed tokens, and steps compute tokens until
+the two are equal; chunked prefill, prefix hits, resumption after preemption and the verification of
 drafts are all this one rule. A request that lacks only its newest token sits in the decode lane,
-where steady steps cost nothing per request. Pure: no clock, no randomness, no I/O; equal calls
-give equal plans.
+where steady steps cost nothing per request. Pure: no clock, no randomness, no I/O; equal calls give
+equal plans.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, resources: Sequence[Resource] = ()) -> None:
-        """resources: what else limits which requests may run at once, besides tokens, rows and
-        blocks.
-        """
+        """resources: further limits on running requests, in addition to tokens, rows and blocks."""
         self.config = config
         self.pause = Pause.NONE
         self._next_step = 0
@@ -61,8 +59,8 @@ class Scheduler:
     # ---- requests come and go
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError when it could not run even alone (the caller checks
-        lengths first); what else a request can raise by its contents it raises here, too.
+        """Queue a request. Raises RequestError if it could not run even alone (the caller checks
+        lengths first). Everything else that a request's contents can raise is raised here as well.
         """
         config = self.config
         if request.num_tokens < 1 or request.num_tokens >= config.max_model_len + 1:
@@ -82,9 +80,7 @@ class Scheduler:
         self._life.queue(request)
 
     def abort(self, handle: int) -> bool:
-        """End a request in whatever state it is, without an output. False when it has ended
-        already.
-        """
+        """End a request in any state, without an output. Returns False if it has already ended."""
         request = self.requests.get(handle)
         if request is None:
             return False
@@ -100,8 +96,8 @@ class Scheduler:
         params: SamplingParams | None = None,
         needs_host_ids: bool = False,
     ) -> FinishedRequest | None:
-        """More input for a resumable request: now if it is idle, else when it stops next. `params`
-        hold from this input on (None: those it has).
+        """Add input to a resumable request: it is used now if the request is idle, else when it
+        stops next. `params` apply from this input on (None: unchanged).
 
         The newest sampled token, whose K/V was never computed, is dropped; the other outputs
         become prompt. Without ids and with `resumable` False the request ends instead, and its
@@ -114,8 +110,8 @@ class Scheduler:
         return self._life.take_input(request) if request.state is State.IDLE else None
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        """Forget cached blocks; False while blocks are in use, unless running requests may be
-        preempted for it.
+        """Forget cached blocks. Returns False while blocks are in use, unless running requests may
+        be preempted.
         """
         if reset_running_requests:
             for request in list(self.running.values()):
@@ -124,7 +120,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Is there a request that a step could advance, or a step in flight?"""
+        """Whether a step could advance a request, or a step is in flight."""
         if self.pause is Pause.ALL:
             return bool(self.in_flight)
         if self.pause is Pause.NEW and not self.in_flight:
@@ -146,7 +142,7 @@ class Scheduler:
     # ---- one step
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """Decide the next step; None when there is nothing to compute. The only method that takes
+        """Plan the next step; None if there is nothing to compute. The only method that allocates
         blocks.
         """
         if self.pause is Pause.ALL:
@@ -225,7 +221,7 @@ class Scheduler:
                 continue
             self.memory.find_hit(request)
             if self.memory.is_being_written(request):
-                continue  # a running request computes the next block: hit it then
+                continue  # a running request computes its next block: wait and hit it then
             count, holds_back_others = self._life.resources.offer(request)
             if holds_back_others:
                 break
@@ -240,8 +236,8 @@ class Scheduler:
             self.waiting.remove(request)
 
     def _num_drafts(self, request: Request, count: int) -> int:
-        """How many drafts the request verifies after `count` tokens outside the lane, where what
-        is ready is known.
+        """Return how many drafts the request verifies after `count` tokens outside the lane, where
+        the number of ready drafts is known.
         """
         if not request.takes_drafts:
             return 0
@@ -249,8 +245,8 @@ class Scheduler:
         return max(0, min(request.num_drafts, self._life.tokens.left - count, longest))
 
     def _grow(self, step: InFlightStep, request: Request, want: int, least: int) -> int:
-        """Blocks for up to `want` tokens, from victims where there are none for `least`; 0 when the
-        request itself was preempted.
+        """Allocate blocks for up to `want` tokens, preempting others if there are not enough for
+        `least`. Returns the number of tokens; 0 if the request itself was preempted.
         """
         while (grown := self.memory.grow(request, want, least)) is None:
             victim = choose_victim(self.policy, self.running.values(), request)
@@ -302,7 +298,7 @@ class Scheduler:
         return plan
 
     def _advance(self, step: InFlightStep) -> None:
-        """Move the requests to where the planned step leaves them."""
+        """Advance the requests to the end of the planned step."""
         if step.cohort is not None:
             self.lane.advance()
         for request in step.ending.values():
@@ -338,7 +334,7 @@ class Scheduler:
             out.started.append(StartedRequest(request.handle, cached, request.scheduled_time))
 
     def _end_stopped(self, step: InFlightStep, out: SchedulerOutput, gone: Collection[int]) -> None:
-        """End the requests that their new tokens stop, looking only where that is possible."""
+        """End the requests that their new tokens stop, checking only those that may."""
         suspects = out.requests
         if not self.rows.stops.may_stop(out.token_ids):
             suspects = [*step.ending.values(), *(c.request for c in step.chunks.values())]
@@ -370,7 +366,7 @@ class Scheduler:
     def _fail(
         self, request: Request, text: str, out: SchedulerOutput, fault: Exception | None = None
     ) -> None:
-        """End a request with an error; of its blocks nothing more becomes findable."""
+        """End a request with an error; no more of its blocks become findable."""
         request.num_confirmed_tokens, request.is_decoding = 0, False
         self._life.end(request)
         end = FinishedRequest(request.handle, Reason.ERROR, None, text, fault)
@@ -382,4 +378,4 @@ def _error_text(error: Exception) -> str:
     """The message of a request whose own stop condition failed."""
     if isinstance(error, RequestError):
         return str(error)
-    return "it could not be told whether its output ends here"
+    return "the check whether its output ends here failed"

@@ -1,7 +1,7 @@
-"""A step between `schedule()` and `update()`, and what the scheduler makes of its result.
+"""A step between `schedule()` and `update()`, and the scheduler's output for its result.
 
-`InFlightStep` is what was asked of the runner, and which results are cancelled. `SchedulerOutput`
-has columns: parallel lists that the engine core passes on without looking at each request.
+`InFlightStep` is what was sent to the runner, and which results are cancelled. `SchedulerOutput`
+has columns: parallel lists that the engine core passes on without visiting each request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ScheduledChunk:
     num_drafts: int = 0
 
     def message(self) -> Chunk:
-        """The chunk as the runner gets it."""
+        """The chunk in the form that is sent to the runner."""
         return Chunk(self.row, self.count + self.num_drafts, self.samples, self.num_drafts)
 
 
@@ -41,18 +41,18 @@ class InFlightStep:
     step_id: int
     cohort: Cohort | None = None
     cohort_drafts: list[int] | None = None
-    """Of each member of the cohort; None: none."""
+    """The number of drafts of each member of the cohort; None: no drafts."""
     chunks: dict[int, ScheduledChunk] = field(default_factory=dict)
-    """By handle, in the order of the plan."""
+    """The chunks by handle, in the order of the plan."""
     new_blocks: dict[int, list[NewBlocks]] = field(default_factory=dict)
     ending: dict[int, Request] = field(default_factory=dict)
-    """Members of the lane to which this step may bring their last token."""
+    """Members of the lane that may get their last token in this step."""
     cancelled: set[int] = field(default_factory=set)
     """Handles whose results in this step no longer count."""
     has_preempted: bool = False
 
     def failed(self, errors: Mapping[int, str]) -> dict[int, str]:
-        """handle -> what went wrong, for rows of this step whose request still counts."""
+        """Return handle -> error text, for rows of this step that are not cancelled."""
         handles = {chunk.row: handle for handle, chunk in self.chunks.items()}
         if self.cohort is not None:
             handles |= dict(zip(self.cohort.rows, self.cohort.handles, strict=True))
@@ -69,13 +69,13 @@ class InFlightStep:
         return asked + [(c.request, c.num_drafts) for c in self.chunks.values() if c.samples]
 
     def forget(self, handle: int) -> None:
-        """The request lost its row while the step was being planned."""
+        """Remove a request that lost its row while the step was being planned."""
         for part in (self.chunks, self.new_blocks, self.ending):
             part.pop(handle, None)  # type: ignore[attr-defined]
 
 
 def handles_of(steps: Sequence[InFlightStep]) -> Collection[int]:
-    """The requests in these steps, one at least; in steady decode the same list every time."""
+    """The requests in these steps (at least one); in steady decode always the same list."""
     cohort = steps[-1].cohort
     if cohort is not None and not any(s.chunks or s.cohort is not cohort for s in steps):
         return cohort.handles
@@ -88,8 +88,8 @@ def handles_of(steps: Sequence[InFlightStep]) -> Collection[int]:
 
 @dataclass(slots=True)
 class FinishedRequest:
-    """A request's final state; `message` says what went wrong when the reason is ERROR, `fault` is
-    for the log. `is_in_text`: its last token belongs to its text although it stopped.
+    """A request's final state. With reason ERROR, `message` is the error text and `fault` the
+    exception for the log. `is_in_text`: its last token belongs to its text although it stopped.
     """
 
     handle: int
@@ -103,7 +103,7 @@ class FinishedRequest:
 
 @dataclass(slots=True)
 class StartedRequest:
-    """A request has its first output."""
+    """A request that has just got its first output."""
 
     handle: int
     num_cached_tokens: int
@@ -112,8 +112,8 @@ class StartedRequest:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """`requests[i]` got `counts[i]` of the flat `token_ids` (None: one each), which are in its
-    output already.
+    """The new tokens of a step: `requests[i]` got `counts[i]` of the flat `token_ids` (None: one
+    each), which are already in its output.
 
     `kept[j]` is the place of the j-th token id among those of the step's result (None: all of
     them, in order), to cut other columns alike.
@@ -128,11 +128,11 @@ class SchedulerOutput:
     started: list[StartedRequest] = field(default_factory=list)
 
     def num_new(self) -> dict[int, int]:
-        """How many new tokens each handle has, as far as it is not one."""
+        """The number of new tokens by handle, for those that do not have exactly one."""
         return {} if self.counts is None else dict(zip(self.handles, self.counts, strict=True))
 
     def drop_last(self, handle: int, count: int) -> None:
-        """Take the last `count` new tokens of a request out of the columns again."""
+        """Remove the last `count` new tokens of a request from the columns."""
         assert self.counts is not None and self.kept is not None, "one token is never dropped"
         place = self.handles.index(handle)
         end = sum(self.counts[: place + 1])
@@ -155,7 +155,7 @@ def finished_request(request: Request, stop: Stop) -> FinishedRequest:
 def append_tokens(
     step: InFlightStep, result: StepResult, *, dropped: Collection[int]
 ) -> SchedulerOutput:
-    """Append the step's ids to their requests' outputs; columns without the `dropped` handles."""
+    """Append the step's ids to the requests' outputs; return columns without `dropped` handles."""
     requests, handles, outputs = _sampled(step)
     if result.counts is not None:
         return _append_ragged(requests, outputs, result, dropped)
@@ -195,8 +195,8 @@ def _append_ragged(
 
 
 def _sampled(step: InFlightStep) -> tuple[list[Request], list[int], list[list[int]]]:
-    """The requests of the step's sampled rows with their handles and output lists, not copied in a
-    steady step.
+    """Return the requests of the step's sampled rows, their handles and output lists; not copied in
+    a steady step.
     """
     chunked = [chunk.request for chunk in step.chunks.values() if chunk.samples]
     cohort = step.cohort

@@ -1,4 +1,4 @@
-"""The scheduler's configuration, and how it is paused."""
+"""The scheduler's configuration and pause modes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class KVGroupSpec(msgspec.Struct, frozen=True):
-    """What the layers of one KV group keep in blocks of the shared pool.
+    """What the layers of one KV group store in blocks of the shared pool.
 
     - `full`: keys and values of every token;
     - `sliding`: those of the last `window` tokens, the query's own included;
@@ -30,8 +30,8 @@ class KVGroupSpec(msgspec.Struct, frozen=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
-    """Counts are in tokens unless said. `groups` are the KV groups of the model; `num_drafts` is
-    the most drafts that a request verifies in a step.
+    """Counts are in tokens unless stated otherwise. `groups` are the KV groups of the model;
+    `num_drafts` is the most drafts that a request verifies in a step.
     """
 
     max_num_seqs: int

@@ -1,5 +1,5 @@
-"""Recurrent state in blocks of the pool: rings of blocks for requests, and snapshots that serve
-prefix hits.
+"""Recurrent state in blocks of the pool: rings of blocks for requests, and snapshots for prefix
+hits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class StateBlocks:
         self._copies: list[tuple[int, int]] = []
         self._zeroed: list[int] = []
         self._sources: list[int] = []
-        """Snapshots that the next plan copies from: they keep a reference until it is made."""
+        """Snapshots that the next plan copies from; they keep a reference until then."""
         self._writing: dict[bytes, Request] = {}
-        """Keys of snapshots that a running request is about to make."""
+        """Keys of snapshots that a running request will make."""
 
     def snapshots(self, request: Request, hit: int) -> list[int]:
         """The blocks that a request starts from after a hit of `hit` tokens."""
@@ -61,12 +61,12 @@ class StateBlocks:
             self._writing.setdefault(self._key(request, end), request)
 
     def is_being_written(self, request: Request, hit: int) -> bool:
-        """Is a running request about to make a snapshot that takes this one further?"""
+        """Whether a running request will make a snapshot that extends this request's hit."""
         end = self._last_border(request)
         return end > hit and self._key(request, end) in self._writing
 
     def make_snapshot(self, request: Request) -> None:
-        """Let the next plan copy the request's present state; without free blocks there is no
+        """Have the next plan copy the request's current state. Without free blocks there is no
         snapshot.
         """
         blocks = self._pool.allocate(len(self._groups))
@@ -79,9 +79,7 @@ class StateBlocks:
             self._copies.append((ring[request.num_state_updates % group.ring_size], block))
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Steps up to `num_tokens` tokens have succeeded: a snapshot before that becomes
-        findable.
-        """
+        """Make the snapshot findable once steps up to `num_tokens` tokens have succeeded."""
         if request.snapshot and num_tokens > request.snapshot_end:
             key = self._key(request, request.snapshot_end)
             for group, block in zip(self._groups, request.snapshot, strict=True):
@@ -97,14 +95,14 @@ class StateBlocks:
         self._give_up(request)
 
     def take_changes(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """The copies and the blocks to zero of the plan that is made now."""
+        """Return the current plan's copies and blocks to zero."""
         changes = self._copies, self._zeroed
         self._pool.release(self._sources)
         self._copies, self._zeroed, self._sources = [], [], []
         return changes
 
     def _give_up(self, request: Request) -> None:
-        """The request makes no snapshot any more."""
+        """Cancel the request's snapshot."""
         self._pool.release(request.snapshot)
         if request.snapshot_end and self._writing.get(key := self._end_key(request)) is request:
             del self._writing[key]

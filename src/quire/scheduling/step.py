@@ -1,13 +1,13 @@
-"""The messages between the scheduler and the runner: a plan goes down, a result comes up.
+"""The messages between the scheduler and the runner: plans down, results up.
 
-Plans speak in *rows* (a running request's stable index in the runner's state) and carry changes
-only. A steady decode of R rows is the same `decode_rows` list object step after step, and nothing
-else.
+Plans refer to *rows* (a running request's stable index in the runner's state) and contain only
+changes. In a steady decode of R rows, a plan is nothing but the same `decode_rows` list object in
+every step.
 
 Drafts are guesses of a row's next tokens. They live in the runner's rows, and a plan says only how
 many of them a step verifies: the row computes its newest token and the drafts, each of these
-positions gives a token, and the drafts are right as far as they equal those tokens. K/V of wrong
-drafts stays where it is until the next step overwrites it.
+positions gives a token, and drafts are accepted up to the first that differs from its token. K/V of
+wrong drafts stays where it is until the next step overwrites it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 from quire.params import RequestParams
 
 NULL_BLOCK = 0
-"""The block that fills table entries which no query may read (behind a sliding window); it is
-never allocated.
+"""The block in table entries that no query may read (before a sliding window); it is never
+allocated.
 """
 
 
 class NewRow(msgspec.Struct, frozen=True, gc=False):
-    """A request enters a row, fresh or resumed; the runner builds the row's state from this alone.
+    """A new or resumed request in a row; the runner builds the row's state from this alone.
 
     `token_ids` are prompt and output so far, the first `num_computed_tokens` of which have their
     K/V in the cache; there are no drafts. `adapter` is the number of its LoRA adapter (0: none).
-    The type of `params` says which head gives the row its results.
+    The type of `params` determines which head computes the row's results.
 
     `block_ids[g]` is the row's table of KV group g. Its entry i is the block of tokens
     [i*S, (i+1)*S), where S is the group's block size. A group of recurrent state has a ring of
@@ -61,9 +61,9 @@ class NewBlocks(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """`num_tokens` next tokens of a row, the last `num_drafts` of which are drafts; `samples` when
-    they reach its last known token, so that this one and each draft give a new token. A row that
-    pools its prompt never samples.
+    """The next `num_tokens` tokens of a row, the last `num_drafts` of them drafts. `samples`: they
+    reach its last known token, so that this one and each draft give a new token. A row that pools
+    its prompt never samples.
     """
 
     row: int
@@ -99,7 +99,7 @@ class StepPlan(msgspec.Struct, gc=False):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the step computes, drafts included."""
+        """The number of tokens that the step computes, including drafts."""
         chunked = sum(chunk.num_tokens for chunk in self.chunks)
         return len(self.decode_rows) + sum(self.decode_drafts or ()) + chunked
 
@@ -110,7 +110,7 @@ class StepPlan(msgspec.Struct, gc=False):
 
     @property
     def sampled_drafts(self) -> list[int]:
-        """How many drafts each of `sampled_rows` verifies."""
+        """The number of drafts that each of `sampled_rows` verifies."""
         decode = self.decode_drafts or [0] * len(self.decode_rows)
         return [*decode, *(chunk.num_drafts for chunk in self.chunks if chunk.samples)]
 
@@ -119,8 +119,8 @@ class StepResult(msgspec.Struct, gc=False):
     """What the runner sampled: `counts[i]` ids, at least one, for the i-th sampled row of the
     plan (None: one each), and `num_drafts[i]` drafts that are ready for its next step (None: none).
 
-    A row that verified d drafts has 1 .. d+1 ids: the right drafts and the token after them. A row
-    named in `errors` failed alone; the ids in its place, if it sampled, are void.
+    A row that verified d drafts has 1 .. d+1 ids: the accepted drafts and the token after them. A
+    row in `errors` has failed, the others are valid; its ids, if any, are meaningless.
     """
 
     step_id: int

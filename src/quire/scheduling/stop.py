@@ -1,4 +1,4 @@
-"""When a request ends by its own tokens. Stop strings are the front end's: they need text."""
+"""Stop conditions on token ids. Stop strings, which need text, are checked by the front end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quire.scheduling.request import Reason, Request, Stop
 
 
 def check_stop(request: Request) -> Stop | None:
-    """Does the last output token end the request? In the documented order: EOS, stop ids, the end
-    of its grammar, length, repetition.
+    """Return why the last output token ends the request, or None. Checked in the documented order:
+    EOS, stop ids, the end of its grammar, length, repetition.
     """
     params, output = request.sampling, request.output_token_ids
     token = output[-1]
@@ -30,8 +30,8 @@ def check_stop(request: Request) -> Stop | None:
 
 
 def find_stop(request: Request, num_new: int) -> tuple[Stop | None, int]:
-    """The first of the `num_new` newest tokens that ends the request, and how many after it were
-    dropped from its output.
+    """Find the first of the `num_new` newest tokens that ends the request. Returns the stop, and
+    how many tokens after it were dropped from its output.
     """
     if num_new == 1:
         return check_stop(request), 0
@@ -47,12 +47,12 @@ def find_stop(request: Request, num_new: int) -> tuple[Stop | None, int]:
 
 
 def ends_with_prompt(request: Request) -> bool:
-    """Is this a request that draws no tokens, and its prompt computed?"""
+    """Whether the request samples no tokens and its prompt is computed."""
     return not request.generates and request.num_confirmed_tokens == request.num_tokens
 
 
 def stop_ids(request: Request) -> list[int]:
-    """The ids that can end this request."""
+    """Return the ids that can end this request."""
     if not request.generates:
         return []
     params = request.sampling
@@ -72,23 +72,23 @@ class StopWatch:
         return len(self._counts)
 
     def add(self, request: Request) -> None:
-        """The request got a row."""
+        """Watch the stop ids of a request that got a row."""
         self._counts.update(request.stop_ids)
 
     def remove(self, request: Request) -> None:
-        """The request, which was added, left its row."""
+        """Stop watching the ids of a request that left its row."""
         for token in request.stop_ids:
             self._counts[token] -= 1
             if self._counts[token] == 0:
                 del self._counts[token]
 
     def may_stop(self, token_ids: Iterable[int]) -> bool:
-        """Is one of these ids watched?"""
+        """Whether one of these ids is watched."""
         return not self._counts.keys().isdisjoint(token_ids)
 
 
 def _repeats(output: list[int], smallest: int, largest: int, count: int) -> bool:
-    """Are the last `count` blocks of some pattern size equal?"""
+    """Whether the output ends with `count` equal blocks of some pattern size."""
     for size in range(max(1, smallest), largest + 1):
         length = size * count
         if length > len(output):

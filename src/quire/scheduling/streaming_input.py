@@ -10,7 +10,7 @@ from quire.scheduling.stop import stop_ids
 
 
 def pause(request: Request, stop: Stop) -> None:
-    """The request stopped; it waits for input. Its newest token has no K/V."""
+    """Make a request that stopped wait for input. Its newest token has no K/V."""
     if request.row >= 0:
         request.num_computed_tokens = request.num_confirmed_tokens = request.num_tokens - 1
     request.num_drafts = request.num_drafts_in_flight = 0
@@ -20,7 +20,7 @@ def pause(request: Request, stop: Stop) -> None:
 
 
 def end_of_input(request: Request, given: NextInput, max_model_len: int) -> FinishedRequest | None:
-    """How a paused request ends instead of taking this input; None when it takes it."""
+    """Return how a paused request ends instead of taking this input; None if it takes it."""
     assert request.last_stop is not None, "only a request that is paused takes input"
     if not given.token_ids and not given.resumable:
         return finished_request(request, request.last_stop)
@@ -31,8 +31,8 @@ def end_of_input(request: Request, given: NextInput, max_model_len: int) -> Fini
 
 
 def resume(request: Request, given: NextInput, max_model_len: int) -> None:
-    """Make the input the end of the prompt, and what comes with it the request's own. The caller
-    watches for its stop ids anew.
+    """Append the input to the prompt and adopt its parameters. The caller must register the
+    request's stop ids again.
     """
     request.resumable = given.resumable
     request.append_input(given.token_ids)

@@ -86,14 +86,14 @@ class Server:
     abort_elsewhere: AbortElsewhere | None = None
 
     async def abort_shown(self, names: Sequence[str] | None) -> int:
-        """End the requests that clients know by these names (None: all), in all API servers of
-        the engine; how many there were.
+        """Abort the requests that clients know by these names (None: all), in all API servers of
+        the engine; returns how many there were.
         """
         num_elsewhere = 0 if self.abort_elsewhere is None else await self.abort_elsewhere(names)
         return num_elsewhere + await self.abort_here(names)
 
     async def abort_here(self, names: Sequence[str] | None) -> int:
-        """The same in this process only."""
+        """Abort the requests of this process only."""
         keys = self.in_flight.keys(names)
         await self.engine.abort(keys)
         return len(keys)
@@ -106,12 +106,12 @@ class Server:
         )
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refusal (404) for a model that is not served here; no name means the one."""
+        """Raise Refusal (404) for a model that is not served here; None is the served one."""
         if name:
             self.check_name(name)
 
     def check_name(self, name: str) -> None:
-        """Raise Refusal (404) unless the model answers to this very name."""
+        """Raise Refusal (404) unless the model has exactly this name."""
         if name not in self.names:
             text = (
                 f"The model `{name[:200]}` does not exist. Valid aliases: {', '.join(self.names)}"
@@ -127,9 +127,8 @@ class Server:
     async def start(
         self, request: Request, body: GenerationFields, name: RequestName, prompts: Sequence[Prompt]
     ) -> list[Outputs]:
-        """Put the prompts of one request into the engine: all of them, or none.
-
-        Raises RequestError, CapacityError, EngineDeadError before anything of a reply is sent.
+        """Add the prompts of one request to the engine: all of them, or none. Raises RequestError,
+        CapacityError, EngineDeadError before any part of a reply is sent.
         """
         streams: list[Outputs] = []
         try:
@@ -219,7 +218,7 @@ def _priority(request: Request, asked: int | None) -> int:
 
 
 def _rank(request: Request) -> int | None:
-    """The core that the client asks for; other values than numbers are ignored."""
+    """The core that the client requests; values that are not numbers are ignored."""
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
@@ -228,7 +227,7 @@ _INLINE_CHARS = 4096
 
 
 async def off_loop(num_chars: int, work: Any, *args: Any) -> Any:
-    """`work(*args)`, in a thread where the text is long, so that it stalls no stream."""
+    """Run `work(*args)`, in a thread if the text is long, so that it stalls no stream."""
     if num_chars <= _INLINE_CHARS:
         return work(*args)
     return await asyncio.to_thread(work, *args)

@@ -200,8 +200,7 @@ class EngineCore(CoreControl):
         return self.step()
 
     def execute_model(self, plan: StepPlan) -> RunnerOutput:
-        """Run one planned step in the fault boundary and read it, without updating the scheduler.
-        """
+        """Run one planned step in the fault boundary and read it; no scheduler update."""
         return self._boundary.launch(plan).result()
 
     def execute_dummy_batch(self) -> bool:

@@ -1,7 +1,7 @@
-"""One pinned buffer for the small arrays of a step, and one copy that brings them to the device.
+"""One pinned buffer for the small arrays of a step, and one copy that sends them to the device.
 
 A copy costs the host some microseconds however small it is, and one from memory that is not pinned
-waits for the device. So everything that the host tells the device about a step (positions, slots,
+waits for the device. So everything that the host sends for a step (positions, slots,
 lengths, sampling settings, changes of tables) is appended here.
 """
 
@@ -17,24 +17,24 @@ from torch import Tensor
 from quire.runner.devices.device import Array
 
 ALIGNMENT = 256
-"""Bytes between the beginnings of arrays: what the widest loads of kernels ask for."""
+"""Alignment of arrays in bytes, as required by the widest loads of kernels."""
 
 
 class Event(Protocol):
     """A mark in the queue of the device's work."""
 
     def wait(self) -> None:
-        """Until all that was queued before the mark is done. Raises EngineDeadError."""
+        """Block until all work queued before the mark is done. Raises EngineDeadError."""
         ...
 
 
 class Driver(Protocol):
-    """What a device with a queue of its own offers; `runner/devices/cuda.py` has the real one."""
+    """The interface of a device with its own queue; runner/devices/cuda.py implements it."""
 
     torch: torch.device
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """Host memory [num_bytes] uint8 that the device copies from and to by itself."""
+        """Allocate host memory [num_bytes] uint8 that the device can copy from and to directly."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -42,11 +42,11 @@ class Driver(Protocol):
         ...
 
     def mark(self) -> Event:
-        """An event behind all that is queued."""
+        """Return an event after all work queued so far."""
         ...
 
     def return_free_memory(self) -> None:
-        """Give what the allocator keeps back to the device."""
+        """Return memory cached by the allocator to the device."""
         ...
 
 
@@ -63,10 +63,10 @@ class _HostBuffer:
 class Arena:
     """Arrays of a step, appended in order.
 
-    The device's side is one buffer: work is done in the order in which it is queued, so the copy
-    for a step comes after the last read of the step before. The host runs ahead of that, so it has
-    `depth` + 1 buffers and fills one only when its last copy is over. Arrays that do not fit any
-    more get memory of their own.
+    The device has one buffer: work is done in the order in which it is queued, so the copy for a
+    step comes after the last read of the step before. The host runs ahead, so it has `depth` + 1
+    buffers and fills one only when its last copy is complete. Arrays that do not fit get memory of
+    their own.
     """
 
     def __init__(self, driver: Driver, num_bytes: int, *, depth: int = 2) -> None:
@@ -78,7 +78,7 @@ class Arena:
         self._used = self._sent = 0
 
     def begin(self) -> None:
-        """A new step; the tensors of the last one are not valid any more."""
+        """Begin a new step; the tensors of the last one are no longer valid."""
         self._turn = (self._turn + 1) % len(self._buffers)
         buffer = self._buffers[self._turn]
         if buffer.copied is not None:
@@ -88,7 +88,7 @@ class Arena:
         self._used = self._sent = 0
 
     def append(self, array: Array) -> Tensor:
-        """The array on the device once it is flushed."""
+        """Append an array; return its tensor on the device, valid once flushed."""
         start = self._used
         end = start + array.nbytes
         if end > len(self._device):
@@ -98,7 +98,7 @@ class Arena:
         return self._view(start, array)
 
     def places(self, arrays: list[Array]) -> list[Tensor]:
-        """Where arrays of these shapes are that are the first of a step."""
+        """Return the tensors of arrays of these shapes when they are the first of a step."""
         found, start = [], 0
         for array in arrays:
             assert start + array.nbytes <= len(self._device), "the arena is too small for a step"
@@ -116,7 +116,7 @@ class Arena:
         self._sent = self._used
 
     def apart(self, array: Array) -> Tensor:
-        """The array in memory of its own on the device, sent at once."""
+        """Send the array at once, to memory of its own on the device."""
         buffer = self._buffers[self._turn]
         source = self._driver.pinned(array.nbytes)
         source.numpy()[:] = _bytes(array)

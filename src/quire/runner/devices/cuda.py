@@ -27,7 +27,7 @@ class CudaDriver:
         torch.cuda.set_device(index)
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """From torch's cache of pinned memory, which reuses it when the copies are over."""
+        """Allocate from torch's cache of pinned memory, which reuses it after the copies."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -35,7 +35,7 @@ class CudaDriver:
             target.copy_(source, non_blocking=True)
 
     def mark(self) -> Event:
-        event = torch.cuda.Event(blocking=True)  # who waits sleeps, and leaves the core to others
+        event = torch.cuda.Event(blocking=True)  # waiting sleeps, and leaves the core to others
         with device_failures():
             event.record()
         return _CudaEvent(event)
@@ -47,7 +47,7 @@ class CudaDriver:
             torch.cuda.empty_cache()
 
     def free_bytes(self) -> int:
-        """Device memory that nobody holds; what torch keeps for later is held."""
+        """Free device memory in bytes; memory cached by torch counts as used."""
         with device_failures():
             torch.cuda.synchronize(self.torch)
             return int(torch.cuda.mem_get_info(self.torch)[0])
@@ -89,7 +89,7 @@ class _CudaEvent:
 
 @contextlib.contextmanager
 def device_failures() -> Iterator[None]:
-    """What CUDA reports inside belongs to work that was queued before, and ends the engine."""
+    """Turn CUDA errors, which come from work queued before, into EngineDeadError."""
     try:
         yield
     except torch.AcceleratorError as error:

@@ -1,8 +1,8 @@
-"""What a runner needs of the device that its tensors live on, and the CPU as one.
+"""The interface between a runner and the device of its tensors, and its implementation for CPUs.
 
-Everything that differs between devices is behind this seam: the CPU here, devices with a stream of
-their own in stream_device.py. A step's work is queued in order; what the host learns of it is
-fetched, and waited for when somebody asks.
+Everything that differs between devices is hidden by this interface: the CPU here, devices with a
+stream of their own in stream_device.py. A step's work is queued in order; its results are fetched
+to the host, which waits only when it reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Fetched(Protocol):
     """Values on their way to the host."""
 
     def wait(self) -> list[Tensor]:
-        """The values, in host memory, when they are there. Raises EngineDeadError when the device
+        """Wait for the values and return them in host memory. Raises EngineDeadError if the device
         has failed; may be called again.
         """
         ...
@@ -39,7 +39,7 @@ class Device(Protocol):
     torch: torch.device
 
     def places(self, arrays: Sequence[Array]) -> list[Tensor]:
-        """Where the arrays of a step that begins with these shapes will be, on the device."""
+        """Return the tensors on the device for a step that begins with arrays of these shapes."""
         ...
 
     def begin(self, arrays: Sequence[Array]) -> None:
@@ -47,7 +47,7 @@ class Device(Protocol):
         ...
 
     def stage(self, array: Array) -> Tensor:
-        """The array on the device, readable from `flush` on and until the next step begins."""
+        """Stage an array; return its tensor on the device, valid from `flush` to the next step."""
         ...
 
     def flush(self) -> None:
@@ -55,19 +55,19 @@ class Device(Protocol):
         ...
 
     def send(self, array: Array) -> Tensor:
-        """The array on the device for as long as somebody holds it, behind what is queued; the host
-        does not wait.
+        """Copy the array to a tensor on the device that lives as long as it is referenced. The copy
+        is queued; the host does not wait.
         """
         ...
 
     def table(self, host: Array) -> Tensor:
-        """A tensor that starts with the values of `host` [N, W] and is kept up to date by `write`;
-        where host memory is the device's own, the same memory.
+        """Return a tensor with the values of `host` [N, W] that `write` keeps up to date; on a CPU
+        it shares the memory of `host`.
         """
         ...
 
     def write(self, table: Tensor, row: int, first: int, values: Sequence[int]) -> None:
-        """table[row, first:] = values, before the next step's work and after all that is queued."""
+        """table[row, first:] = values, before the next step's work and after all queued work."""
         ...
 
     def take(self, table: Tensor, rows: Tensor, columns: Tensor, into: Tensor) -> None:
@@ -79,8 +79,8 @@ class Device(Protocol):
         ...
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Bring what the queued work will have put into these tensors to the host. The tensors may
-        be overwritten by work that is queued later.
+        """Queue a copy of these tensors to the host, after all queued work. The tensors may be
+        overwritten by work that is queued later.
         """
         ...
 
@@ -90,7 +90,7 @@ class Device(Protocol):
 
 
 class _Here:
-    """Values that need not come."""
+    """Values that are already on the host."""
 
     def __init__(self, values: list[Tensor]) -> None:
         self._values = values
@@ -109,13 +109,13 @@ class CpuDevice:
         return [torch.from_numpy(array) for array in arrays]
 
     def begin(self, arrays: Sequence[Array]) -> None:
-        """The arrays are where they are read."""
+        """Do nothing: the arrays are read where they are."""
 
     def stage(self, array: Array) -> Tensor:
         return torch.from_numpy(array)
 
     def flush(self) -> None:
-        """Nothing has to move."""
+        """Do nothing: nothing has to be copied."""
 
     def send(self, array: Array) -> Tensor:
         return torch.from_numpy(array)
@@ -136,7 +136,7 @@ class CpuDevice:
         return _Here(list(tensors))
 
     def return_free_memory(self) -> None:
-        """The C library may keep what was freed otherwise."""
+        """Have the C library return freed memory, which it may otherwise keep."""
         library = ctypes.CDLL(None)
         if hasattr(library, "malloc_trim"):  # glibc; others return large pieces at once
             library.malloc_trim(0)

@@ -1,7 +1,7 @@
-"""A device that works through a queue of its own while the host goes on: any with a `Driver`.
+"""A device with a queue of its own that runs while the host continues: any with a `Driver`.
 
-Nothing here waits but `Fetched.wait`, and `begin` when the host is further ahead than the arena has
-buffers for.
+Only `Fetched.wait` blocks, and `begin` when the host is further ahead than the arena has buffers
+for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StreamDevice:
         return self._arena.append(array)
 
     def flush(self) -> None:
-        """Tables are changed by one scatter each, behind the copy."""
+        """Send the staged arrays, then update each table by one scatter."""
         writes, self._writes = self._writes, []
         staged = [(t, self.stage(at), self.stage(new)) for t, at, new in _scatters(writes)]
         self._arena.flush()
@@ -87,7 +87,7 @@ class _Write:
 
 
 class _Coming:
-    """Values that are there when the event is over."""
+    """Values that are valid once the event has happened."""
 
     def __init__(self, values: list[Tensor], event: Event) -> None:
         self._values = values
@@ -99,8 +99,8 @@ class _Coming:
 
 
 def _scatters(writes: Sequence[_Write]) -> list[tuple[Tensor, Array, Array]]:
-    """One scatter for each table (places, values); where a place is written twice, the later value
-    counts.
+    """Return one scatter (places, values) for each table; if a place is written twice, the later
+    value wins.
     """
     tables: dict[int, list[_Write]] = {}
     for write in writes:

@@ -1,9 +1,10 @@
-"""Steps of decodes alone as captured graphs: what a GPU replays without the host launching kernels.
+"""Steps of only decodes as captured graphs, which a GPU replays without kernel launches by the
+host.
 
 A graph reads and writes fixed addresses and has a fixed number of rows, so there is one for each of
 about ten sizes; a step is padded to the smallest that holds it. Steps with chunks of prompts are
-few and long, and run as they are. The table of graphs changes only when weights or KV memory move:
-which kernels a request meets must not depend on what was captured while it ran.
+few and long, and run eagerly. The table of graphs changes only when weights or KV memory move: the
+kernels used for a request must not depend on what was captured while it ran.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from quire.models.decoder import DecoderModel, HiddenStates
 from quire.ops import Batch
 
 _LARGEST_POWER = 64
-"""Beyond it a power of two would pad too much: sizes go on in steps of it."""
+"""Beyond this, powers of two would pad too much: sizes continue in steps of it."""
 
 
 class Captured(Protocol):
@@ -30,22 +31,22 @@ class Captured(Protocol):
     def result(self) -> HiddenStates: ...
 
     def replay(self) -> None:
-        """Queue the work once more, on what is at its addresses now."""
+        """Queue the work again, on the present contents of its addresses."""
         ...
 
 
 class Graphs(Protocol):
-    """What captures work on a device."""
+    """Captures work on a device."""
 
     def capture(self, work: Callable[[], HiddenStates]) -> Captured:
-        """Run the work once as it is, and record it. Memory that it takes belongs to the capture,
-        and later captures share it where they can: the largest come first.
+        """Run the work once, then record it. The capture owns the memory that it allocates; later
+        captures share it if they can, so capture the largest first.
         """
         ...
 
 
 def decode_sizes(most_rows: int) -> list[int]:
-    """The numbers of rows to capture, ascending, up to the most of a step: ten for 256."""
+    """Return the row counts to capture, ascending, up to `most_rows`: ten for 256."""
     sizes = [1 << i for i in range(_LARGEST_POWER.bit_length()) if 1 << i < most_rows]
     step = max(_LARGEST_POWER, most_rows // 8 // _LARGEST_POWER * _LARGEST_POWER)
     sizes += range(2 * _LARGEST_POWER, most_rows, step)
@@ -70,8 +71,8 @@ class GraphForward:
         padding: Callable[[int], Batch],
         sizes: Sequence[int],
     ) -> None:
-        """open_graphs: called for each recording. padding: size -> a batch of so many padding rows,
-        where steps of this size will be.
+        """open_graphs: called for each recording. padding: size -> a batch of `size` padding rows,
+        at the addresses of steps of this size.
         """
         self._model = model
         self._open_graphs = open_graphs
@@ -108,7 +109,7 @@ class GraphForward:
 
 
 def _addresses(batch: Batch) -> list[int]:
-    """Where a graph looks for what the host says; attention plans are staged behind these."""
+    """The addresses of a step's inputs; attention plans are staged after these."""
     assert batch.ids is not None
     tensors = [batch.ids, batch.positions, *(group.slots for group in batch.groups)]
     return [tensor.data_ptr() for tensor in tensors]

@@ -1,8 +1,8 @@
 """The model's forward pass, run as it is or as a recorded program: the CPU twin of a CUDA graph.
 
-The runner cannot tell which. Recording happens once, when the engine is built, over the tensors
-that every step's batch is a part of, for as many tokens as a step may have; a replay serves any
-number up to that, so there is one program and no padding.
+The runner does not depend on which. Recording happens once, when the engine is built, over the
+tensors that every step's batch is a part of, for as many tokens as a step may have; a replay serves
+any number up to that, so there is one program and no padding.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from quire.ops import AttentionPlan, Batch, GroupBatch
 class Forward(Protocol):
     """Runs steps through a model. Results are valid until the next call of the same function.
 
-    What is recorded holds the addresses of weights and KV memory: `release` before either goes,
-    `record` when both are there again.
+    Recordings contain the addresses of weights and KV memory: call `release` before either is
+    released, and `record` when both are back.
     """
 
     def release(self) -> None:
-        """Forget what is recorded; no step can run until `record`."""
+        """Drop the recordings; no step can run until `record`."""
         ...
 
     def record(self) -> None:
@@ -36,25 +36,25 @@ class Forward(Protocol):
         ...
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
-        """The step's hidden states; `samples_all`: `logits` of all of the last comes next."""
+        """Return the step's hidden states; `samples_all`: `logits` of all of them comes next."""
         ...
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
-        """fp32 [M, V] behind hidden[last], `last` [M] int64 ascending; None: behind all of them."""
+        """Return fp32 logits [M, V] of hidden[last], `last` [M] int64 ascending; None: of all."""
         ...
 
 
 class EagerForward:
-    """The model itself."""
+    """Runs the model directly."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
     def release(self) -> None:
-        """Nothing is recorded."""
+        """Do nothing: nothing is recorded."""
 
     def record(self) -> None:
-        """Nothing has to be."""
+        """Do nothing: nothing has to be recorded."""
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
         return self._model.forward(batch)
@@ -67,9 +67,9 @@ class RecordedForward:
     """A model's steps as programs: hidden states of up to T tokens, logits of up to R rows, and
     both in one for the steps that sample all of their tokens.
 
-    One replay instead of two spares a decode step of a small model a tenth of its time: between two
-    replays the threads fall asleep. The logits' memory is the programs' own, since fresh memory for
-    the logits of every step costs as much as computing them.
+    One replay instead of two saves a tenth of a small model's decode step, because threads go to
+    sleep between two replays. The programs own the memory of the logits, since allocating it in
+    every step costs as much as computing them.
     """
 
     def __init__(
@@ -153,18 +153,18 @@ class RecordedForward:
 
 
 class _First:
-    """A tensor's first entries, of which a steady decode wants the same in every step."""
+    """A tensor's first entries; a steady decode uses the same view in every step."""
 
     def __init__(self, whole: Tensor) -> None:
         self._whole = whole
         self._part = whole
 
     def is_part(self, tensor: Tensor) -> bool:
-        """Whether it is what `of` gave last."""
+        """Whether the tensor is the view that `of` returned last."""
         return tensor is self._part
 
     def of(self, count: int) -> Tensor:
-        """whole[:count]."""
+        """Return whole[:count]."""
         if len(self._part) != count:
             self._part = self._whole[:count]
         return self._part
@@ -178,13 +178,13 @@ class _FirstStates:
         self._aux = [_First(state) for state in whole.aux]
 
     def of(self, count: int) -> HiddenStates:
-        """Of `count` tokens."""
+        """Return the hidden states of the first `count` tokens."""
         return HiddenStates(self.last.of(count), tuple([aux.of(count) for aux in self._aux]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Programs:
-    """What was recorded, and where each program's inputs and results are."""
+    """The recorded programs, and where each one's inputs and results are."""
 
     body: Program
     head: Program
@@ -197,5 +197,5 @@ class _Programs:
 
 
 def _stand_in(plan: AttentionPlan) -> Any:
-    """What the program has in a plan's place; None for one that is changed in place."""
+    """A stand-in for the plan in the program; None for a plan that is changed in place."""
     return None if isinstance(plan, CpuPlan) else CurrentPlan(plan)

@@ -1,4 +1,4 @@
-"""Steps of cores that share experts: each forward pass is one round, which all cores make."""
+"""Steps of cores that share experts: each forward pass is one round of all cores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quire.runner.forward.forward import Forward
 
 
 class LockStepForward:
-    """`inner`, inside rounds. A pass that fails ends its round first, so that it can be run again
-    in another one.
+    """Runs `inner` inside rounds. A pass that fails first ends its round, so that it can be run
+    again in another one.
     """
 
     def __init__(self, inner: Forward, exchange: ExpertExchange) -> None:

@@ -1,4 +1,4 @@
-"""`allowed_token_ids`: everything else is forbidden."""
+"""`allowed_token_ids`: all other tokens are forbidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bad_words`: the token that would complete a forbidden word is forbidden."""
+"""`bad_words`: forbids the token that would complete a forbidden word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turning two consecutive batches into the update that a custom logits processor gets."""
+"""Turns two consecutive batches into the update that a custom logits processor gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.runner.sampling.logits_processor import (
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request's life in a row, as processors see it; a resumed request is another member.
+    """A request during its time in a row, as processors see it; a resumed request is a new member.
 
     `output_ids` grows when a sampled token is committed: processors hold this list.
     """
@@ -26,24 +26,23 @@ class Member:
     output_ids: list[int]
 
     def added_at(self, index: int) -> AddedRequest:
-        """Its entry in `BatchUpdate.added`."""
+        """Return its entry for `BatchUpdate.added`."""
         return (index, self.params, self.prompt_ids, self.output_ids)
 
 
 @dataclass(slots=True)
 class Layout:
-    """Who stood where when a processor was last told; one per processor."""
+    """The batch at a processor's last update; one per processor."""
 
     members: list[Member] = field(default_factory=list)
     size: int = 0
-    """How many indices the processor may know of."""
+    """The number of indices that the processor may know."""
     is_known: bool = True
-    """False after a failed update: the next one then tells everything anew."""
+    """False after a failed update: the next one then describes the whole batch again."""
 
     def update_to(self, members: Sequence[Member]) -> BatchUpdate | None:
-        """The update from the current batch to `members`, None if they are the same.
-
-        It counts as failed until `settle` is called.
+        """Return the update from the current batch to `members`, None if they are the same. The
+        update counts as failed until `settle` is called.
         """
         is_known, self.is_known = self.is_known, False
         if is_known and _same(self.members, members):
@@ -52,7 +51,7 @@ class Layout:
         return batch_update(self.members if is_known else [], members, size)
 
     def settle(self, members: Sequence[Member]) -> None:
-        """The processor has taken the update to `members`."""
+        """Note that the processor has taken the update to `members`."""
         self.members = list(members)
         self.size = len(members)
         self.is_known = True
@@ -61,7 +60,8 @@ class Layout:
 def batch_update(
     before: Sequence[Member], after: Sequence[Member], size_before: int
 ) -> BatchUpdate:
-    """The update from `before` to `after`; indices behind `before` up to `size_before` are emptied.
+    """Return the update from `before` to `after`; indices after `before` up to `size_before` are
+    emptied.
 
     Persisting members move by swaps, or one way where the target is empty.
     """
@@ -85,7 +85,7 @@ def _same(before: Sequence[Member], after: Sequence[Member]) -> bool:
 
 
 def _place(places: list[Member | None], after: Sequence[Member]) -> list[AddedRequest]:
-    """Put the new members of `after` into empty places, their final ones where these are empty."""
+    """Put the new members of `after` into empty places: their final ones if those are empty."""
     known = {id(member) for member in places if member is not None}
     new = [(i, member) for i, member in enumerate(after) if id(member) not in known]
     added, waiting = [], []
@@ -103,7 +103,7 @@ def _place(places: list[Member | None], after: Sequence[Member]) -> list[AddedRe
 
 
 def _moves(places: list[Member | None], after: Sequence[Member]) -> list[MovedRequest]:
-    """Bring every member to its final place; `places` is changed to the result."""
+    """Move every member to its final place; modifies `places`."""
     index_of = {id(member): i for i, member in enumerate(places) if member is not None}
     moved = []
     for target, member in enumerate(after):

@@ -1,4 +1,4 @@
-"""Columns of log-probabilities, and what the host knows of a sampled step."""
+"""Columns of log-probabilities, and the sampled tokens of a step on the host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class SampledLogprobs:
 
     index[m] says which of the sampled rows (or prompt positions) entry m belongs to. Column 0 is
     the sampled (or prompt) token with its rank in `ranks` [M] int32; then the likeliest, largest
-    first, or the ids that were asked for in their order. counts[m] columns are valid; the others
-    hold the id -1 and the value -inf. token_ids [M, W] int32, values [M, W] fp32.
+    first, or the requested ids in their order. counts[m] columns are valid; the others hold the id
+    -1 and the value -inf. token_ids [M, W] int32, values [M, W] fp32.
     """
 
     index: list[int]
@@ -28,14 +28,14 @@ class SampledLogprobs:
     counts: list[int]
 
     def without(self, failed: Collection[int]) -> SampledLogprobs | None:
-        """The entries of other rows; None if there are none."""
+        """Return the entries of all other rows; None if there is no entry left."""
         if not any(row in failed for row in self.index):
             return self
         return self.at({row: row for row in self.index if row not in failed})
 
     def at(self, places: Mapping[int, int]) -> SampledLogprobs | None:
-        """The entries of the rows in `places`, which are called what they are there; None if there
-        are none.
+        """Return the entries of the rows in `places`, renumbered as given there; None if there is
+        no entry.
         """
         kept = [m for m, row in enumerate(self.index) if row in places]
         if not kept:
@@ -54,8 +54,7 @@ class SampledTokens:
     """Sampled ids [R] int64 in the order of the rows, and log-probabilities if some row asked; on
     the host.
 
-    A row named in `errors` has no token: what stands in its place is 0, and it has no entry in
-    `logprobs`.
+    A row in `errors` has no token: its id is 0, and it has no entry in `logprobs`.
     """
 
     token_ids: Tensor
@@ -64,7 +63,7 @@ class SampledTokens:
 
 
 def empty_columns(index: list[int], counts: list[int], device: torch.device) -> SampledLogprobs:
-    """Columns for entries of so many each (not empty), all of them padding."""
+    """Make columns for entries with `counts` columns each (not empty), filled with padding."""
     shape = (len(index), max(counts))
     token_ids = torch.full(shape, PAD_ID, dtype=torch.int32, device=device)
     values = torch.full(shape, -torch.inf, dtype=torch.float32, device=device)
@@ -73,7 +72,7 @@ def empty_columns(index: list[int], counts: list[int], device: torch.device) -> 
 
 
 def join_columns(parts: Sequence[SampledLogprobs]) -> SampledLogprobs:
-    """The entries of all parts (not empty), one after the other."""
+    """Concatenate the entries of all parts (not empty)."""
     width = max(part.token_ids.shape[1] for part in parts)
     return SampledLogprobs(
         index=[index for part in parts for index in part.index],

@@ -1,4 +1,4 @@
-"""Running the custom logits processors of an engine on the rows of a step."""
+"""Runs the custom logits processors of an engine on the rows of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.runner.sampling.logits_processor import AdapterLogitsProcessor, Logit
 
 
 class CustomProcessors:
-    """Tells each processor who stands where, applies it, and keeps the ids that it looks at.
+    """Updates each processor with the rows of a step, applies it, and keeps the ids that it reads.
 
     Rows that are not sampled in a step are not in the batch of that step: they are removed and
     added again with all their output, as after a preemption.
@@ -28,7 +28,7 @@ class CustomProcessors:
         return bool(self._processors)
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
-        """Whether some processor looks at this request's output ids."""
+        """Whether some processor reads this request's output ids."""
         return any(processor.needs_host_ids(params) for processor in self._processors)
 
     def add(
@@ -38,18 +38,18 @@ class CustomProcessors:
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
     ) -> None:
-        """A request enters a row."""
+        """Add a request in a row."""
         if self._processors:
             member = Member(params, list(prompt_token_ids), list(output_token_ids))
             self._members[row] = member
 
     def remove(self, row: int) -> None:
-        """A request leaves its row."""
+        """Remove the request in a row."""
         self._members.pop(row, None)
 
     def members(self, rows: Sequence[int]) -> list[Member]:
-        """The requests that are in these rows now; their ids grow with the tokens that are final.
-        Nothing without processors.
+        """Return the requests that are in these rows now; their ids grow as tokens become final.
+        Empty without processors.
         """
         return [self._members[row] for row in rows] if self._processors else []
 
@@ -62,7 +62,8 @@ class CustomProcessors:
     def apply(self, logits: Tensor, rows: Sequence[int]) -> tuple[Tensor, dict[int, str]]:
         """Run all processors on logits [R, V] (may be edited) -> logits [R, V], errors by index.
 
-        Raises ProcessorFailure for a failure that names no row; a later call starts afresh.
+        Raises ProcessorFailure for a failure that names no row; a later call starts with a full
+        update.
         """
         members = [self._members[row] for row in rows]
         errors: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Finding custom logits processors: classes, "module:Class" names, and installed entry points."""
+"""Finds custom logits processors: classes, "module:Class" names, and installed entry points."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ ENTRY_POINT_GROUP = "quire.logits_processors"
 def find_logits_processors(
     given: Sequence[str | type] = (), *, installed: Iterable[EntryPoint] | None = None
 ) -> list[type[LogitsProcessor]]:
-    """The classes of installed entry points (`quire.logits_processors`), then the given ones.
+    """Return the classes of installed entry points (`quire.logits_processors`), then the given
+    ones.
 
-    `given` are classes or "module:Class" names; a class that is named twice is taken once. Raises
-    InvalidParameter for what cannot be imported or is no LogitsProcessor.
+    `given` are classes or "module:Class" names; a class that is named twice is used once. Raises
+    InvalidParameter for what cannot be imported or is not a LogitsProcessor.
     """
     points = entry_points(group=ENTRY_POINT_GROUP) if installed is None else installed
     found = [_checked(point.value, point.value) for point in points]
@@ -36,7 +37,7 @@ def make_logits_processors(
     *,
     is_pin_memory: bool = False,
 ) -> list[LogitsProcessor]:
-    """One processor of each class, in order; `plan` is handed on and not looked at."""
+    """Make one processor of each class, in order; `plan` is passed on to them."""
     return [cls(plan, device, is_pin_memory) for cls in classes]
 
 

@@ -34,16 +34,18 @@ class Biases:
         self._rows: Resident[_Own] = Resident(self._together)
 
     def add(self, row: int, values: Mapping[int, float]) -> None:
-        """The ids of a row, and the values. What does not fit raises, and the row has none."""
+        """Set the ids of a row, and their values. If a value does not fit this raises and adds
+        none.
+        """
         ids = np.array(list(values), dtype=np.int32)
         self._rows.add(row, _Own(ids, np.array(list(values.values()), dtype=np.float32)))
 
     def remove(self, row: int) -> None:
-        """A row has none any more."""
+        """Remove the biases of a row."""
         self._rows.remove(row)
 
     def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
-        """Adds the values of rows that have some."""
+        """Return the edit that adds the values of these rows."""
         entries, values = self._rows.of([place.row for place in places])
         at = staged(places, [0] * len(places), stage)
         return partial(self._ops.bias_logits, places=at, entries=entries, values=values)

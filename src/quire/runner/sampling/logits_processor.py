@@ -25,7 +25,7 @@ AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
 
 
 class MoveDirectionality(enum.Enum):
-    """Whether a move leaves its origin empty or brings back what stood at its target."""
+    """Whether a move leaves its origin empty, or swaps origin and target."""
 
     UNIDIRECTIONAL = enum.auto()
     SWAP = enum.auto()
@@ -37,10 +37,9 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What changed since the last call, in the rows of the logits that `apply` is about to get.
-
-    To be carried out in the order removed, added (which replaces what stood at its index), moved
-    (one after the other); an index may be as large as the larger of the old and the new batch.
+    """What changed since the last call, in the rows of the logits that `apply` will get. To be
+    carried out in the order removed, added (which replaces the request at its index), moved (one
+    after the other); an index may be as large as the larger of the old and the new batch.
     """
 
     batch_size: int
@@ -64,22 +63,22 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        """Made once per engine; the first argument is the engine's plan."""
+        """Called once per engine; the first argument is the engine's plan."""
         raise NotImplementedError
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Whether the largest logit stays the largest, so that greedy requests can do without."""
+        """Whether the largest logit stays the largest, so that greedy requests can skip this."""
         raise NotImplementedError
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Learn who stands where in the next `apply`; None if nothing changed."""
+        """Update the state to the rows of the next `apply`; None if nothing changed."""
         raise NotImplementedError
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits [R, V] fp32 in, the same in shape out; may edit in place."""
+        """Return edited logits, from and to fp32 [R, V]; may edit in place."""
         raise NotImplementedError
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
@@ -115,7 +114,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
         process_dict_updates(self.req_info, batch_update, self._bind)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Run every callable on its row, in place; `errors` then says, by index, what failed."""
+        """Run every callable on its row, in place; `errors` then has the failures by index."""
         self.errors = {}
         for index, process in self.req_info.items():
             try:
@@ -169,9 +168,9 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
 ) -> bool:
-    """Carry a batch update out on a dict from index to state; True if it may have changed.
-
-    `new_state(params, prompt_ids, output_ids)` makes the state of an added request, None for none.
+    """Apply a batch update to a dict from index to state; returns True if the dict may have
+    changed. `new_state(params, prompt_ids, output_ids)` makes the state of an added request; None:
+    no state.
     """
     if batch_update is None:
         return False

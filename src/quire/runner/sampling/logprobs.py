@@ -1,4 +1,4 @@
-"""`logprobs` and `logprob_token_ids`: which columns a sampled token gets, and what is in them."""
+"""`logprobs` and `logprob_token_ids`: the columns of a sampled token, and their contents."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "proc
 
 @dataclass(frozen=True, slots=True)
 class LogprobRequest:
-    """The columns beside the token's own: the `num_top` likeliest, or exactly `ids` [n] int64."""
+    """The columns after the token's own: the `num_top` likeliest, or exactly `ids` [n] int64."""
 
     num_top: int
     ids: Tensor | None = None
 
     @staticmethod
     def of(params: SamplingParams, vocab_size: int, send: Send) -> LogprobRequest | None:
-        """What `params` ask for; None if nothing."""
+        """Return what `params` request; None for nothing."""
         if params.logprob_token_ids is not None:
             ids = np.array(params.logprob_token_ids, dtype=np.int64)
             return LogprobRequest(0, send(ids))
@@ -37,13 +37,13 @@ class LogprobRequest:
 
     @property
     def num_columns(self) -> int:
-        """Columns with the token's own."""
+        """The number of columns, including the token's own."""
         return 1 + (self.num_top if self.ids is None else self.ids.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Consecutive rows of logits [n, V] for which the same is asked; their first place among the
+    """Consecutive rows of logits [n, V] with equal requests, and the place of the first among the
     entries.
     """
 
@@ -60,10 +60,9 @@ def describe(
     *,
     normalize: bool,
 ) -> SampledLogprobs:
-    """The columns of tokens [M] in rows of logits: log-softmax values, or the logits themselves.
-
-    `index` [M] is what the entries are called; the pieces hold their rows in order. M > 0. One pass
-    over each row, the rest as `ops.rank`.
+    """Compute the columns of tokens [M] in rows of logits: log-softmax values, or the logits
+    themselves. `index` [M] numbers the entries; the pieces hold their rows in order. M > 0. One
+    pass over each row, the rest as `ops.rank`.
     """
     counts = [piece.request.num_columns for piece in pieces for _ in range(len(piece.logits))]
     columns = empty_columns(index, counts, token_ids.device)
@@ -92,8 +91,8 @@ def describe_sampled(
     settings: Tensor,
     token_ids: Tensor,
 ) -> SampledLogprobs:
-    """The columns of the tokens [M] that were drawn in the rows `asked`, ascending and not empty,
-    of edited logits [R, V].
+    """Compute the columns of the tokens [M] drawn in the rows `asked`, ascending and not empty, of
+    edited logits [R, V].
 
     `raw` has rows as they were before edits, where the mode reports those; `settings` [M, 4] are
     the draws', for the other modes.
@@ -112,7 +111,8 @@ def describe_sampled(
 
 
 def runs(logits: Tensor, wanted: Sequence[tuple[int, LogprobRequest]]) -> Iterator[Described]:
-    """Pieces of neighbouring rows with equal requests; wanted: (row of logits, request) ascending.
+    """Yield pieces of neighbouring rows with equal requests; wanted: (row of logits, request)
+    ascending.
 
     A piece is a view of `logits` [R, V].
     """
@@ -126,5 +126,5 @@ def runs(logits: Tensor, wanted: Sequence[tuple[int, LogprobRequest]]) -> Iterat
 
 
 def _belong_together(a: tuple[int, LogprobRequest], b: tuple[int, LogprobRequest]) -> bool:
-    """Whether the rows are neighbours and ask for equally many of the likeliest."""
+    """Whether the rows are neighbours and request the same number of likeliest tokens."""
     return b[0] == a[0] + 1 and a[1].ids is b[1].ids is None and a[1].num_top == b[1].num_top

@@ -1,4 +1,4 @@
-"""`min_tokens`: nothing that would end the request may be drawn before so many tokens."""
+"""`min_tokens`: no token that would end the request may be drawn before that many tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Floor:
 class MinTokens:
     """Sets EOS and the stop ids to -inf while the output is shorter than `min_tokens`.
 
-    If a grammar leaves nothing else, they are allowed after all: a finished text cannot go on. A
+    If a grammar allows nothing else, they are allowed after all: a finished text cannot continue. A
     row with a grammar is edited alone.
     """
 

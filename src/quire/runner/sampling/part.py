@@ -1,4 +1,6 @@
-"""What a feature that edits logits looks like to the sampler, and what it may look at."""
+"""The interface between the sampler and a feature that edits logits, and what such a feature may
+read.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,11 @@ from torch import Tensor
 from quire.params import SamplingParams
 
 Stage = Callable[[np.ndarray], Tensor]
-"""Brings a small array to the device together with the step's others: readable when the model has
-run.
+"""Sends a small array to the device with the step's others; valid once the model has run.
 """
 
 Send = Callable[[np.ndarray], Tensor]
-"""Brings an array to the device, to stay there."""
+"""Sends an array to the device, where it stays."""
 
 Edit = Callable[[Tensor], None]
 """Edits logits [R, V] fp32 in place, in the step that it was made for; may be called again."""
@@ -37,8 +38,8 @@ class TokenHistory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EditedRow:
-    """Where a row of a step stands: its index in the logits, its row, and the position of the token
-    that is to be drawn.
+    """A row of a step that is edited: its index in the logits, its row, and the position of the
+    token to be drawn.
     """
 
     index: int
@@ -49,19 +50,19 @@ class EditedRow:
 class LogitsPart(Protocol):
     """One feature that edits logits before temperature, all rows of a step at once.
 
-    A part keeps what it made of a request's parameters, and nothing that sampling changes: what
+    A part keeps state made from a request's parameters, but none that sampling changes: whatever
     depends on earlier tokens is read from the history. So a step can be sampled again, and a
-    resumed request goes on as if it had never left.
+    resumed request continues as if it had never been preempted.
     """
 
     parameters: ClassVar[tuple[str, ...]]
-    """The fields of `SamplingParams` that ask for this; requests that leave them all at their
-    neutral values are not shown to the part.
+    """The fields of `SamplingParams` that enable this; the part is not called for requests that
+    leave them all at their neutral values.
     """
 
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
-        """Take a request into `row`; False, and nothing kept, if it does not ask for this. What
-        cannot be served raises here and not in a step, and nothing is kept either.
+        """Add a request in `row`; False, with nothing kept, if it does not use this feature. Raises
+        here, not in a step, for what cannot be served; then nothing is kept either.
         """
         ...
 
@@ -70,16 +71,16 @@ class LogitsPart(Protocol):
         ...
 
     def wants(self, row: int, position: int) -> bool:
-        """Whether the token at `position` is affected; if no part wants a row, it is not copied."""
+        """Whether the token at `position` is affected; a row that no part edits is not copied."""
         ...
 
     def edit(self, places: Sequence[EditedRow], stage: Stage) -> Edit:
-        """What edits these rows, each of which `wants`; not empty."""
+        """Return the edit of these rows, for each of which `wants` is true; not empty."""
         ...
 
 
 def staged(places: Sequence[EditedRow], borders: Sequence[int], stage: Stage) -> Tensor:
-    """The places as `quire.ops.sampling.edits` takes them; borders: where the prompts end."""
+    """Stage the places as `quire.ops.sampling.edits` needs them; borders: the prompts' ends."""
     rows = zip(places, borders, strict=True)
     found = [(place.index, place.row, border, place.position) for place, border in rows]
     return stage(np.array(found, dtype=np.int64))

@@ -31,7 +31,7 @@ class _Penalties:
 class TokenPenalties:
     """Lowers the logits of tokens that occurred (`quire.ops.sampling.edits.penalize`).
 
-    Repetition looks at prompt and output, the others at the output alone.
+    The repetition penalty counts prompt and output, the others only the output.
     """
 
     parameters: ClassVar[tuple[str, ...]] = (

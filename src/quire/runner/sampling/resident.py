@@ -1,4 +1,4 @@
-"""What rows bring along and keep, joined on the device for the rows of a step."""
+"""Values that rows keep while they run, joined on the device for the rows of a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Own = TypeVar("Own")
 class Resident(Generic[Own]):
     """A value per row, and the tensors made of those of some rows.
 
-    They are made again where other rows are asked for, or a row has another request: in a steady
-    decode nothing is sent.
+    They are made again when the rows differ, or a row has a new request: in a steady decode nothing
+    is sent.
     """
 
     def __init__(self, join: Callable[[list[Own]], tuple[Tensor, ...]]) -> None:
@@ -28,17 +28,17 @@ class Resident(Generic[Own]):
         return self._values[row]
 
     def add(self, row: int, value: Own) -> None:
-        """A request enters a row."""
+        """Add the value of a request that enters a row."""
         self._values[row] = value
         self._joined = None
 
     def remove(self, row: int) -> None:
-        """And leaves it."""
+        """Remove the value of a request that leaves its row."""
         del self._values[row]
         self._joined = None
 
     def of(self, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        """What `join` makes of the values of these rows, in their order."""
+        """Return the result of `join` for the values of these rows, in their order."""
         if self._joined is None or self._rows != list(rows):
             self._rows = list(rows)
             self._joined = self._join([self._values[row] for row in self._rows])

@@ -2,8 +2,8 @@
 
 Order: grammar mask (into the raw logits, so that every mode of logprobs sees it), the parts of
 `logits_parts`, custom processors, then one op: temperature, min-p, top-k, top-p, draw. Everything
-is computed in the logits that are given; a row is copied only where its raw log-probabilities are
-asked for and something edits it.
+is computed in place; a row is copied only if its raw log-probabilities are requested and something
+edits it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NEUTRAL = {field.name: field.default for field in msgspec.structs.fields(Sampli
 
 
 def logits_parts(ops: Ops, history: TokenHistory, vocab_size: int, send: Send) -> list[LogitsPart]:
-    """The features that edit logits before temperature, in the order in which they do."""
+    """Make the features that edit logits before temperature, in their order."""
     return [
         AllowedIds(ops, vocab_size, send),
         LogitBias(ops, send),
@@ -60,7 +60,7 @@ def logits_parts(ops: Ops, history: TokenHistory, vocab_size: int, send: Send) -
 
 @dataclass(frozen=True, slots=True)
 class _RowState:
-    """What a row asks for besides its settings."""
+    """A row's sampling state besides its settings."""
 
     is_greedy: bool
     logprobs: LogprobRequest | None
@@ -74,7 +74,7 @@ class _RowState:
 
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
-    """What the draws of a step need beside logits, on the device: settings [M, 4] fp64 (see
+    """The inputs of a step's draws besides the logits, on the device: settings [M, 4] fp64 (see
     `ops.draw`) and keys [M, 2] int32 of the noise. `edits` run first, one after the other; they are
     for the rows at the indices `edited`.
     """
@@ -87,11 +87,11 @@ class DrawInputs:
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """What the device was told to compute: ids [R] int64, the largest logit [R] fp32 of each row,
-    and log-probabilities of the rows that asked. `errors` by index: what is known already.
+    """The queued results of a step: ids [R] int64, the largest logit [R] fp32 of each row, and the
+    requested log-probabilities. `errors` by index: those already known.
 
-    Which rows have no token is in the peaks. So nothing here has to be waited for: `tensors` are
-    brought to the host whenever that suits, and `to_host` says what they mean.
+    The largest logits show which rows have no token, so nothing here waits for the device:
+    `tensors` can be copied to the host at any time, and `to_host` interprets them.
     """
 
     token_ids: Tensor
@@ -101,13 +101,13 @@ class SamplerOutput:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Everything that `to_host` looks at."""
+        """The tensors that `to_host` reads."""
         columns = self.logprobs
         described = [] if columns is None else [columns.token_ids, columns.values, columns.ranks]
         return [self.token_ids, self.peaks, *described]
 
     def to_host(self, values: Sequence[Tensor]) -> SampledTokens:
-        """The outcome, given the values of `tensors` on the host."""
+        """Return the sampled tokens, given the values of `tensors` on the host."""
         token_ids, peaks, *described = values
         errors = _errors_of(peaks) | dict(self.errors)
         columns = self.logprobs
@@ -123,9 +123,8 @@ class Sampler:
 
     Rows are the runner's; a request's sampling state is made from its parameters and its history
     alone, so a resumed request continues with the tokens it would have had. `sample` may be called
-    again with the same logits made anew; what depends on the sampled ids happens in `commit`.
-
-    `inputs` and `sample` do not wait for the device; `commit` has what came of it.
+    again with the same logits, computed again; everything that depends on the sampled ids happens
+    in `commit`. `inputs` and `sample` do not wait for the device.
     """
 
     def __init__(
@@ -155,12 +154,12 @@ class Sampler:
         self._num_special = 0
 
     def needs_host_ids(self, params: SamplingParams) -> bool:
-        """Whether a request must not be scheduled ahead: a processor looks at its output ids."""
+        """Whether a request must not be scheduled ahead, since a processor reads its output ids."""
         return self._custom is not None and self._custom.needs_host_ids(params)
 
     @property
     def has_custom_processors(self) -> bool:
-        """Whether requests may have logits processors that are not ours."""
+        """Whether there are custom logits processors."""
         return self._custom is not None
 
     def add(
@@ -172,9 +171,8 @@ class Sampler:
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
     ) -> None:
-        """A request enters `row`, which is free; with output if it is resumed.
-
-        If this raises, the row is still free.
+        """Add a request in `row`, which is free; with output if it is resumed. If this raises, the
+        row stays free.
         """
         assert row not in self._states, f"row {row} is taken"
         logprobs = None
@@ -191,7 +189,7 @@ class Sampler:
         self._num_special += not state.is_plain
 
     def remove(self, row: int) -> None:
-        """The request in `row` leaves, for good or preempted."""
+        """Remove the request in `row`: finished, aborted or preempted."""
         state = self._states.pop(row)
         self._num_special -= not state.is_plain
         for part in state.parts:
@@ -200,7 +198,7 @@ class Sampler:
             self._custom.remove(row)
 
     def inputs(self, rows: np.ndarray, positions: np.ndarray, stage: Stage) -> DrawInputs | None:
-        """The inputs of `sample` for these rows, brought to the device by `stage`; None where every
+        """Make the inputs of `sample` for these rows, sent to the device by `stage`; None if every
         row takes the largest logit.
         """
         if self._takes_largest_alone:
@@ -223,8 +221,8 @@ class Sampler:
 
         positions are the indices, in prompt and output, of the tokens to be drawn. `mask` is the
         grammar's. `inputs` None: they are made now. The logits are edited in place. A row without a
-        finite largest logit, or whose own processor fails, has an error in the outcome; the others
-        do not notice. Raises ProcessorFailure where a processor for the whole batch fails.
+        finite largest logit, or whose own processor fails, has an error in the output; the others
+        are not affected. Raises ProcessorFailure if a processor for the whole batch fails.
         """
         if mask is not None:
             self._ops.mask_logits(logits, mask.places, mask.bits)
@@ -236,12 +234,12 @@ class Sampler:
         return self._sample_rows(logits, rows, inputs)
 
     def members(self, rows: np.ndarray) -> list[Member]:
-        """Who gets the tokens of a step, for `commit`: by then others may have their rows."""
+        """Return the members in these rows for `commit`; by then the rows may have new requests."""
         return [] if self._custom is None else self._custom.members(rows.tolist())
 
     def commit(self, sampled: SampledTokens, members: Sequence[Member]) -> None:
-        """The step succeeded: these are the next tokens of `members`. One that cannot take its
-        token becomes an entry of `sampled.errors`; this does not raise.
+        """Append the tokens of a step that succeeded to `members`. A member whose token cannot be
+        kept gets an entry in `sampled.errors`; this does not raise.
         """
         for index, member in enumerate(members):
             if index not in sampled.errors:
@@ -255,7 +253,7 @@ class Sampler:
         """Log-probabilities of prompt tokens.
 
         targets [n] are the tokens, logits [n, V] fp32 those of the positions before them.
-        Log-softmax values in every mode. k: how many of the likeliest tokens beside it, -1 all.
+        Log-softmax values in every mode. k: how many of the likeliest tokens in addition, -1 all.
         n > 0.
         """
         request = LogprobRequest(self._vocab_size if k == -1 else k)
@@ -280,7 +278,7 @@ class Sampler:
     def _wanting(
         self, rows: np.ndarray, positions: np.ndarray
     ) -> list[tuple[LogitsPart, list[EditedRow]]]:
-        """The parts that edit something in a step, in their order, and the rows that they edit."""
+        """Return the parts that edit something in a step, in order, and the rows they edit."""
         wanted: dict[int, list[EditedRow]] = {}
         for index, (row, position) in enumerate(
             zip(rows.tolist(), positions.tolist(), strict=True)
@@ -295,7 +293,7 @@ class Sampler:
 
     @property
     def _takes_largest_alone(self) -> bool:
-        """Whether a step is over with the largest logit of each row."""
+        """Whether a step needs only the largest logit of each row."""
         return self._num_special == 0 and not self._custom_must_run(is_all_greedy=True)
 
     def _sample_rows(self, logits: Tensor, rows: np.ndarray, inputs: DrawInputs) -> SamplerOutput:
@@ -313,8 +311,8 @@ class Sampler:
     def _edit(
         self, logits: Tensor, states: list[_RowState], rows: np.ndarray, inputs: DrawInputs
     ) -> tuple[Tensor, dict[int, Tensor], dict[int, str]]:
-        """Run parts and custom processors -> logits [R, V], the raw rows that were asked for and
-        are edited, and errors by index.
+        """Run parts and custom processors -> logits [R, V], the raw values of edited rows that are
+        requested, and errors by index.
         """
         must_run = self._custom_must_run(is_all_greedy=all(map(self._takes_largest, states)))
         edited = range(len(states)) if must_run else inputs.edited
@@ -347,18 +345,16 @@ class Sampler:
         return describe_sampled(self._ops, self._mode, asked, logits, raw, settings, own)
 
     def _sent(self, indices: list[int]) -> Tensor:
-        """Indices of rows, on the device."""
+        """Send indices of rows to the device."""
         return self._send(np.array(indices, dtype=np.int64))
 
     def _takes_largest(self, state: _RowState) -> bool:
-        """Whether edits that keep the largest logit cannot be noticed in this row."""
+        """Whether edits that keep the largest logit do not change this row's result."""
         return state.is_greedy and (self._reports_raw or state.logprobs is None)
 
 
 def _asks(params: SamplingParams, part: LogitsPart) -> bool:
-    """Whether a request sets one of the part's parameters to something else than its neutral
-    value.
-    """
+    """Whether a request sets one of the part's parameters to other than its neutral value."""
     values = ((name, getattr(params, name)) for name in part.parameters)
     return any(value and value != _NEUTRAL[name] for name, value in values)
 

@@ -53,7 +53,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
 
 
 async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
-    """The prompt that a conversation becomes. Raises RequestError or Refusal."""
+    """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
     is_parsed = server.chat.parser_plan.is_needed or bool(body.tools or body.tool_choice)
@@ -90,7 +90,7 @@ class PlainAnswer:
         self._role = role
 
     def delta(self, text: str, *, is_last: bool) -> ChatDelta:
-        """What the next piece of text adds."""
+        """Return what the next piece of text adds."""
         return ChatDelta(content=text) if text else ChatDelta()
 
     def message(self, text: str) -> ChatMessage:
@@ -187,12 +187,12 @@ class ChatWriter(ReplyWriter):
                 yield self.chunk(0, index, ChatChunkChoice(index, ChatDelta(content=self._echoed)))
 
     def _choice_delta(self, completion: CompletionOutput) -> ChatChunkChoice | None:
-        """What a delta adds to its answer; None: nothing that is sent."""
+        """Return what a delta adds to its answer; None if nothing is to be sent."""
         answer, is_last = self._answers[completion.index], completion.finish_reason is not None
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
         if _is_empty(delta):
-            # Only what a parser holds back is not sent.
+            # Only text that a parser holds back is not sent.
             if self._plan.is_needed and not (is_last or logprobs or self._shows_ids):
                 return None
             delta.content = ""

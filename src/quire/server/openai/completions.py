@@ -120,7 +120,7 @@ class _CompletionWriter(ReplyWriter):
     def _fields(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
     ) -> dict[str, Any]:
-        """What whole choices and chunks have in common."""
+        """Return the fields that whole choices and chunks have in common."""
         return {
             "index": self._number(prompt, completion),
             "text": (self._echoed(prompt) if is_first else "") + self._text(completion),

@@ -1,4 +1,4 @@
-"""From prompts to a response: whole, or as a stream of events."""
+"""Runs prompts and sends the response: whole, or as a stream of events."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ async def deliver(
     prompts: Sequence[Prompt],
     reply: ReplyWriter,
 ) -> Response:
-    """Run the prompts and send what `reply` makes of their outputs.
-
-    What is wrong with them is raised before anything is sent.
+    """Run the prompts and send what `reply` makes of their outputs. Errors in them are raised
+    before anything is sent.
     """
     streams = await server.start(request, body, name, prompts)
     if body.stream:
@@ -100,7 +99,7 @@ class ReplyWriter(ABC):
 
     @abstractmethod
     def chunks(self, prompt: int, output: RequestOutput) -> Iterable[msgspec.Struct]:
-        """The chunks of a stream that this delta makes."""
+        """Return the chunks of a stream for this delta."""
 
     def chunk(self, prompt: int, index: int, choice: Any, *, is_last: bool = False) -> Any:
         """The chunk with one choice, completion `index` of a prompt; `is_last`: it ends there."""
@@ -159,6 +158,6 @@ class UsageCounter:
         return kind(prompt, prompt + generated, generated, cached, details)
 
     def of_choice(self, prompt: int, index: int) -> StreamUsage:
-        """What one choice has used so far."""
+        """Return the usage of one choice so far."""
         prompt_len, generated = self._prompt_lens[prompt], self._generated.get((prompt, index), 0)
         return StreamUsage(prompt_len, prompt_len + generated, generated)

@@ -13,7 +13,7 @@ from quire.server.http.failures import JSON
 
 
 class ModelCard(msgspec.Struct):
-    """One name that the server answers to."""
+    """One name of the served model."""
 
     id: str
     created: int
@@ -26,20 +26,20 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """All of them."""
+    """The list of all names."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
 
 
 async def models(server: Server, request: Request) -> Response:
-    """The names that the model answers to, the one that is reported first."""
+    """List the model's names, the reported one first."""
     cards = ModelList([_card(server, name) for name in server.names])
     return Response(msgspec.json.encode(cards), media_type=JSON)
 
 
 async def model(server: Server, request: Request) -> Response:
-    """One of them."""
+    """Return one of the names."""
     name = request.path_params["name"]
     server.check_name(name)
     return Response(msgspec.json.encode(_card(server, name)), media_type=JSON)

@@ -1,7 +1,7 @@
 """Chat with output parsing: where tools are given, or the server has a tool or reasoning parser.
 
-Decides what a request's tools mean for its prompt and parameters, and makes the parser's events
-into messages and deltas.
+Applies a request's tools to its prompt and parameters, and turns the parser's events into messages
+and deltas.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from quire.server.output_parsing import (
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt(Prompt):
-    """A conversation's prompt. `tools`: what its tools ask for; `place`: the state of the parser in
+    """A conversation's prompt. `tools`: how it uses tools; `place`: the state of the parser in
     which its outputs begin, None for outputs that need no parser.
     """
 
@@ -50,7 +50,7 @@ class ChatPrompt(Prompt):
 
 
 def tool_use(server: Server, body: ChatRequest) -> ToolUse:
-    """What the request's tools ask for. Raises InvalidParameter."""
+    """Return how the request uses its tools. Raises InvalidParameter."""
     return decide_tool_use(
         body.tools,
         body.tool_choice,
@@ -82,8 +82,8 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
 def _constraint(
     server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
 ) -> StructuredOutputsParams | None:
-    """The structured output of forced calls, else the one that is `asked` for. It begins after the
-    reasoning, unless a grammar describes the reasoning too.
+    """Return the structured output for forced calls, else the requested one (`asked`). It begins
+    after the reasoning, unless a grammar describes the reasoning too.
     """
     plan = server.chat.parser_plan
     if asked is not None and (tools.schema is not None or tools.grammar is not None):
@@ -115,7 +115,7 @@ class ParsedAnswer:
         self._is_named = is_named
 
     def delta(self, text: str, *, is_last: bool) -> ChatDelta:
-        """What the next piece of text adds: nothing while the parser holds it back."""
+        """Return what the next piece of text adds: nothing while the parser holds it back."""
         return self._delta(self.events(text, is_last=is_last))
 
     def message(self, text: str) -> ChatMessage:
@@ -133,13 +133,13 @@ class ParsedAnswer:
         )
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The engine's reason, but for an answer that ended with calls of the model's choice."""
+        """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
         ends_with_calls = reason == "stop" and self.has_calls and not self._is_named
         return "tool_calls" if ends_with_calls else reason
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool was asked for."""
+        """Whether the answer has tool calls."""
         return self._parser.num_calls > 0
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
@@ -186,7 +186,7 @@ def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> No
 def open_answers(
     server: Server, body: ChatRequest, prompt: ChatPrompt, role: str
 ) -> Sequence[ParsedAnswer]:
-    """A parser for each answer to `prompt`."""
+    """Make a parser for each answer to `prompt`."""
     plan, use = server.chat.parser_plan, prompt.tools
     return [
         ParsedAnswer(

@@ -16,7 +16,9 @@ from quire.text.chat import render_chat
 async def prompt_ids(
     server: Server, prompt: str | list[int], body: GenerationFields, *, add_special_tokens: bool
 ) -> list[int]:
-    """The prompt's ids, cut as `truncate_prompt_tokens` asks. Raises RequestError or Refusal."""
+    """Return the prompt's ids, truncated by `truncate_prompt_tokens`. Raises RequestError or
+    Refusal.
+    """
     if isinstance(prompt, str):
         tokenizer = server.need_tokenizer()
         encode = partial(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
@@ -40,7 +42,7 @@ def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> li
 async def render(
     server: Server, body: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
 ) -> str:
-    """The text that the chat template makes of a conversation. Raises RequestError or Refusal."""
+    """Render a conversation with the chat template. Raises RequestError or Refusal."""
     kwargs = dict(body.chat_template_kwargs or {})
     template = kwargs.pop("chat_template", None) or body.chat_template
     if template is not None and not server.chat.trusts_requests:
@@ -70,8 +72,8 @@ async def render(
 def output_budget(
     asked: int | None, name: str, defaults: Mapping[str, Any], prompt_len: int, max_model_len: int
 ) -> int:
-    """How many tokens may be generated: what was asked for, else the model's default, else all that
-    fits, and never more than fits.
+    """Return how many tokens may be generated: the requested number, else the model's default, else
+    as many as fit; never more than fit.
 
     Raises InvalidParameter, PromptTooLong.
     """

@@ -1,5 +1,5 @@
-"""`/v1/completions/render` and `/v1/chat/completions/render`: what a request becomes before it is
-run, exactly, as text, token ids and parameters.
+"""`/v1/completions/render` and `/v1/chat/completions/render`: the exact text, token ids and
+parameters of a request before it is run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bodies of completion and chat completion requests, and the `SamplingParams` that they become.
+"""The bodies of completion and chat completion requests, and their conversion to `SamplingParams`.
 
 A field that is null counts as left out. A field that is not declared is refused by the decoder; a
 few that do not affect the answer are declared and accepted.
@@ -102,8 +102,8 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
     session_id: str | None = None
 
     def check_amounts(self, limits: Limits, num_prompts: int = 1) -> None:
-        """Raise InvalidParameter for more completions, stop strings or ids than a request may have:
-        here, because each of them costs work before the engine looks at them.
+        """Raise InvalidParameter for more completions, stop strings or ids than a request may have.
+        This is checked here because each of them costs work before the engine checks it.
         """
         if num_prompts * (self.n or 1) > limits.completions:
             allowed = f"a request may have {limits.completions} completions in all"
@@ -136,7 +136,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
     def sampling_params(
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
-        """The parameters of the engine: what the request gives, else `defaults`, else neutral.
+        """Return the engine's parameters: what the request gives, else `defaults`, else neutral.
 
         Raises InvalidParameter.
         """
@@ -245,7 +245,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are reported: None: no logprobs."""
+        """How many of the likeliest tokens are reported; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

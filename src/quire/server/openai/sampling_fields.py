@@ -1,4 +1,4 @@
-"""The fields of a body that every way to ask for text has under the same names."""
+"""The fields that the request bodies of all APIs for text have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields that ask for an output of a certain shape, made into the engine's parameters:
+"""Converts the fields that request a certain form of output to the engine's parameters:
 `response_format`, `structured_outputs`, and the older `guided_*`.
 """
 
@@ -57,9 +57,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    """The parameters of the engine for the fields of SHAPE_FIELDS that are `given`; None: any text.
-
-    Raises InvalidParameter when two fields ask, or one asks for what does not exist.
+    """Return the engine's parameters for the fields of SHAPE_FIELDS that are `given`; None: any
+    text. Raises InvalidParameter if there are two such fields, or one has an unknown value.
     """
     asked = [
         ("response_format", _of_format(given.get("response_format"))),
