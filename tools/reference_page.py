@@ -23,8 +23,8 @@ Made from the declaration in `src/quire/config/args/engine_options.py` by
 Every name is a keyword of `LLM(...)` and `EngineArgs(...)` and a flag of the command line, with
 dashes for underscores. Flags that are on or off have a `--no-` twin (but for
 `--disable-log-stats`). Sizes may be written as `8k` (8000) or `8K` (8192). Objects are JSON, or
-dotted pieces: `--hf-overrides.rope_theta 1e6`. `--explain` prints what became of the wishes, each
-value with its reason.
+dotted pieces: `--hf-overrides.rope_theta 1e6`. `--explain` prints the values that were chosen, each
+with its reason.
 """
 _SERVER_HEAD = """\
 # Server arguments
@@ -32,7 +32,7 @@ _SERVER_HEAD = """\
 Made from the declaration in `src/quire/config/args/server_args.py` by
 `python tools/reference_page.py docs/server_args.md`; do not edit.
 
-Every name is a flag of `quire serve`, with dashes for underscores, beside those of the engine
+Every name is a flag of `quire serve`, with dashes for underscores, next to those of the engine
 ([engine_args.md](engine_args.md)), and a key of the file of `--config`. [server.md](server.md) says
 how the server behaves.
 """

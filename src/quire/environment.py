@@ -45,7 +45,7 @@ VARIABLES = (
     Variable(
         "QUIRE_API_KEY",
         "keys with commas between",
-        "Keys that `quire serve` asks for, beside those of --api-key.",
+        "Keys that `quire serve` accepts, in addition to those of --api-key.",
     ),
     Variable(
         "QUIRE_CLUSTER_SECRET",
@@ -58,7 +58,7 @@ VARIABLES = (
         "What `quire chat --url` and `quire complete --url` send where --api-key is not given.",
     ),
     Variable("OPENAI_BASE_URL", "a URL", "Where those ask when --url has no value."),
-    Variable("OMP_NUM_THREADS", "an integer >= 1", "At most so many threads compute."),
+    Variable("OMP_NUM_THREADS", "an integer >= 1", "At most this many threads compute."),
 )
 
 

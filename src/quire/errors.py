@@ -1,9 +1,8 @@
 """Every exception that Quire raises on purpose, in one tree.
 
-A caller tells by the class who can mend it: `RequestError` is the sender's (HTTP 400),
-`CapacityError` is the moment's (503, try again), `LoadError` is the operator's, `EngineDeadError`
-is nobody's until a restart. Where users of this field expect a `ValueError` or `TypeError`, the
-class is one of these too.
+The class tells who can fix it: `RequestError` the sender (HTTP 400), `LoadError` the operator.
+`CapacityError` is temporary (503, try again), `EngineDeadError` needs a restart. Where users of
+this field expect a `ValueError` or `TypeError`, the class is one of these too.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class ProfilerAlreadyActive(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine core has ended and was not brought back; no request can be served.
+    """The engine core has ended and was not restarted; no request can be served.
 
     `engine_index` says which core, where there are several; None when none is left.
     `ended_with_group`: it ended only because another core of its lock-step group died.
@@ -128,7 +127,7 @@ class EngineDeadError(EngineError):
 
 class PeersLost(EngineDeadError):
     """Another core of a group that steps together is gone, so this one cannot step either; the
-    group is started anew as a whole.
+    group is restarted as a whole.
     """
 
 

@@ -356,7 +356,7 @@ NOT_OF_THIS_MODEL = [
     ),
     (
         {"logprob_token_ids": [1, 2], "logprobs": 3},
-        "logprobs=3 is not allowed: beside logprob_token_ids it must be None or their number, 2.",
+        "logprobs=3 is not allowed: with logprob_token_ids it must be None or their number, 2.",
     ),
     (
         {"stop_token_ids": [-1]},

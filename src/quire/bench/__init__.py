@@ -1,1 +1,1 @@
-"""Measurements of this engine, each beside the limit of the machine that it ran on."""
+"""Measurements of this engine, each next to the limit of the machine that it ran on."""

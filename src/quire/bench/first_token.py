@@ -17,9 +17,8 @@ from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 STAGES = {"load_model": "weights", "KVCache": "kv_memory", "record_steps": "recording"}
-"""What executor/worker_builder.py calls by this name -> the part that it is. Nobody else has to
-know of parts: in this process, which ends soon, the names are replaced by ones that look at the
-clock.
+"""Function of executor/worker_builder.py -> the part of the start that it is. In this process,
+which ends soon, the functions are replaced by ones that take the time.
 """
 
 _PROMPT_LEN = 16

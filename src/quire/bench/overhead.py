@@ -163,7 +163,7 @@ async def stream(
     concurrency: int,
     num_rounds: int,
 ) -> OverheadResult:
-    """Keep so many streams busy, each with one request after the other."""
+    """Keep `concurrency` streams busy, each with one request after the other."""
     prompts = random_prompts(concurrency, args.input_len, vocab_size(plan), plan.seed)
     params = SamplingParams(
         temperature=0.0,

@@ -229,7 +229,7 @@ def _body(args: argparse.Namespace, model: str, prompt: Any, length: int) -> dic
 
 
 class LoadTarget:
-    """What is asked of a server beside the load. Raises EngineError where it refuses."""
+    """The requests to a server besides the load. Raises EngineError if it refuses."""
 
     def __init__(self, base: str, headers: dict[str, str]) -> None:
         import aiohttp

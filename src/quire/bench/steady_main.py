@@ -60,7 +60,7 @@ class SteadyExecutor:
         return []
 
     def shutdown(self) -> None:
-        """There is no memory to let go of."""
+        """Do nothing: there is no memory to release."""
 
 
 def build_steady_core(plan: EnginePlan, *, group: object = None) -> EngineCore:

@@ -1,4 +1,4 @@
-"""What throughput and latency share: the model, the prompts, the limit beside the figure."""
+"""What throughput and latency share: the model, the prompts, the limit next to the figure."""
 
 from __future__ import annotations
 

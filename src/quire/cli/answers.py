@@ -36,8 +36,8 @@ Pieces = Generator[Piece, None, None]
 
 
 class Model(Protocol):
-    """Whoever answers. The pieces of an answer come as they are generated; closing the iterator
-    ends the generation.
+    """A model that answers. The pieces of an answer are yielded as they are generated; closing the
+    iterator ends the generation.
     """
 
     def chat(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> Pieces:

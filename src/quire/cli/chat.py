@@ -1,4 +1,4 @@
-"""Talk to a model in this process, or to one behind a server (--url).
+"""Talk to a model in this process, or to one on a server (--url).
 
 Answers stream; Ctrl-C ends an answer, Ctrl-D the talk. Lines that begin with a slash are commands:
 /reset, /undo, /system TEXT, /history, /help, /quit.
@@ -62,7 +62,7 @@ class Talk:
         self.set_system(system)
 
     def set_system(self, text: str | None) -> None:
-        """Begin anew with a system prompt, or without one."""
+        """Start over with a system prompt, or without one."""
         self.messages = [{"role": "system", "content": text}] if text else []
 
     def reset(self) -> None:
@@ -70,7 +70,7 @@ class Talk:
         self.messages = [m for m in self.messages if m["role"] == "system"]
 
     def undo(self) -> bool:
-        """Forget the last question and answer; False if there is none."""
+        """Forget the last question and answer; False if there is no answer yet."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             return False
         del self.messages[-2:]

@@ -16,8 +16,8 @@ from quire.config.args.command_line import QuireParser
 
 COMMANDS = {
     "generate": "continue a prompt",
-    "chat": "talk to a model, here or behind a server",
-    "complete": "continue texts, here or behind a server",
+    "chat": "talk to a model, here or on a server",
+    "complete": "continue texts, here or on a server",
     "serve": "answer over HTTP, as OpenAI's API does",
     "run-batch": "answer the requests in a file",
     "show": "print what a model is made of",

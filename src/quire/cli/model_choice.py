@@ -1,5 +1,5 @@
-"""Who answers: a model in this process or one behind a server, as the flags of `quire chat` and
-`quire complete` say.
+"""Chooses a model in this process or on a server, by the flags of `quire chat` and `quire
+complete`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def add_answer_flags(parser: argparse.ArgumentParser) -> None:
 def open_model(
     args: argparse.Namespace, max_tokens: int
 ) -> Iterator[tuple[Model, Mapping[str, Any]]]:
-    """Whoever the flags name, and the sampling fields to ask with; `max_tokens` if none says more.
+    """Open the model that the flags name. Yields it with the sampling fields for its requests;
+    `max_tokens` is the default.
 
     Raises InvalidParameter for flags that mean nothing here.
     """

@@ -1,4 +1,4 @@
-"""A model behind a server that speaks OpenAI's API, asked with the standard library alone."""
+"""A client for a model on a server with OpenAI's API, using only the standard library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BUSY = (429, 503)
 class RemoteModel:
     """`model` (None: the first that it serves) of the server at `url`, which ends in /v1 as a rule.
 
-    Raises InvalidParameter for a `url` that is none, CapacityError while the server is too busy,
+    Raises InvalidParameter for an invalid `url`, CapacityError while the server is too busy,
     RequestError for what it refuses, GenerationError for an answer that fails on its way,
     EngineError where there is no such server.
     """

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests at a time (default: twice max_num_seqs)",
     )
     batch.add_argument(
-        "--overwrite", action="store_true", help="begin anew, whatever the output file has"
+        "--overwrite", action="store_true", help="start over, whatever the output file has"
     )
     batch.add_argument("--disable-tqdm", action="store_true", help="show no progress")
     batch.add_argument(

@@ -1,5 +1,5 @@
-"""An engine behind the commands that generate: opens it as the flags say, and streams one answer
-at a time.
+"""The engine of the commands that generate: opens it by the flags, and streams one answer at a
+time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Configuration: wishes (`EngineArgs`) meet facts about model and machine, and become an
-`EnginePlan`.
+"""Configuration: arguments (`EngineArgs`) and facts about model and machine become an `EnginePlan`.
 
-Standard library and msgspec only. Reading files and looking at the machine happens in
+Standard library and msgspec only. Reading files and inspecting the machine happens in
 `quire.config.planning`.
 """

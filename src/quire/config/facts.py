@@ -1,7 +1,8 @@
-"""What `resolve()` knows about the model: numbers, read from its files by config/planning.py.
+"""The facts about the model that `resolve()` uses: numbers, read from its files by
+config/planning.py.
 
-Gathering reads files and asks the operating system (`quire.config.planning`); these values can also
-be written by hand, which is how the decisions are tested for machines that nobody has at hand.
+Gathering reads files and queries the operating system (`quire.config.planning`); these values can
+also be written by hand, to test the decisions for machines that are not available.
 """
 
 from __future__ import annotations

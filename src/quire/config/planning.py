@@ -1,4 +1,4 @@
-"""From wishes to a plan: read what the model's files say, look at the machine, and let `resolve()`
+"""From arguments to a plan: read the model's files, inspect the machine, and let `resolve()`
 decide.
 """
 
@@ -135,9 +135,7 @@ def _embedded_folder() -> Path:
 
 
 def _wanted_files(args: EngineOptions) -> What:
-    """What has to be downloaded: dummy weights are none, and another tokenizer replaces the own
-    one.
-    """
+    """Which files to download: no weights for dummy ones, no tokenizer if another is used."""
     own_tokenizer = args.tokenizer is None and not args.skip_tokenizer_init
     if args.load_format == "dummy":
         return "tokenizer" if own_tokenizer else "config"

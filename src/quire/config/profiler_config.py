@@ -38,7 +38,7 @@ class ProfilerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profiler_config(given: dict[str, Any] | None) -> ProfilerConfig | None:
-    """What `profiler_config` asks for; None for nothing. Raises InvalidParameter or NotBuiltYet."""
+    """Check `profiler_config`; None: no profiling. Raises InvalidParameter or NotBuiltYet."""
     options = dict(given or {})
     for name, hint in _UNBUILT.items():
         if value := options.pop(name, None):

@@ -1,4 +1,4 @@
-"""How outputs are brought into a form: the fields of `structured_outputs_config`, checked."""
+"""How structured outputs are generated: the fields of `structured_outputs_config`, checked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
 
 
 def structured_outputs_config(given: dict[str, Any] | None) -> StructuredOutputsConfig:
-    """What `structured_outputs_config` asks for. Raises InvalidParameter or NotBuiltYet."""
+    """Check `structured_outputs_config`. Raises InvalidParameter or NotBuiltYet."""
     options = dict(given or {})
     for name, hint in _UNBUILT.items():
         if value := options.pop(name, None):

@@ -44,7 +44,7 @@ class ExpertExchange:
     """One core's side of the rounds.
 
     Invariants: between `begin` and `finish` each of `num_layers` layers is passed once, in order;
-    behind the first PeersLost nothing is exchanged any more.
+    after the first PeersLost nothing is exchanged any more.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class ExpertExchange:
     # rounds
 
     def begin(self, is_unfinished: bool) -> bool:
-        """Wait for the others and begin a round; False when no core has anything left to do, then
-        there is none. Raises PeersLost, here and in all that follows.
+        """Wait for the others and begin a round; False, without a round, if no core has anything
+        left to do. Raises PeersLost, as do all methods after this one.
         """
         flags = _UNFINISHED * is_unfinished | _ENDING * self.is_ending
         self.num_rounds += 1
@@ -103,7 +103,7 @@ class ExpertExchange:
             self._pass(self._nothing, self._no_counts)
 
     def idle_round(self, is_unfinished: bool) -> bool:
-        """A round without rows of ours; False when it was not begun, since nobody has any."""
+        """Make a round without rows of this core; False if no core has rows, so none was begun."""
         goes_on = self.begin(is_unfinished)
         self.finish()
         return goes_on

@@ -32,17 +32,17 @@ class InprocExchange:
             self._tensors[rank] = tensor
             self._barrier.wait()
             found = list(self._tensors)
-            self._barrier.wait()  # nobody leaves the next one before all have taken this one
+            self._barrier.wait()  # none leaves the next exchange before all have read this one
         except threading.BrokenBarrierError as error:
             raise ExchangeAborted from error
         return found
 
     def abort(self) -> None:
-        """Let nobody wait."""
+        """End the wait of all threads, which then raise ExchangeAborted."""
         self._barrier.abort()
 
     def reset(self) -> None:
-        """Begin anew, when no thread is in an exchange."""
+        """Make the group usable again; no thread may be in an exchange."""
         self._barrier.reset()
 
 

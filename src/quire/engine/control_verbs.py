@@ -36,9 +36,9 @@ class ControlVerbs(UnbuiltEngineMethods):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> Utility[bool]:
-        """Forget all cached blocks; False, and nothing forgotten, while requests use some.
+        """Forget all cached blocks. Returns False (and changes nothing) while requests use some.
 
-        With `reset_running_requests` these are preempted first and compute their blocks anew.
+        With `reset_running_requests` these are preempted first and compute their blocks again.
         `reset_connector` has nothing to reset: there are no KV connectors.
         """
         return Utility("reset_prefix_cache", (reset_running_requests, reset_connector))

@@ -12,7 +12,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """The fastest event loop that this platform has."""
     try:
         import uvloop
-    except ImportError:  # there is none for every platform
+    except ImportError:  # not available for every platform
         return asyncio.new_event_loop
     return uvloop.new_event_loop
 

@@ -11,7 +11,7 @@ _POOLING = "Use generate() or chat(): pooling models are not served yet."
 _ADAPTERS = "Merge the adapter into the model's weights."
 _TRANSFER = "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
 _ONE_VERSION = "Weights are those that the engine was started with, whose version is 'default'."
-_SNAPSHOT = "Use sleep() and wake_up(), or end the engine and start it anew."
+_SNAPSHOT = "Use sleep() and wake_up(), or shut the engine down and start a new one."
 _CONNECTOR = "There is no KV connector: leave it out."
 
 
@@ -80,7 +80,7 @@ class UnbuiltCoreMethods(UnbuiltEngineMethods):
     save_sharded_state = Refused("Keep the checkpoint that the weights were read from.")
     save_tensorized_model = Refused("Keep the checkpoint that the weights were read from.")
     preprocess_add_request = Refused("add_request takes the message as it comes from the wire.")
-    post_step = Refused("There are no drafts to take behind a step: step() does all of it.")
+    post_step = Refused("There are no drafts to take after a step: step() does all of it.")
 
 
 class UnbuiltProcMethods:

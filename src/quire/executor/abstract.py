@@ -32,7 +32,7 @@ class Executor(Protocol):
         """Start a step; steps run in the order of the calls.
 
         As long as `sample` has not returned, the step may be launched again with some of the plan's
-        tokens and the same id: its changes of rows are made once, its tokens' K/V is written anew.
+        tokens and the same id: its changes of rows are made once, its tokens' K/V is written again.
         A plan without tokens only changes rows. Raises RowFailures for rows that cannot run,
         EngineDeadError when a worker or its device is gone.
         """
@@ -51,7 +51,7 @@ class Executor(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Let go of all workers and their memory."""
+        """Release all workers and their memory."""
         ...
 
 

@@ -28,11 +28,11 @@ def size_kv_cache(
     free_at_start: int,
     free_bytes: Callable[[], int],
 ) -> None:
-    """Give the KV cache of a runner, which has PROBE_BLOCKS blocks and is warm, what the device has
-    room for.
+    """Resize the KV cache of a runner, which is warm and has PROBE_BLOCKS blocks, to what fits on
+    the device.
 
-    `forward` has recorded over them, so its memory counts, and it records anew. Raises LoadError
-    when one request of full length would not fit.
+    `forward` has recorded over these blocks, so its memory is included; it records again. Raises
+    LoadError if one request of full length would not fit.
     """
     kv_cache = runner.kv_cache
     block_bytes = kv_cache.nbytes // PROBE_BLOCKS

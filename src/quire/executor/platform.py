@@ -23,7 +23,7 @@ from quire.runner.forward.forward import EagerForward, Forward, RecordedForward
 logger = logging.getLogger(__name__)
 
 _ARENA_BYTES = 1 << 20
-"""Beside what grows with a step's tokens: sampling settings, tables and new prompts of some KiB."""
+"""Independent of a step's tokens: sampling settings, tables and new prompts of some KiB."""
 _TOKEN_BYTES = 128
 """Positions, rows, and slots of a dozen KV groups."""
 

@@ -159,9 +159,10 @@ def _open_several(
 
 
 def _take_torch_threads(num_threads: int) -> Callable[[], None]:
-    """Give torch so many threads; the result restores what it had.
+    """Set torch's number of threads; the returned function restores the previous number.
 
-    Beside our own pool torch gets one: a second pool that waits for the same cores ruins both.
+    Next to our own pool torch gets one thread: two pools that compete for the same cores slow down
+    both.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -86,7 +86,7 @@ def build_worker(
             max_logprobs=config.max_logprobs,
         )
     if config.memory_share is not None:
-        assert platform.free_bytes is not None, "a share of memory that nobody can measure"
+        assert platform.free_bytes is not None, "a share of memory that cannot be measured"
         size_kv_cache(
             config,
             pool,

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def mask_words(vocab_size: int) -> int:
-    """The int32 words of a mask over so many tokens."""
+    """The number of int32 words of a mask over `vocab_size` tokens."""
     return -(-vocab_size // 32)
 
 

@@ -25,8 +25,8 @@ from quire.scheduling.step import StepPlan
 
 
 class GrammarCompiler:
-    """Makes constraints. What a grammar may cost was found out before, in a process that could be
-    killed (trial.py); here it is compiled beside the loop, without the interpreter's lock.
+    """Makes constraints. A grammar's cost was checked before, in a process that could be killed
+    (trial.py); here it is compiled in a thread that does not hold the interpreter's lock.
 
     The vocabulary is read with the first grammar.
     """

@@ -23,9 +23,9 @@ class Constraint:
     restarted request needs: tokens that are new here are replayed.
 
     `vocabulary` is known once the grammar is compiled. `starts_after` is the text, or the ids,
-    behind whose first occurrence the form begins (None: at once). `may_end` False: the ids that end
-    a text are never drawn, the request ends with its grammar. `budget` bounds a reasoning before
-    the form, or without one (`compiled` None).
+    after whose first occurrence the structured output begins (None: at once). `may_end` False: the
+    ids that end a text are never drawn, the request ends with its grammar. `budget` bounds a
+    reasoning before the form, or without one (`compiled` None).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Constraint:
         return matcher is not None and matcher.has_ended
 
     def advance(self, output_token_ids: Sequence[int]) -> Matcher | None:
-        """The matcher behind all these tokens; None while the form has not begun.
+        """Advance to the end of these tokens and return the matcher; None before the form begins.
 
         Raises GrammarFailure, from then on each time.
         """

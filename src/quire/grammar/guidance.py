@@ -140,7 +140,7 @@ class GuidanceMatcher:
         self.native = native
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """Go on behind these tokens. Raises GrammarError if they are not what may come."""
+        """Advance by these tokens. Raises GrammarError if they are not allowed."""
         try:
             is_allowed = self.advance_by(token_ids)
         except BaseException as error:

@@ -32,7 +32,7 @@ class Matcher(Protocol):
         """Who fills its masks."""
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """Go on behind these tokens. Raises GrammarError if they are not what may come."""
+        """Advance by these tokens. Raises GrammarError if they are not allowed."""
 
     @property
     def failure(self) -> str | None:

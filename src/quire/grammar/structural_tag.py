@@ -24,7 +24,7 @@ _NOTHING = '""'
 
 
 class TagError(EngineError):
-    """A structural tag is none, or asks for what there is not."""
+    """A structural tag is invalid, or needs something that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +230,11 @@ class _Writer:
         if self._is_special(end):
             return f"{free} {self._quoted(end)}"
         if any(special in end for special in self._special):
-            raise TagError(f"{end[:60]!r} mixes a control token with letters behind free text")
+            raise TagError(f"{end[:60]!r} mixes a control token with letters after free text")
         return self._new_rule("until", f"{free} {json.dumps(end)}", "[lazy]")
 
     def _free(self, excludes: Sequence[str]) -> str:
-        """Any text that has none of these; control tokens are none."""
+        """A rule for any text without these; control tokens are not text."""
         name = f"TEXT_{len(self.rules)}"
         parts = [f"/{_ANY}/"]
         letters = (text for text in excludes if not self._is_special(text))
@@ -253,12 +253,12 @@ class _Writer:
     def _quoted(self, text: str) -> str:
         """A literal; what is written with a control token is that token."""
         for special in self._special:
-            before, found, behind = text.partition(special)
+            before, found, after = text.partition(special)
             if found:
                 name = special if special.startswith("<") and special.endswith(">") else None
                 if name is None:
                     raise TagError(f"the control token {special[:60]!r} cannot be asked for")
-                return " ".join(filter(None, [self._quoted(before), name, self._quoted(behind)]))
+                return " ".join(filter(None, [self._quoted(before), name, self._quoted(after)]))
         return json.dumps(text) if text else ""
 
 

@@ -16,8 +16,8 @@ from quire.params.thinking import Thinking
 
 
 class ThinkingBudget:
-    """How far one output's reasoning has come. Counted are tokens behind the last start mark, as
-    long as no end mark follows; another start counts from 0.
+    """Counts the reasoning tokens of one output: those after the last start delimiter, until an end
+    delimiter follows; another start counts from 0.
     """
 
     def __init__(self, limit: Thinking) -> None:
@@ -65,8 +65,8 @@ class ThinkingBudget:
 
 
 def num_thinking(ids: Sequence[int], start_ids: list[int], end_ids: list[int]) -> int | None:
-    """The tokens behind the last start mark of a prompt that no end mark follows; None: there is
-    none.
+    """Return the number of tokens after a prompt's last start delimiter; None if there is no such
+    delimiter, or an end delimiter follows.
     """
     for place in range(len(ids), 0, -1):
         if list(ids[place - len(end_ids) : place]) == end_ids and place >= len(end_ids):

@@ -32,7 +32,7 @@ _BOOT = (
 _START_S = 120.0
 """Reading the vocabulary takes one or two seconds; on a machine that does much else, more."""
 _WAITING_FACTOR = 4
-"""A trial may take so many times its computing time by the clock: the cores are shared."""
+"""A trial's limit in wall-clock time, as a multiple of its CPU time: the cores are shared."""
 _EXIT_S = 10.0
 _MAX_VERDICTS = 4096
 

@@ -13,8 +13,8 @@ from quire.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class VocabularySource:
-    """Where a vocabulary is found: the tokenizer's folder, the number V of ids that the model has,
-    and ids that end a text beside the tokenizer's own.
+    """The source of a vocabulary: the tokenizer's folder, the number V of ids that the model has,
+    and ids that end a text in addition to the tokenizer's own.
     """
 
     folder: str

@@ -52,7 +52,7 @@ def gather_machine_facts() -> MachineFacts:
 
 
 def read_text(path: str) -> str:
-    """A small system file, or nothing where there is none."""
+    """Read a small system file; empty if it does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -67,8 +67,8 @@ def usable_cpus() -> frozenset[int]:
 
 
 def count_cores(cpu_info: str, cpus: frozenset[int]) -> int:
-    """Physical cores behind the usable logical CPUs: two threads of a core share its arithmetic
-    units.
+    """Count the physical cores of the usable logical CPUs: two threads of a core share its
+    arithmetic units.
     """
     cores = set()
     for block in cpu_info.split("\n\n"):

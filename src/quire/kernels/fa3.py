@@ -91,7 +91,7 @@ def offered(
 
 
 def find_kernel() -> Kernel | str:
-    """The package's function, or why there is none."""
+    """Return the package's function, or why it is missing."""
     if importlib.util.find_spec(PACKAGE) is None:
         return f"the package {PACKAGE} (FlashAttention 3) is not installed"
     try:
@@ -174,7 +174,7 @@ def why_not(q: Tensor, kv: PagedKV, plan: Fa3Plan, args: AttentionArgs) -> str:
     if q.shape[2] % 8 or q.shape[2] > MOST_HEAD_DIM:
         return f"the head dim is not a multiple of 8 up to {MOST_HEAD_DIM}"
     if args.window is not None and args.window < plan.longest:
-        return "it reads blocks behind the window, which may hold anything, with weight 0"
+        return "it reads blocks before the window, which may hold anything, with weight 0"
     return ""
 
 

@@ -229,7 +229,7 @@ class Assembly:
 
     def _row_linear(self, name: str) -> tuple[LinearWeight, Tensor | None]:
         """A projection whose inputs workers share, and its bias, which follows the sum of their
-        products; one worker adds it in the product, so that there is none to follow.
+        products; a single worker adds it in the product, and None is returned.
         """
         if self._group is None:
             return self._linear(name, name), None

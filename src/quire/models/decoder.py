@@ -82,7 +82,7 @@ class DecoderModel:
         self._parts = assembly.parts
 
     def release_weights(self) -> None:
-        """Let go of every weight; until `take_weights` the model cannot run."""
+        """Release every weight; until `take_weights` the model cannot run."""
         self._parts = []
         self._layers = []
         del self._embedding, self.head

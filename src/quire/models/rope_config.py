@@ -73,7 +73,7 @@ def rope_from(
     kinds: tuple[str, ...],
     original: int | None,
 ) -> Rope:
-    """The rope that one rope object describes, completed from the keys beside it."""
+    """The rope that one rope object describes, completed from the keys next to it."""
     if section is None:
         return Rope(theta, int(head_dim * partial))
     theta = section.number("rope_theta", theta)

@@ -90,7 +90,7 @@ def plan_attention(
 ) -> PlainPlan:
     """Prepare a step: query_start [R+1] and seq_lens [R] (new tokens included) int32 on the host.
 
-    block_table [R, B] int32, entry b of a row holds its tokens b*S .. (b+1)*S-1. Entries behind the
+    block_table [R, B] int32, entry b of a row holds its tokens b*S .. (b+1)*S-1. Entries before the
     window and beyond the length are never used and may hold anything. The table is read now: later
     changes to it do not reach the plan. kv_heads: the fewest of a layer that the plan is for, where
     a provider divides work by it; None: unknown. Any plan serves layers with any number of them.

@@ -1,7 +1,7 @@
-"""Weights in 8-bit floats (e4m3, Micikevicius et al. 2022), and what a product with one is.
+"""Weights in 8-bit floats (e4m3, Micikevicius et al. 2022), and products with them.
 
-A float keeps small values beside large ones, which whole numbers do not; what a scale is for is
-that the largest value becomes the type's largest.
+Unlike integers, floats represent small values next to large ones; a scale only maps the largest
+value to the type's largest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """KV memory of one layer: allocation, and moving whole blocks in and out.
 
-The layout belongs to the provider; all ops that touch it share the format "kv". Whoever moves
-blocks (offload, sleep, transfer) sees the neutral form [n, 2, S, K, D], keys then values.
+The layout belongs to the provider; all ops that touch it share the format "kv". Code that moves
+blocks (offload, sleep, transfer) uses the neutral form [n, 2, S, K, D], keys then values.
 
 Layers of different KV groups may have one piece of memory in common, since a block belongs to one
 group at a time: `allocate_shared_kv` lays it out for each. Where their blocks are not equally
@@ -41,7 +41,7 @@ SCALE_BYTES = 4
 
 
 class LayerKV(Protocol):
-    """One layer's KV memory; contents of slots that nobody wrote are arbitrary, NaN included."""
+    """One layer's KV memory; slots that were never written have arbitrary contents, even NaN."""
 
     num_blocks: int
     block_size: int
@@ -84,7 +84,7 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """A block that holds a state of so many bytes."""
+    """A block that holds a state of `num_bytes` bytes."""
 
     num_bytes: int
 

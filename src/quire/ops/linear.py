@@ -1,7 +1,7 @@
 """Matrix products with weights: packing at load, projections, feed-forward layers, logits.
 
-They share the format "linear" with the ops of experts (moe.py): whoever packs a weight also
-multiplies with it.
+They share the format "linear" with the ops of experts (moe.py): the provider that packs a weight
+also multiplies with it.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def rope_store(
     In this order: clamp everything to +-clip, q/k norm, rotate q and k by their positions (or
     rotate, then norm), write k and v to slots [T] int64 (PAD_SLOT: nowhere; no other slot twice).
     positions [P, T] int64; P = 1 only, three rows (M-RoPE) raise NotBuiltYet. The result may be a
-    view of memory that nobody else uses. Rounding follows `apply_rotary_pos_emb` in transformers:
-    cos and sin are cast to qkv's dtype, both products are rounded.
+    view of memory that is not used otherwise. Rounding follows `apply_rotary_pos_emb` in
+    transformers: cos and sin are cast to qkv's dtype, both products are rounded.
     """
     refuse_several_positions(positions)
     if clip is not None:

@@ -27,7 +27,7 @@ only here; its `implementations(facts)` gives a tuple of `Implementation`."""
 
 
 class Choice(NamedTuple):
-    """Who serves an op, and why each better provider does not ("" where there is none)."""
+    """The provider of an op, and why each better one is not used ("" if there is no better one)."""
 
     op: str
     provider: str
@@ -185,8 +185,8 @@ def _first_that_serves(
     facts: Facts,
     missing: Mapping[str, str],
 ) -> tuple[str, str]:
-    """The first provider that serves all members, else plain torch; and why each before it does
-    not. That one is not about these ops at all is worth saying only where nobody else is.
+    """Return the first provider that serves all members, else plain torch; and why each provider
+    before it does not. A provider without any of these ops is named only before plain torch.
     """
     refusals: list[str] = []
     others: list[str] = []

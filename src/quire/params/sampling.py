@@ -92,7 +92,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
         sampling_rules.verify(self, vocab_size=vocab_size, max_logprobs=max_logprobs)
 
     def limit_output(self, room: int) -> None:
-        """Make `max_tokens` a number when the model has `room` tokens of room behind the prompt."""
+        """Make `max_tokens` a number when the model has `room` tokens left after the prompt."""
         if self.max_tokens is None:
             self.max_tokens = room
             sampling_rules.check_min_tokens(self)
@@ -157,12 +157,12 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
 
     @property
     def bad_words_token_ids(self) -> list[list[int]] | None:
-        """The bad words as token ids; None when there are none."""
+        """The bad words as token ids; None without bad words."""
         return self._bad_words_token_ids
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many logprobs a position gets beside its own token: -1 all, None no logprobs."""
+        """How many logprobs a position gets in addition to its own: -1 all, None no logprobs."""
         if self.logprobs is None and self.logprob_token_ids is not None:
             return len(self.logprob_token_ids)
         return self.logprobs

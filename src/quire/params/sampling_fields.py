@@ -32,7 +32,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
-    """None: as many as fit behind the prompt."""
+    """None: as many as fit after the prompt."""
     min_tokens: int = 0
     logprobs: int | None = None
     """How many of the likeliest tokens to report; 0: the chosen one alone, -1: all."""
@@ -47,9 +47,9 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
-    """DELTA outputs come every so many tokens; never more often than the engine's own interval."""
+    """Tokens between DELTA outputs; at least the engine's own interval."""
     skip_clone: bool = False
-    """`clone()` may be shallow, because nobody changes the containers."""
+    """`clone()` may be shallow, because the containers are never modified."""
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None

@@ -228,7 +228,7 @@ def _verify_logprobs(params: SamplingFields, vocab_size: int, limit: int) -> Non
             raise InvalidParameter(name, value, allowed, hint)
     listed = params.logprob_token_ids
     if listed is not None and params.logprobs not in (None, len(listed)):
-        allowed = f"beside logprob_token_ids it must be None or their number, {len(listed)}"
+        allowed = f"with logprob_token_ids it must be None or their number, {len(listed)}"
         raise InvalidParameter("logprobs", params.logprobs, allowed)
 
 

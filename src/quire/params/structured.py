@@ -31,9 +31,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     Between two tokens of JSON there may be one blank or line break; `whitespace_pattern` is a
     regular expression that says otherwise, `disable_any_whitespace` allows none.
     `disable_additional_properties` closes objects that do not say whether they are open. With
-    `starts_after` the form begins behind the first occurrence of this text, or of these token ids,
-    in the output (the end of a reasoning), and everything before it is free but for the end of the
-    text.
+    `starts_after` the form begins after the first occurrence of this text, or of these token ids,
+    in the output (the end of a reasoning), and everything before it is unconstrained, except that
+    the text must not end.
 
     Raises InvalidParameter when no kind or more than one is given, or one cannot be read.
     """

@@ -6,8 +6,8 @@ import msgspec
 
 
 class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """At most `budget` tokens of reasoning between the marks; `num_before`: the prompt ends inside
-    one, so many tokens of which it has (None: it does not).
+    """At most `budget` tokens of reasoning between the delimiters; `num_before`: how many of them
+    the prompt has, if it ends inside reasoning (None: it does not).
     """
 
     budget: int

@@ -1,7 +1,7 @@
 """Recipes: the weight format of each role that a weight can have in a decoder.
 
 Loss of the embedded model on its 17 held-out files (36 windows of 1,024 tokens; 2.9516 nats per
-token in bfloat16), with int8 activations (fp8 ones beside fp8 weights) unless the recipe is
+token in bfloat16), with int8 activations (fp8 ones with fp8 weights) unless the recipe is
 weight-only:
 
 | projections | head | difference to bfloat16 |

@@ -131,8 +131,8 @@ class BatchBuilder:
 
     def padding(self, size: int) -> Batch:
         """A step of only padding, at the addresses of decode steps that are padded to this size."""
-        nobody = np.zeros(0, dtype=np.int64)
-        layout = self._layout_of(nobody, nobody, np.zeros(1, dtype=np.int64), nobody, None, size)
+        no_rows = np.zeros(0, dtype=np.int64)
+        layout = self._layout_of(no_rows, no_rows, np.zeros(1, dtype=np.int64), no_rows, None, size)
         self._fill(layout)
         self.gather(layout.inputs)
         return layout.inputs.batch

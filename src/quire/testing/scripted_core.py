@@ -38,10 +38,10 @@ LogprobRow = tuple[list[int], list[float], int]
 class ScriptedCore:
     """Serves `script(request)` token by token; a script that runs out stands still.
 
-    `tokens_per_step(handle)` says how many tokens a request gets in a step; a step in which nobody
-    gets one is skipped. `before_step` is called first in every `get_output`. `requests` are those
-    not ended, by handle; `seen` all that ever came; `aborted` the handles that were aborted, in
-    order.
+    `tokens_per_step(handle)` says how many tokens a request gets in a step; a step in which no
+    request gets one is skipped. `before_step` is called first in every `get_output`. `requests` are
+    those not ended, by handle; `seen` all that ever came; `aborted` the handles that were aborted,
+    in order.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class ScriptedCore:
         return reset_running_requests or not self.requests
 
     def reset_mm_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no such cache."""
 
     def reset_encoder_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no such cache."""
 
     def pause_scheduler(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
         """Stand still; with "abort" the requests end first, with that reason."""
@@ -160,7 +160,7 @@ class ScriptedCore:
         return self._is_paused
 
     def release_kv_cache_memory(self) -> None:
-        """There is none to give back."""
+        """Do nothing: there is no such memory."""
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What a core of a text model says."""
@@ -171,7 +171,7 @@ class ScriptedCore:
         return "default"
 
     def list_loras(self) -> set[int]:
-        """There are none."""
+        """Return an empty set: there are no adapters."""
         return set()
 
     def profile(self, is_start: bool, prefix: str | None = None) -> list[str | None]:

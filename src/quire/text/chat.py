@@ -1,5 +1,5 @@
-"""Chat messages to a prompt: what a request sends is brought into the one form that templates are
-given.
+"""Chat messages to a prompt: the messages of a request are converted to the one form that templates
+get.
 
 The rules are those that clients of OpenAI-like servers rely on: contents as text or as parts, tool
 calls with parsed arguments, reasoning, the developer role. Text only: a part with an image, audio

@@ -232,8 +232,8 @@ class WordText:
 
 
 class LibraryText:
-    """Any other decoder, through the library's own stream, which decodes the last ids anew for each
-    id.
+    """Any other decoder, through the library's own stream, which decodes the last ids again for
+    each id.
 
     `held`: the ids since the last text.
     """

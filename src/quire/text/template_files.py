@@ -30,7 +30,7 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
 def choose_template(own: str | dict[str, str] | None, wanted: str | None, has_tools: bool) -> str:
     """The template to use: `wanted` (a text, or a name among `own`), else the tokenizer's own.
 
-    With tools, one named "tool_use" comes before "default". Raises RequestError if there is none.
+    With tools, one named "tool_use" comes before "default". Raises RequestError without a template.
     """
     if wanted is not None:
         return own.get(wanted, wanted) if isinstance(own, dict) else wanted

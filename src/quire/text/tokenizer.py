@@ -355,8 +355,8 @@ class Tokenizer:
         """The template's text: the argument (a text, or the name of one of the tokenizer's), else
         the tokenizer's own.
 
-        With tools, a template named "tool_use" comes before "default". Raises RequestError when
-        there is none.
+        With tools, a template named "tool_use" comes before "default". Raises RequestError without
+        a template.
         """
         return choose_template(self.chat_template, chat_template, tools is not None)
 

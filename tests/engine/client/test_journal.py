@@ -214,7 +214,7 @@ def test_control_is_brought_back():
 def test_frames_come_once_and_in_order():
     order = FrameOrder()
     assert [order.accept(n) for n in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
-    with pytest.raises(LostFrames, match="message 5 came behind message 3"):
+    with pytest.raises(LostFrames, match="message 5 came after message 3"):
         order.accept(5)
 
 

@@ -240,7 +240,7 @@ def test_a_lost_request_is_the_death_of_the_core(plan):
         client.add_request(request(1))
         client.remote.sockets.connections[0].num_sent += 1
         client.add_request(request(2))
-        with pytest.raises(EngineDeadError, match="message 3 came behind message 1"):
+        with pytest.raises(EngineDeadError, match="message 3 came after message 1"):
             while True:
                 client.get_output()
         client.remote.restart_core(0)

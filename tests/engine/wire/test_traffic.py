@@ -10,7 +10,7 @@ from quire.engine.wire.messages import Heartbeat
 def test_each_message_counts_once_and_none_may_be_missing():
     order = FrameOrder()
     assert [order.accept(number) for number in (1, 2, 2, 1, 3)] == [True, True, False, False, True]
-    with pytest.raises(LostFrames, match="message 5 came behind message 3"):
+    with pytest.raises(LostFrames, match="message 5 came after message 3"):
         order.accept(5)
 
 

@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float:
-        """Seconds per token after the first; 0 where there is none."""
+        """Seconds per token after the first; 0 without such a token."""
         after_first = self.output_len - 1
         return (self.latency - self.ttft) / after_first if after_first > 0 else 0.0
 

@@ -13,9 +13,9 @@ from quire.errors import InvalidParameter, InvalidType
 def words_of(path: str, flags: Container[str]) -> list[str]:
     """The words of a command line that says what the file says: `port: 80` is `--port=80`.
 
-    A true flag is `--flag`, a false one `--no-flag` (nothing, if that is none of the `flags`), null
-    leaves it out, a list is several words, an object JSON. Raises InvalidParameter for a file that
-    cannot be read or is not such a list of names and values.
+    A true flag is `--flag`, a false one `--no-flag` (nothing, if that is not one of the `flags`),
+    null leaves it out, a list is several words, an object JSON. Raises InvalidParameter for a file
+    that cannot be read or is not such a list of names and values.
     """
     import yaml  # only who has a file pays for it
 

@@ -179,8 +179,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     max_core_restarts: int = _SCHEDULE.integer(
         3,
-        "A core process that dies is started anew and its requests go on; the engine is given up "
-        "when so many lives in a row brought nothing. 0: it dies with its first core.",
+        "A core process that dies is restarted and its requests continue; the engine gives up "
+        "after this many restarts in a row without progress. 0: it dies with its first core.",
         unit="restarts",
         minimum=0,
         maximum=1000,
@@ -315,7 +315,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     structured_outputs_config: dict[str, Any] | None = SAMPLING_AND_OUTPUT.mapping(
         None,
-        "How outputs are brought into a form: backend ('auto', 'guidance' or 'xgrammar'), "
+        "How structured outputs are generated: backend ('auto', 'guidance' or 'xgrammar'), "
         "disable_any_whitespace, disable_additional_properties, enable_in_reasoning, "
         "compile_time_s (5), compile_memory_mib (1024), max_cached_grammars (256).",
     )

@@ -1,5 +1,5 @@
-"""What an operator wishes of the HTTP server: `ServerArgs`, beside `EngineArgs` on the command line
-of `quire serve`.
+"""`ServerArgs`: the options of the HTTP server, next to `EngineArgs` on the command line of `quire
+serve`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ServerArgs(CommandLineOptions):
     )
     admin_port: int | None = _ACCESS.integer(
         None,
-        "Serve those routes at this port of 127.0.0.1 instead of beside the others; 0: any.",
+        "Serve those routes at this port of 127.0.0.1 instead of with the others; 0: any.",
         minimum=0,
         maximum=65535,
     )

@@ -20,7 +20,7 @@ _NO_OFFLOAD = "Weights stay in memory whole; use a smaller model or a machine wi
 _NO_POOLING = "This release generates text only; it has no embedding, classification or scoring."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
-_NO_EVENTS = "Nobody publishes events of the KV cache; leave it out."
+_NO_EVENTS = "Events of the KV cache are not published; leave it out."
 _NO_DRAFTS = (
     "Speculative decoding is not built; leave it out and the answers are the same, only slower."
 )
@@ -94,7 +94,7 @@ class UnbuiltArgs:
     master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_DEVICE)
     master_port: int = unbuilt(29501, "port of machine 0", _ONE_DEVICE)
     disable_custom_all_reduce: bool = unbuilt(
-        False, "no own all-reduce", "With one device there is none to disable; leave it out.", True
+        False, "no own all-reduce", "With one device there is no all-reduce; leave it out.", True
     )
     worker_cls: Any = unbuilt("auto", "class of the worker", "Use collective_rpc with a callable.")
     worker_extension_cls: str = unbuilt(

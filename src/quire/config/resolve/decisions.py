@@ -1,4 +1,4 @@
-"""A plan in the making: values with reasons, each decided once."""
+"""An unfinished plan: values with reasons, each decided once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.hardware.facts import MachineFacts
 
 
 class Decisions:
-    """What is wished for, what is known, and what has been decided so far.
+    """The arguments, the facts, and what has been decided so far.
 
     Invariant: a field is decided at most once, and never without a reason.
     """
@@ -23,18 +23,18 @@ class Decisions:
         self._notes: list[str] = []
 
     def decide(self, name: str, value: Any, reason: str) -> Any:
-        """Fix one field of the plan; gives the value back."""
+        """Fix one field of the plan, and return its value."""
         assert name not in self._values, f"{name} is decided twice"
         assert reason, f"{name} has no reason"
         self._values[name], self._reasons[name] = value, reason
         return value
 
     def value(self, name: str) -> Any:
-        """What was decided for a field."""
+        """Return the value that was decided for a field."""
         return self._values[name]
 
     def requested(self, name: str, field: str | None = None) -> Any:
-        """Fix a field to what the argument of that name says, which is never None."""
+        """Fix a field to the argument of that name, which is never None, and return it."""
         value = vars(self.args)[name]
         is_default = value == EngineOptions.__dataclass_fields__[name].default
         return self.decide(
@@ -42,7 +42,7 @@ class Decisions:
         )
 
     def note(self, sentence: str) -> None:
-        """Keep a sentence that the user should hear."""
+        """Keep a sentence to be shown to the user."""
         self._notes.append(sentence)
 
     def plan(self) -> EnginePlan:

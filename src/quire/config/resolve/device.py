@@ -25,7 +25,7 @@ class ChosenDevice(NamedTuple):
 def choose_device(args: EngineOptions, machine: MachineFacts) -> ChosenDevice:
     """A GPU where one can be used, unless the arguments say otherwise.
 
-    Raises InvalidParameter for "cuda" where there is none, NotBuiltYet for copies over GPUs.
+    Raises InvalidParameter for "cuda" without a GPU, NotBuiltYet for data parallelism over GPUs.
     """
     trouble = _trouble(machine)
     if args.device == "cpu":

@@ -57,7 +57,7 @@ def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
         d.decide("kv_dtype", dtype, "K/V are stored as they are computed")
     else:
         hint = f"Use 'auto', which is {dtype} here, or 'int8'."
-        raise NotBuiltYet("kv_cache_dtype", f"{given} beside dtype={dtype}", hint)
+        raise NotBuiltYet("kv_cache_dtype", f"{given} with dtype={dtype}", hint)
 
 
 def _require_fp8(d: Decisions, name: str, given: str) -> None:

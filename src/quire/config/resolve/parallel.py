@@ -11,8 +11,8 @@ INTERNAL, HYBRID, EXTERNAL = "internal", "hybrid", "external"
 
 
 def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
-    """Fix the fields data_parallel_*. Raises InvalidParameter for wishes that do not go
-    together.
+    """Fix the fields data_parallel_*. Raises InvalidParameter for arguments that contradict each
+    other.
     """
     args, size = d.args, d.requested("data_parallel_size")
     mode, reason = _mode(d, is_headless)

@@ -1,7 +1,7 @@
-"""Wishes and facts become a plan: a pure function, so that a changed default is a changed line in a
-golden file.
+"""Makes a plan from arguments and facts: a pure function, so that a changed default is a changed
+line in a golden file.
 
-Rules 12.2 to 12.7 and 12.13 of the reference, as far as this release has what they speak of.
+Rules 12.2 to 12.7 and 12.13 of the reference, as far as this release implements them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ DEFAULT_LENGTH = 2048
 """Tokens of a model whose config.json names no length."""
 _DEFAULT_TOKENS = 4096
 _DEFAULT_TOKENS_SERVING = 2048
-"""On a CPU, where a step of so many tokens takes seconds and every stream waits for it."""
+"""On a CPU, where a step of more tokens takes seconds and every stream waits for it."""
 _DEFAULT_TOKENS_GPU = 8192
 _DEFAULT_SEQS = 256
 _QUEUED_BATCHES = 16
@@ -38,7 +38,7 @@ def length_limit(d: Decisions) -> int:
 
 
 def _length(d: Decisions) -> int | None:
-    """The wished length; None where it follows from memory."""
+    """The requested length; None if it follows from memory."""
     given, known = d.args.max_model_len, d.model.length
     if given == -1:
         return None

@@ -145,7 +145,7 @@ class RequestState:
         return self._kind is _CUMULATIVE
 
     def partial(self) -> RequestOutput | None:
-        """The output that is due now, before the end; None if there is none."""
+        """The output that is due now, before the end; None if no output is due."""
         return self.news() if self.is_due else None
 
     def news(self) -> RequestOutput | None:

@@ -51,7 +51,7 @@ class LoadBoard:
         )
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._words.release()
         self._memory.close()
         os.close(self.fd)

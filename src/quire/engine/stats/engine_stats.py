@@ -280,7 +280,7 @@ class Buckets:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count `value` so many times."""
+        """Count `value` `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 

@@ -87,7 +87,7 @@ class FrameOrder:
         if number <= self.num_taken:
             return False
         if number > self.num_taken + 1:
-            raise LostFrames(f"message {number} came behind message {self.num_taken}")
+            raise LostFrames(f"message {number} came after message {self.num_taken}")
         self.num_taken = number
         return True
 

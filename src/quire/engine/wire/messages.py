@@ -232,7 +232,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What one step brought, as columns: request `handles[i]` got `counts[i]` of the flat
+    """The output of one step, as columns: request `handles[i]` got `counts[i]` of the flat
     `token_ids` (None: one each).
 
     A request in `finished` may have no new token (an error, an abort by the core); one that pooled
@@ -280,7 +280,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
 @dataclass(slots=True, frozen=True)
 class EngineCoreOutput:
-    """What a step brought to one request: a view of the columns, made when somebody asks."""
+    """The output of a step for one request: a view of the columns, made on demand."""
 
     handle: int
     new_token_ids: list[int]

@@ -12,8 +12,8 @@ from quire.ops.sampling.sample import TopLogits
 class SampleOps:
     """`greedy`, `draw`, `truncate` and `rank` on a runtime; see quire.ops.sampling.sample for each.
 
-    They compute at once and are no part of a recorded program: which of them a step needs is
-    decided anew each time.
+    They compute at once and are not part of a recorded program: which of them a step needs is
+    decided each time.
     """
 
     def __init__(self, runtime: CpuRuntime) -> None:

@@ -30,7 +30,7 @@ _DTYPES = {
 }
 _REMAP_BYTES = (
     256 << 20
-)  # mapped bytes after which a file is mapped anew, so that read weights do not stay resident
+)  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class CheckpointFiles:
         return tensor
 
     def close(self) -> None:
-        """Let go of the mapped file."""
+        """Close the mapped file."""
         if self._open is not None:
             self._open[1].__exit__(None, None, None)
         self._open = None

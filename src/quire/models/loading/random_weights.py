@@ -1,5 +1,4 @@
-"""Weights that nobody trained, for benchmarks and tests: fast to draw, and with logits that are not
-degenerate.
+"""Random weights, for benchmarks and tests: fast to draw, and with logits that are not degenerate.
 
 Each leaf depends on (seed, its name) only. Values come from a table of 2^16 normal quantiles
 indexed by random 16-bit integers: an order of magnitude faster than drawing normals, and the bits

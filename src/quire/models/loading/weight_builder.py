@@ -35,8 +35,8 @@ class WeightBuilder:
         device: torch.device,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`read` gives a leaf in any float dtype, valid until its next call; on a device that is
-        not the CPU it gives memory that nobody writes again.
+        """`read` gives a leaf in any float dtype, valid until its next call; on a device other than
+        the CPU it returns memory that is not written again.
         """
         self.dtype, self.device = dtype, device
         self._left = parameters(decoder)
@@ -82,7 +82,7 @@ class WeightBuilder:
                 self._done += 0 if leaf is None else leaf.size
 
     def finish(self) -> None:
-        """The model is complete; a leaf that nobody asked for is a bug in the decoder."""
+        """Check that the model is complete; an unused leaf is a bug in the decoder."""
         assert not self._left, f"the decoder left {list(self._left)[:3]} unused"
 
     def _empty(self, *shape: int) -> Tensor:
@@ -104,8 +104,8 @@ class WeightBuilder:
 
 
 def _fresh_pages(num_bytes: int) -> mmap.mmap:
-    """Memory that goes back to the system with its last tensor. The C library would keep what
-    providers have packed and dropped: 240 MB behind a 0.6B model.
+    """Memory that is returned to the system with its last tensor. The C library would keep what
+    providers have packed and dropped: 240 MB after loading a 0.6B model.
     """
     pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them serves small pages

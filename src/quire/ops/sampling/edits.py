@@ -42,10 +42,10 @@ def penalize(logits: Tensor, history: Tensor, places: Tensor, penalties: Tensor)
     (repetition, frequency, presence).
 
     l / repetition where l > 0, else l * repetition, for all tokens before the position; then, for
-    those behind the prompt, l - frequency * count, then l - presence. Each step is rounded. Counts
-    are taken from the history anew: O(tokens so far), less than the passes over [V] that kept
-    counts would need, and nothing to rebuild or roll back. A history cut at the largest position
-    keeps a GPU from looking further.
+    those after the prompt, l - frequency * count, then l - presence. Each step is rounded. Counts
+    are computed from the history in every call: O(tokens so far), less than the passes over [V]
+    that kept counts would need, and nothing to rebuild or roll back. A history cut at the largest
+    position keeps a GPU from reading further.
     """
     width = logits.shape[1]
     counts = logits.new_empty(width)

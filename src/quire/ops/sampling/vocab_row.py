@@ -83,7 +83,9 @@ class VocabRow:
         return self._largest_of(ids, ids.shape[0])
 
     def log_sum(self) -> float:
-        """log of the sum of exp(entry - peak): what a log-softmax subtracts beside the peak."""
+        """log of the sum of exp(entry - peak): what a log-softmax subtracts in addition to the
+        peak.
+        """
         return math.log((self.values - self.peak).exp_().sum().item())
 
     def _ids_of(self, blocks: Tensor) -> Tensor:

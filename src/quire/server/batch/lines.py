@@ -76,7 +76,7 @@ def read_lines(file: Path, max_bytes: int) -> Iterator[Line]:
 
 
 def _read_line(stream: BinaryIO, max_bytes: int) -> tuple[int, str, bytes | None]:
-    """Bytes of the next line (0: there is none), its digest, and its text without its ends."""
+    """Size in bytes of the next line (0: end of file), its digest, its text without line end."""
     size, digest, pieces = 0, hashlib.sha256(), []
     while piece := stream.readline(_PIECE_BYTES):
         size += len(piece)

@@ -127,7 +127,7 @@ class Results:
         self.num_failed += is_error
 
     def _refused(self, text: str) -> InvalidParameter:
-        hint = "Name another file, or begin anew with --overwrite."
+        hint = "Name another file, or start over with --overwrite."
         return InvalidParameter("--output-file", str(self._file), text, hint)
 
 

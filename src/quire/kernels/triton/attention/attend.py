@@ -409,8 +409,8 @@ def _launch(
 
 
 def _lines(tiles: Tiles, group: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Queries of a program, and lines of its product. All query heads of the KV head stand beside
-    each other in a program: so many fewer tokens.
+    """Queries of a program, and lines of its product. All `group` query heads of the KV head are in
+    one program, which therefore has that many times fewer tokens.
     """
     least, best = tiles.shape
     if dtype is torch.float32:

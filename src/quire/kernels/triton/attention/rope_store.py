@@ -251,7 +251,7 @@ def rope_store(
 
 
 def _weights(stand_in: Tensor, n: QKNorm | None) -> tuple[Tensor, ...]:
-    """Weight and bias of queries, then of keys; the stand-in where there is none."""
+    """Weight and bias of queries, then of keys; the stand-in for a missing one."""
     sides: tuple[NormWeight | None, ...] = (None, None) if n is None else (n.q, n.k)
     found: list[Tensor | None] = []
     for side in sides:

@@ -39,9 +39,10 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a plan is made with. `spare`: programs, for each KV head, beside one for every row with
-    one new token, which share the keys of the longest with these; 0: a token's bits must not depend
-    on the other rows. `upload`: a host array -> its values on the device; `shape`: as of `Tiles`.
+    """The settings of a plan. `spare`: for each KV head, programs in addition to one for every row
+    with one new token; they share the keys of the longest rows with those; 0: a token's bits must
+    not depend on the other rows. `upload`: a host array -> its values on the device; `shape`: as of
+    `Tiles`.
     """
 
     spare: int
@@ -147,7 +148,7 @@ def plan_rows(
 
 
 def _decodes(decode: np.ndarray, seen: np.ndarray, means: Means) -> Tiles:
-    """Programs for the rows `decode` of a step, whose rows see so many keys.
+    """Programs for the rows `decode` of a step, which see `seen` keys.
 
     As many as there are rows, and the spare ones, whatever the lengths, so that a captured graph
     serves any. Where no program has more keys than the sum of all over the spare ones, they are

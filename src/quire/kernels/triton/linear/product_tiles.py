@@ -70,7 +70,7 @@ class ProductTile:
 
 
 def row_class(rows: int, unit: int, *, is_fixed: bool) -> int:
-    """The rows of a tile where there are so many in a product. unit: that of the weight's
+    """The rows of a tile for a product with `rows` rows. unit: that of the weight's
     `ProductShape`; with 256 inputs at once a tile of many rows would not fit. is_fixed: a row's
     bits must not depend on their number.
     """
@@ -82,7 +82,7 @@ def row_class(rows: int, unit: int, *, is_fixed: bool) -> int:
 
 
 def tile_of(rows: int, shape: ProductShape) -> ProductTile:
-    """The tile with so many rows, which is what `row_class` says."""
+    """The tile with `rows` rows, as `row_class` returns them."""
     outputs = _outputs(rows, shape)
     depth = _depth(rows, shape)
     return ProductTile(

@@ -78,8 +78,8 @@ class TritonLinear:
         return y.view(*x.shape[:-1], self.out_features)
 
     def tile_rows(self, num_rows: int, dtype: torch.dtype) -> int:
-        """Rows that a program multiplies where there are so many of x, of this dtype; for each
-        expert if there are experts.
+        """Rows that a program multiplies if x has `num_rows` rows of this dtype; for each expert if
+        there are experts.
         """
         is_fixed = self.is_fixed or self._operands(dtype) is tl.float32
         return row_class(num_rows, 2 * self.group, is_fixed=is_fixed)

@@ -47,7 +47,7 @@ def of_chunks(logits: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
 
 
 def warps_of(chunk: int) -> int:
-    """Of a program that has so many entries."""
+    """The number of warps of a program with `chunk` entries."""
     return min(8, max(1, chunk // 512))
 
 

@@ -42,7 +42,7 @@ _UNIT = tl.constexpr(1 << 40)
 def sample_of_row(
     row: tl.tensor, temperature: tl.tensor, V: tl.constexpr, SAMPLE: tl.constexpr
 ) -> Any:
-    """Entries of the row divided by the temperature, -inf where there are none."""
+    """Entries of the row divided by the temperature, -inf beyond the last entry."""
     lane = tl.arange(0, SAMPLE)
     if V > SAMPLE:
         x = tl.load(row + (lane.to(tl.int64) * V) // SAMPLE)
@@ -146,7 +146,7 @@ def _last_reaching(
     entry: tl.tensor, unit: tl.tensor, needed: tl.tensor, low: tl.tensor, high: tl.tensor
 ) -> Any:
     """The largest number from which on units [SIZE] sum to `needed` at least; that of key `low` if
-    there is none. Entries are ordered by key and, downwards, by id; all keys are below `high`.
+    no number is. Entries are ordered by key and, downwards, by id; all keys are below `high`.
     """
     found = low.to(tl.int64) << _ID_BITS
     span = (high - low).to(tl.int64) << _ID_BITS
