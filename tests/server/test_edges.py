@@ -131,7 +131,7 @@ def test_t05_a_process_that_does_not_read_is_let_go(monkeypatch):
         serving_all = asyncio.ensure_future(broker.run())
         await asyncio.wait_for(lost.wait(), 30)
         serving_all.cancel()
-        assert not broker.seats
+        assert not broker.servers
         ours.close()
 
     asyncio.run(run())

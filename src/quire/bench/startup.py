@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start again and again and print the medians."""
     engine_args = engine_args_from(args)
-    engine_args.create_engine_config()  # what is wrong is said here, not in a child
+    engine_args.create_engine_config()  # errors are raised here, not in a child
     trials = [one_start(engine_args) for _ in range(args.num_trials + 1)][1:]
     medians = {name: statistics.median(t[name] for t in trials) for name in trials[0]}
     figures = {
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def one_start(engine_args: EngineArgs) -> dict[str, float]:
     """The seconds of one process: parts, `ready` and `first token` since its start.
 
-    Raises LoadError with the last line that the process said, if it failed.
+    Raises LoadError with the last line on the process's standard error, if it failed.
     """
     given = {
         field.name: getattr(engine_args, field.name)
@@ -69,8 +69,8 @@ def one_start(engine_args: EngineArgs) -> dict[str, float]:
     start = time.monotonic()
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["nothing was said"]
-        raise LoadError(f"A process that was to start an engine failed: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or ["no error message"]
+        raise LoadError(f"A process that was to start an engine failed: {lines[-1]}")
     answer = json.loads(done.stdout.splitlines()[-1])
     moments = [start, *answer["moments"].values()]
     steps = [after - before for before, after in zip(moments, moments[1:], strict=False)]

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def converse(model: Model, sampling: Mapping[str, Any], *, stats: bool) -> None:
-    """Continue each line; what cannot be continued is said, and the next may come."""
+    """Continue each line; print an error for a line that fails, and go on with the next."""
     for prompt in lines("Begin a text."):
         if not prompt:
             continue

@@ -1,4 +1,4 @@
-"""Sampling parameters that a model brings in generation_config.json (reference rule 12.13)."""
+"""Sampling parameters from a model's generation_config.json (reference rule 12.13)."""
 
 from __future__ import annotations
 

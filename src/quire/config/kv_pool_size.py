@@ -1,4 +1,4 @@
-"""What the KV pool gets of a device's memory that was measured."""
+"""The size of the KV pool from a device's measured memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class MeasuredMemory(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> int:
-        """What is left for the KV cache: of the share, and of what is there."""
+        """Bytes left for the KV cache, both of the share and of the free memory."""
         taken = max(0, self.free_at_start - self.free_now)
         return max(0, min(int(self.free_at_start * self.share) - taken, self.free_now))
 
     def num_blocks(self, block_bytes: int, most: int) -> int:
-        """Blocks that fit, the null block included, up to as many as can be of use."""
+        """Blocks that fit, including the null block, up to as many as can be used."""
         return min(most, self.room // block_bytes)
 
 

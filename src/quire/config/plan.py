@@ -1,6 +1,4 @@
-"""What `resolve()` decided: `EnginePlan`, in which nothing is automatic and every value has its
-reason.
-"""
+"""`EnginePlan`: what `resolve()` decided; nothing is automatic and every value has its reason."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
 
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
-    `data_parallel_ranks` are the cores that run here; in the mode "internal" those that are missing
-    run elsewhere and come to `data_parallel_address`. `num_threads`, `num_blocks` and
-    `kv_cache_bytes` are each core's own. The latter is what the blocks take in all groups' layers.
-    With a `memory_share` both are an estimate: the worker measures what its workspace leaves of
-    that share of a device's free memory. `tokenizer_folder` is None when no tokenizer is wanted.
-    `max_logprobs` is at most the vocabulary. `reasons` has an entry for
-    every field shown by `explain()`; `notes` are what a user should hear.
+    `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
+    other machines and connect to `data_parallel_address`. `num_threads`, `num_blocks` and
+    `kv_cache_bytes` are each core's own. The latter is the size of the blocks in all groups'
+    layers. With a `memory_share` both are estimates: the worker measures what its workspace leaves
+    of that share of a device's free memory. `tokenizer_folder` None: no tokenizer. `max_logprobs`
+    is at most the vocabulary. `reasons` has an entry for every field shown by `explain()`; `notes`
+    are messages for the user.
     """
 
     # the model

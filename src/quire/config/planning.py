@@ -27,17 +27,17 @@ from quire.models.spec import Block, Moe
 from quire.text.json_files import read_json
 
 EMBEDDED_NAME = "quire-embedded"
-"""What the model inside the package is called."""
+"""The name of the model inside the package."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _LARGEST_HEADER = 100 << 20
 
 
 def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
-    """Everything about the engine that `args` describe, on this machine as it is now;
-    `is_headless`: its cores serve a front end elsewhere.
+    """Make the plan of the engine that `args` describe, on this machine as it is now;
+    `is_headless`: its cores serve a front end on another machine.
 
-    Raises RequestError for an argument, LoadError for a model that cannot be.
+    Raises RequestError for an invalid argument, LoadError for a model that cannot be loaded.
     """
     check_args(args)
     model, machine = gather_model_facts(args), gather_machine_facts()

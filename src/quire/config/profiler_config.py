@@ -1,4 +1,4 @@
-"""How an engine may be profiled: the fields of `profiler_config`, checked."""
+"""Settings for profiling an engine: the fields of `profiler_config`, checked."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _UNBUILT = {
 
 
 class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which library makes masks of a form, what requests start from, and what compiling may cost.
+    """The library that makes masks, the defaults of requests, and the limits on compiling.
 
     "guidance" makes all masks with llguidance; "xgrammar" those of the forms that xgrammar enforces
     whole with it, and the others with llguidance. The two `disable` fields hold for every request.

@@ -53,7 +53,7 @@ class ExpertExchange:
         """`num_layers` with `num_experts` each, for activations [T, width]."""
         self.num_rounds = 0
         self.is_ending = False
-        """This core is told to end; `all_end` when that is true of every one."""
+        """Mark this core as ending; `all_end` is set once every core is."""
         self.all_end = False
         self.while_waiting: Callable[[], None] = lambda: None
         """Called now and then while the others let this core wait."""
@@ -87,12 +87,12 @@ class ExpertExchange:
         """
         flags = _UNFINISHED * is_unfinished | _ENDING * self.is_ending
         self.num_rounds += 1
-        said = self._all_gather([self.num_rounds, flags])
-        if any(number != self.num_rounds for number, _ in said):
+        gathered = self._all_gather([self.num_rounds, flags])
+        if any(number != self.num_rounds for number, _ in gathered):
             self._is_broken = True
-            raise PeersLost(f"The cores are in different rounds: {[n for n, _ in said]}.")
-        self.all_end = all(found & _ENDING for _, found in said)
-        goes_on = any(found & _UNFINISHED for _, found in said)
+            raise PeersLost(f"The cores are in different rounds: {[n for n, _ in gathered]}.")
+        self.all_end = all(found & _ENDING for _, found in gathered)
+        goes_on = any(found & _UNFINISHED for _, found in gathered)
         if goes_on:
             self._passed = 0
         return goes_on

@@ -1,1 +1,1 @@
-"""How an engine core reaches the devices that run its steps."""
+"""Between an engine core and the devices that run its steps."""

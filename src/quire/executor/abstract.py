@@ -1,4 +1,4 @@
-"""The one way in which an engine core sees devices: launch a step, call every worker."""
+"""An engine core's only interface to devices: launch a step, call every worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from quire.scheduling.step import StepPlan
 
 
 class LaunchedStep(Protocol):
-    """A step that runs: sampled at once, or when a late mask is known; read when the results are
-    due.
-    """
+    """A running step: sampled at once, or when a late mask is known; read when results are due."""
 
     def sample(self, mask: GrammarMask | None = None) -> None: ...
     def result(self) -> RunnerOutput: ...
@@ -39,7 +37,7 @@ class Executor(Protocol):
         ...
 
     def needs_host_ids(self, params: RequestParams) -> bool:
-        """Must a request with these parameters not be scheduled ahead of its last id?"""
+        """Whether a request with these parameters must not be scheduled ahead of its last id."""
         ...
 
     def collective_rpc(
@@ -60,5 +58,5 @@ class BuiltExecutor(Executor, Protocol):
 
     @property
     def facts(self) -> WorkerFacts:
-        """What every worker has, for the scheduler and the core."""
+        """The facts about every worker that the scheduler and the core need."""
         ...

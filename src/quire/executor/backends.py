@@ -1,4 +1,4 @@
-"""The executors by the names that `distributed_executor_backend` has for them."""
+"""The executors by their names in `distributed_executor_backend`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quire.executor.worker_config import WorkerConfig
 
 
 class OpenExecutor(Protocol):
-    """Builds the workers that `config` describes, and what runs them.
+    """Builds the workers that `config` describes, and their executor.
 
-    `platform`: instead of the device that `config` names. `exchange`: their experts are spread over
-    cores by it. Raises LoadError when the model cannot be loaded or its memory is not there.
+    `platform` replaces the device that `config` names. `exchange` connects cores that share
+    experts. Raises LoadError if the model cannot be loaded or there is not enough memory.
     """
 
     def __call__(

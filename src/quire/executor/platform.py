@@ -1,4 +1,4 @@
-"""What a model runs on: a device, the ops that were chosen for it, and how steps are run there."""
+"""The platform of a model: a device, the ops chosen for it, and how steps are run there."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _TOKEN_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A device and its ops; `make_forward` gives what runs a model's steps there.
+    """A device and its ops; `make_forward` returns the object that runs a model's steps there.
 
-    `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` asks for the device's
-    free memory, None where it is not the device's own. `is_host`: weights are in host memory.
+    `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` returns the device's
+    free memory; None if it has no memory of its own. `is_host`: weights are in host memory.
     """
 
     device: Device
@@ -45,9 +45,7 @@ class Platform:
 
 
 def open_platform(config: WorkerConfig) -> Platform:
-    """The device that is named. Raises InvalidParameter where it cannot be deterministic and
-    must.
-    """
+    """Open the named device. Raises InvalidParameter if it must be deterministic but cannot be."""
     platform = _open_cuda(config) if config.device == "cuda" else _open_cpu(config)
     if config.is_deterministic and not platform.ops.batch_invariant:
         reason = platform.ops.invariance_reason

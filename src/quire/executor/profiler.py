@@ -1,4 +1,4 @@
-"""Traces of a worker's steps, written as files that Perfetto and chrome://tracing open."""
+"""Traces of a worker's steps, in files for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Profiler:
             self._begin()
 
     def stop(self) -> Path | None:
-        """End the trace and write it; its file, or None when no step was traced."""
+        """End the trace and write it; returns its file, or None if no step was traced."""
         file, self._file = self._file, None
         self._end(file)
         return file if file is not None and file.exists() else None

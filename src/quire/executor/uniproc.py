@@ -29,8 +29,8 @@ from quire.scheduling.step import StepPlan
 class UniprocExecutor:
     """One worker, or several that share a model and run each step together.
 
-    The first worker samples and reports. Invariant: outside of a call, the rows of all workers
-    stand at the same place.
+    The first worker samples and reports. Invariant: outside of a call, the rows of all workers are
+    at the same positions.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class UniprocExecutor:
         threads: WorkerThreads | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`threads` are those that several workers run in. `on_close` puts back what the workers
-        changed in this process.
+        """`threads` run several workers. `on_close` restores what the workers changed in this
+        process.
         """
         assert len(workers) == 1 or threads is not None, "several workers wait for each other"
         self._workers = list(workers)
@@ -105,13 +105,13 @@ class SharedStep:
         self._steps = steps
 
     def sample(self, mask: GrammarMask | None = None) -> None:
-        """Compute on all workers; then, and only if none failed, all move on."""
+        """Compute on all workers; then, only if none failed, advance all."""
         self._threads.run([partial(step.compute, mask) for step in self._steps])
         for step in self._steps:
             step.advance()
 
     def result(self) -> RunnerOutput:
-        """The first worker's results, when every worker's device has done its part."""
+        """Wait for every worker's device, and return the first worker's results."""
         return [step.result() for step in self._steps][0]
 
 
@@ -124,9 +124,9 @@ def open_uniproc(
 ) -> UniprocExecutor:
     """Build the workers in this process.
 
-    One runs on `platform` (None: on the device that `config` names), its experts spread by
-    `exchange`. Several cut the model's heads and feed-forward width between them and share the
-    threads; their steps are not recorded.
+    A single worker runs on `platform` (None: the device that `config` names), with its experts
+    shared through `exchange`. Several workers split the model's heads and feed-forward width and
+    share the threads; their steps are not recorded.
     """
     assert num_workers == 1 or (platform is None and exchange is None), "each has its own platform"
     native, _ = find_native()

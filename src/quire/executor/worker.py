@@ -1,4 +1,4 @@
-"""What `collective_rpc` and `apply_model` reach: one worker per device."""
+"""One worker per device: the target of `collective_rpc` and `apply_model`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Worker:
         *,
         profiler: Profiler | None = None,
     ) -> None:
-        """`profiler` None: nothing can be profiled."""
+        """`profiler` None: profiling is not possible."""
         self.model_runner = runner
         self.facts = facts
         self.rank = rank
@@ -37,7 +37,7 @@ class Worker:
         self.needs_host_ids = runner.needs_host_ids
 
     def close(self) -> None:
-        """The worker is not used any more."""
+        """Release the worker."""
         if self._profiler is not None:
             self._profiler.stop()
 
@@ -46,35 +46,35 @@ class Worker:
         return self.model_runner.model
 
     def apply_model(self, func: Callable[[DecoderModel], Any]) -> Any:
-        """func(model), for looking at it or changing it."""
+        """Return func(model), which may inspect or modify the model."""
         return func(self.get_model())
 
     def kv_cache_bytes(self) -> int:
-        """What the KV cache of this worker takes in memory; 0 while it is released."""
+        """The memory of this worker's KV cache in bytes; 0 while it is released."""
         return self.model_runner.kv_cache.nbytes
 
     def sleep(self, tags: list[str], keep_weights: bool = False) -> None:
-        """Give back the memory of "weights", "kv_cache" or both; no step may be in flight.
-        keep_weights: in host memory.
+        """Release the memory of "weights", "kv_cache" or both; no step may be in flight.
+        keep_weights: keep them in host memory.
         """
         self._residence.release(tags, keep_weights=keep_weights)
 
     def wake_up(self, tags: list[str]) -> None:
-        """Take it again: kept weights come back, others are loaded as they were at start; K/V begin
-        empty.
+        """Restore the memory: kept weights are copied back, others loaded as at the start; the KV
+        cache is empty.
         """
         self._residence.restore(tags)
 
     def reload_weights(self) -> None:
-        """Load the checkpoint again, in place of the weights there are."""
+        """Load the checkpoint again, in place of the present weights."""
         self._residence.release(["weights"])
         self._residence.restore(["weights"])
 
     def profile(self, is_start: bool = True, prefix: str | None = None) -> str | None:
         """Start a trace of this worker's steps, or end it and give its file's path.
 
-        Raises InvalidParameter when the engine was made without `profiler_config`, or when a trace
-        is running (or none is) already.
+        Raises InvalidParameter if the engine was made without `profiler_config`, or if a trace is
+        already running (for a start) or not running (for an end).
         """
         if self._profiler is None:
             raise InvalidParameter(
@@ -88,10 +88,10 @@ class Worker:
         return None if path is None else str(path)
 
     def check_health(self) -> None:
-        """A worker that answers is well."""
+        """Do nothing: a worker that answers is healthy."""
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What requests can be for."""
+        """The kinds of requests that the model supports."""
         return ("generate",)
 
     def _launch_profiled(self, plan: StepPlan) -> Step | NoTokens:

@@ -42,11 +42,11 @@ def build_worker(
     exchange: ExpertExchange | None = None,
     group: WorkerGroup | None = None,
 ) -> Worker:
-    """A model with its memory on its device, warm and ready for steps.
+    """Build a model with its memory on its device, warm and ready for steps.
 
-    Its experts are spread over cores by `exchange`, if there is one. With a `group` it has its
-    share of each layer's heads and feed-forward width; all workers of the group are built at the
-    same time, and the first one samples.
+    With an `exchange` its experts are shared with other cores. With a `group` it has its share of
+    each layer's heads and feed-forward width; all workers of the group are built at the same time,
+    and the first one samples.
     """
     device = platform.device
     free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
@@ -115,7 +115,7 @@ def _loader(
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
 ) -> Callable[[], DecoderModel]:
-    """What reads the weights, at the start and after sleep."""
+    """Return the function that loads the weights, at the start and after sleep."""
     return partial(
         load_model,
         Path(config.model_folder),
@@ -149,7 +149,7 @@ def _token_head(
     forward: Forward,
     group: WorkerGroup | None,
 ) -> RowHead:
-    """The head of rows that generate: of a group's workers the first one samples."""
+    """Make the head of generating rows: the first worker of a group samples."""
     rows, device = runner.rows, platform.device
     if group is not None and group.rank > 0:
         return TokenFollower(rows, group)
@@ -174,5 +174,5 @@ def _token_head(
 
 
 def record_steps(platform: Platform, model: DecoderModel, batches: BatchBuilder) -> Forward:
-    """What runs the model's steps, recorded where the platform records."""
+    """Make the object that runs the model's steps, recorded if the platform records."""
     return platform.make_forward(model, batches)

@@ -1,4 +1,4 @@
-"""The values that a worker is built from, and what a built one has for the core."""
+"""The values that a worker is built from, and the facts about a built one for the core."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ MakeProcessors = Callable[[torch.device], Sequence[LogitsProcessor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """A worker's model, device, KV memory and largest steps; the fields mean what they mean in
-    `EnginePlan`.
-
-    `make_processors` gives the custom logits processors for a device.
+    """A worker's model, device, KV memory and largest steps; the fields are those of `EnginePlan`.
+    `make_processors` makes the custom logits processors for a device.
     """
 
     # the model
@@ -58,7 +56,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What the scheduler and the core must know of the workers: the KV blocks of each, null block
+    """The facts about the workers for the scheduler and the core: the KV blocks of each, null block
     included, and the groups that share them; whether weights are in memory of a device's own.
     """
 

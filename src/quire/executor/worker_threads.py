@@ -1,4 +1,4 @@
-"""Several workers of one process, each in a thread of its own, doing the same thing at once."""
+"""Runs the same task for several workers of one process at once, each in its own thread."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class WorkerThreads:
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Run the task of each worker in its thread; their results when all have ended.
 
-        When one raises, the others stop where they would wait for it, and what it raised is raised
-        here: of several the one that says most (see `_cause`).
+        If one raises, the others stop where they would wait for it, and its error is raised here;
+        of several errors the most informative one (see `_cause`).
         """
         futures = [
             pool.submit(self._run_one, task) for pool, task in zip(self._pools, tasks, strict=True)
@@ -56,7 +56,7 @@ class WorkerThreads:
 
 
 def _cause(errors: Sequence[BaseException]) -> BaseException:
-    """A dead device before all, then every row that is named, then the first error."""
+    """Return a dead device's error, else all failed rows, else the first error."""
     dead = [error for error in errors if isinstance(error, EngineDeadError)]
     named = [error for error in errors if isinstance(error, RowFailures)]
     if dead or not named:

@@ -1,1 +1,1 @@
-"""Structured output: what an output must look like, turned into masks over the vocabulary."""
+"""Structured output: constraints on outputs, as masks over the vocabulary."""

@@ -1,4 +1,4 @@
-"""Masks: bit i of word w is token 32 * w + i, 1 where it may come."""
+"""Masks: bit i of word w is token 32 * w + i, 1 if it is allowed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def mask_words(vocab_size: int) -> int:
 
 
 def allow(mask: np.ndarray, index: int) -> None:
-    """Let token `index` come, in a mask [ceil(V/32)] int32."""
+    """Allow token `index` in a mask [ceil(V/32)] int32."""
     mask[index // 32] |= _bit(index)
 
 
 def forbid(mask: np.ndarray, index: int) -> None:
-    """Keep token `index` out, in a mask [ceil(V/32)] int32."""
+    """Forbid token `index` in a mask [ceil(V/32)] int32."""
     mask[index // 32] &= ~_bit(index)
 
 

@@ -1,6 +1,4 @@
-"""Grammars of a core: compiled in a thread, kept while they are asked for, one constraint for each
-request.
-"""
+"""The grammars of a core: compiled in a thread, cached, with one constraint for each request."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class GrammarCompiler:
     def constraint(
         self, params: SamplingParams, thinking: Thinking | None = None
     ) -> Constraint | None:
-        """What the request's grammar, and the bound on its reasoning, demand of its output; None
+        """Make the constraint of a request's grammar and of the bound on its reasoning; None
         without either. Does not wait.
         """
         form = params.structured_outputs
@@ -69,12 +67,12 @@ class GrammarCompiler:
     def masks_of(
         self, constrained: Mapping[int, Request]
     ) -> Callable[[StepPlan], GrammarMask | None]:
-        """How the masks of a step are found, for these requests by row."""
+        """Return the function that computes a step's masks, for these requests by row."""
         size = 0 if self._source is None else self._source.size
         return StepMasks(constrained, size).of
 
     def close(self) -> None:
-        """End the thread; what it compiles now is the last."""
+        """End the thread after its current grammar."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None

@@ -1,4 +1,4 @@
-"""One request's form while it runs: how far its output has come, and what may come next."""
+"""One request's constraint while it runs: the state of its output, and what may come next."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Constraint:
         return self._matcher if self._has_begun else None
 
     def restrict(self, mask: np.ndarray) -> None:
-        """Correct a filled mask [ceil(V/32)] int32 by what is the request's own: where its text may
+        """Correct a filled mask [ceil(V/32)] int32 by the request's own rule of where its text may
         end.
         """
         if not self._has_begun:
@@ -100,7 +100,7 @@ class Constraint:
 
     @property
     def _known_vocabulary(self) -> Vocabulary:
-        assert self._vocabulary is not None, "who has a form has a vocabulary"
+        assert self._vocabulary is not None, "a grammar needs a vocabulary"
         return self._vocabulary()
 
     def _take_in(self, matcher: Matcher, token_ids: Sequence[int]) -> None:

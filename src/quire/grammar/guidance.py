@@ -20,7 +20,7 @@ from quire.grammar.structural_tag import TagError, tag_grammar
 from quire.grammar.vocabulary import Vocabulary
 
 _MAX_LEXER_STATES = 50_000
-"""Of some 2 KB each: what a request's matcher may keep."""
+"""The most states that a request's matcher may keep, of about 2 KB each."""
 
 
 class Guidance:
@@ -46,7 +46,7 @@ class Guidance:
 
     @staticmethod
     def takes(source: GrammarSource) -> bool:
-        """It takes all of them."""
+        """Return True: it enforces every form."""
         return True
 
     def compile(self, source: GrammarSource) -> GuidanceForm:
@@ -56,7 +56,7 @@ class Guidance:
                 self._tokenizer, self._lowered(source), log_level=0, limits=self._limits
             )
         except BaseException as error:
-            raise _told(error) from None
+            raise _as_grammar_error(error) from None
         if matcher.is_error():
             raise GrammarError(_first_words(matcher.get_error()))
         first = np.zeros((1, mask_words(len(self._vocabulary.tokens))), dtype=np.int32)
@@ -70,7 +70,7 @@ class Guidance:
         try:
             self._fill(matchers, masks)
         except BaseException as error:
-            raise _told(error) from None
+            raise _as_grammar_error(error) from None
 
     def _fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
         if len(matchers) == 1:
@@ -133,7 +133,7 @@ class GuidanceForm:
 
 
 class GuidanceMatcher:
-    """How far one text has come in its grammar; see `Matcher`."""
+    """The state of one text in its grammar; see `Matcher`."""
 
     def __init__(self, library: Guidance, native: Any) -> None:
         self.library = library
@@ -144,17 +144,17 @@ class GuidanceMatcher:
         try:
             is_allowed = self.advance_by(token_ids)
         except BaseException as error:
-            raise _told(error) from None
+            raise _as_grammar_error(error) from None
         if not is_allowed:
             raise GrammarError(self.failure or "the output left the grammar")
 
     def advance_by(self, token_ids: Sequence[int]) -> bool:
-        """Whether the library took all these tokens."""
+        """Whether the library accepted all these tokens."""
         return all(map(self.native.consume_token, token_ids))
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, from which on the matcher is of no more use; None: nothing."""
+        """The error after which the matcher can no longer be used; None without an error."""
         return _first_words(self.native.get_error()) if self.native.is_error() else None
 
     @property
@@ -169,13 +169,13 @@ def _json_options(source: GrammarSource) -> dict[str, Any]:
     return {"whitespace_pattern": source.whitespace, "lenient": False}
 
 
-def _told(error: BaseException) -> BaseException:
-    """A panic of the library, which is no Exception, as an error of the grammar; others stay."""
+def _as_grammar_error(error: BaseException) -> BaseException:
+    """Convert a panic of the library, which is not an Exception, to a GrammarError."""
     if type(error).__module__ == "pyo3_runtime":
         return GrammarError("the library that makes masks failed")
     return error
 
 
 def _first_words(error: str) -> str:
-    """The first lines of the library's text, without what it says of its own state."""
+    """The first lines of the library's text, without its internal state."""
     return in_short(error.split("<state>")[0])

@@ -1,4 +1,4 @@
-"""Which library compiles which form."""
+"""Chooses the library that compiles a form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_BACKEND: dict[str, tuple[type[GrammarLibrary], ...]] = {
     "guidance": (Guidance,),
     "xgrammar": (XGrammar, Guidance),
 }
-"""The first that takes a form compiles it."""
+"""A form is compiled by the first library that takes it."""
 
 
 class GrammarLibraries:

@@ -1,4 +1,4 @@
-"""What this folder needs of a library that makes masks."""
+"""The interface to libraries that make masks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class GrammarError(EngineError):
 _MAX_SHOWN = 300
 
 
-def in_short(said: str) -> str:
-    """What a library said, on one line that is fit for a reply."""
-    line = " ".join(said.split())
+def in_short(message: str) -> str:
+    """A library's message on one line that is fit for a reply."""
+    line = " ".join(message.split())
     return line if len(line) <= _MAX_SHOWN else line[:_MAX_SHOWN] + "..."
 
 
 class Matcher(Protocol):
-    """How far one text has come in its grammar."""
+    """The state of one text in its grammar."""
 
     @property
     def library(self) -> GrammarLibrary:
-        """Who fills its masks."""
+        """The library that fills its masks."""
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by these tokens. Raises GrammarError if they are not allowed."""
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, from which on the matcher is of no more use; None: nothing."""
+        """The error after which the matcher can no longer be used; None without an error."""
 
     @property
     def has_ended(self) -> bool:
@@ -51,7 +51,7 @@ class Form(Protocol):
 
 
 class GrammarLibrary(Protocol):
-    """Compiles sources for one vocabulary. Nothing here limits time: a form was tried before
+    """Compiles sources for one vocabulary. Time is not limited here: a form was validated before
     (trial.py).
     """
 
@@ -60,11 +60,11 @@ class GrammarLibrary(Protocol):
         """Whether it enforces all of the form."""
 
     def compile(self, source: GrammarSource) -> Form:
-        """Raises GrammarError for a source that is wrong, too large, or that nothing matches."""
+        """Compile a source. Raises GrammarError if it is invalid, too large, or matches nothing."""
 
     def fill(self, matchers: Sequence[tuple[Any, int]], masks: np.ndarray) -> None:
         """Write the mask of each of its matchers into its row of masks [G, ceil(V/32)] int32.
 
-        A matcher that fails says so in `failure`. Raises GrammarError where it cannot be told which
+        A matcher that fails has an error in `failure`. Raises GrammarError if it is unknown which
         one failed.
         """

@@ -26,8 +26,8 @@ class StepMasks:
         self._words = mask_words(vocab_size)
 
     def of(self, plan: StepPlan) -> GrammarMask | None:
-        """The masks of the plan's sampled rows; None where no row has a grammar. A row that has one
-        verifies no drafts.
+        """Compute the masks of the plan's sampled rows; None if no row has a grammar. A row with a
+        grammar verifies no drafts.
 
         The same for a plan that is launched again. Raises RowFailures for grammars that failed.
         """
@@ -72,7 +72,7 @@ class StepMasks:
 
 
 def _fill(matchers: Sequence[tuple[Matcher, int]], masks: np.ndarray) -> None:
-    """`GrammarLibrary.fill`, each library for its own."""
+    """Call `GrammarLibrary.fill` of each library for its own matchers."""
     by_library: dict[int, list[tuple[Matcher, int]]] = {}
     for matcher, row in matchers:
         by_library.setdefault(id(matcher.library), []).append((matcher, row))

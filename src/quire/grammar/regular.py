@@ -1,4 +1,4 @@
-"""Regular expressions in Python's meaning, written for the engine that makes masks of them."""
+"""Regular expressions with Python's meaning, rewritten for the engine that makes masks of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a grammar is made from: a value that is equal for requests that ask for the same form."""
+"""The source of a grammar: a value that is equal for requests with the same form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ budget with blanks.
 
 
 class GrammarSource(msgspec.Struct, frozen=True):
-    """A form as it was asked for. `whitespace` "" allows none between tokens of JSON."""
+    """A requested form. `whitespace` "" allows none between tokens of JSON."""
 
     kind: str
     text: str
@@ -51,7 +51,7 @@ def source_of(params: StructuredOutputsParams) -> GrammarSource:
 def with_defaults(
     params: StructuredOutputsParams, config: StructuredOutputsConfig
 ) -> StructuredOutputsParams:
-    """A request's form with what the engine was told for all of them."""
+    """Complete a request's form with the engine's settings for all forms."""
     is_json = params.kind in ("json", "json_object")
     if config.disable_any_whitespace and is_json and params.whitespace_pattern is None:
         params = msgspec.structs.replace(params, disable_any_whitespace=True)
@@ -77,7 +77,7 @@ def _tag_text(params: StructuredOutputsParams) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with every object closed that does not say whether it is open."""
+    """Close every object of the schema that does not specify whether it is open."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):

@@ -169,7 +169,7 @@ class _Writer:
         return self._behind(given, _need(given, "begin", str, "tag"))
 
     def _behind(self, given: _Tag, begin: str) -> list[_Item]:
-        """A tag of which `begin` is still to come."""
+        """The items of a tag, starting with `begin`."""
         ends = given.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not ends or not all(isinstance(e, str) for e in ends):
@@ -225,7 +225,7 @@ class _Writer:
         return _Rule(self._new_rule("either", " | ".join(choice or _NOTHING for choice in choices)))
 
     def _until(self, text: _Text, end: str) -> str:
-        """Free text up to the first `end`, and that."""
+        """Free text up to and including the first `end`."""
         free = self._free(text.excludes)
         if self._is_special(end):
             return f"{free} {self._quoted(end)}"
@@ -251,7 +251,7 @@ class _Writer:
         return text in self._special
 
     def _quoted(self, text: str) -> str:
-        """A literal; what is written with a control token is that token."""
+        """A literal; control tokens in it are written as tokens."""
         for special in self._special:
             before, found, after = text.partition(special)
             if found:

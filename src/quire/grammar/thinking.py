@@ -1,5 +1,5 @@
-"""A bound on the tokens of a model's reasoning: when it is reached, the mark that ends a reasoning
-is all that may come.
+"""A bound on the tokens of a model's reasoning: when it is reached, only the end delimiter is
+allowed.
 
 It is a function of the output's ids alone, as a grammar is, so preemption and restarts change
 nothing.
@@ -28,7 +28,7 @@ class ThinkingBudget:
         self._longest = max(len(limit.start_ids), len(limit.end_ids))
 
     def take_in(self, output_token_ids: Sequence[int]) -> None:
-        """The output so far; what was taken in before is known."""
+        """Process the output so far, starting after the tokens of the last call."""
         for place in range(self._num_taken, len(output_token_ids)):
             self._take(output_token_ids[place])
         self._num_taken = len(output_token_ids)
@@ -46,8 +46,8 @@ class ThinkingBudget:
 
     @property
     def forced(self) -> int | None:
-        """The one token that may come now; None: any. A beginning of the end mark that is there is
-        gone on with.
+        """The only token that is allowed now; None: any. An end delimiter that has begun is
+        continued.
         """
         if self._count is None or self._count < self._limit.budget:
             return None
@@ -58,7 +58,7 @@ class ThinkingBudget:
         return end[done]
 
     def restrict(self, mask: np.ndarray) -> None:
-        """Leave in a mask [ceil(V/32)] int32 what may come."""
+        """Restrict a mask [ceil(V/32)] int32 to the forced token, if there is one."""
         if (index := self.forced) is not None:
             mask[:] = 0
             allow(mask, index)

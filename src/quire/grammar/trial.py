@@ -1,7 +1,7 @@
-"""Grammars are tried in a process that can be killed, before anything else is done for a request.
+"""Validates grammars in a process that can be killed, before anything else is done for a request.
 
-A grammar that takes too much time or memory, or brings the library down, ends that process and its
-own request, and nothing else. What was found out is remembered.
+A grammar that takes too much time or memory, or crashes the library, ends only that process and its
+own request. Results are cached.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class TrialStart(msgspec.Struct, frozen=True):
 
 
 class TrialAnswer(msgspec.Struct, frozen=True):
-    """What came of a message: `error` None is good."""
+    """The answer to a message: `error` is None if all went well."""
 
     error: str | None = None
 
 
 class GrammarTrials:
-    """Says of forms whether they can be served. Threads may share it: one trial runs at a time."""
+    """Checks whether forms can be served. Threads may share it: one trial runs at a time."""
 
     def __init__(self, vocabulary: VocabularySource, config: StructuredOutputsConfig) -> None:
         self._start = TrialStart(
@@ -67,19 +67,19 @@ class GrammarTrials:
         self._unusable: str | None = None
 
     def completed(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """A request's form with what the engine was told for all of them."""
+        """Complete a request's form with the engine's settings for all forms."""
         return with_defaults(params, self._config)
 
     def submit(self, params: StructuredOutputsParams) -> Future[None] | None:
-        """Run `check` of the completed form in a thread; None where it answers at once."""
+        """Run `check` of the completed form in a thread; None if it returns at once."""
         completed = self.completed(params)
         if source_of(completed).digest in self._verdicts:
             return None
         return self._thread.submit(self.check, completed)
 
     def check(self, params: StructuredOutputsParams) -> None:
-        """Raises InvalidParameter for a form that cannot be served, EngineError where nothing can
-        be tried.
+        """Raise InvalidParameter for a form that cannot be served, EngineError if no form can be
+        checked.
 
         A new form takes milliseconds, the first one as long as reading the vocabulary.
         """
@@ -128,7 +128,7 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """One life of a trial process; it ends when its pipe is closed, however that happens.
+    """A trial process; it ends when its pipe is closed for any reason.
 
     Making it raises LoadError for a vocabulary that grammars cannot use, EngineError where it does
     not start.

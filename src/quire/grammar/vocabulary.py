@@ -1,4 +1,4 @@
-"""The vocabulary as grammars see it: the bytes that each token adds to a text."""
+"""The vocabulary for grammars: the bytes that each token adds to a text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Vocabulary:
 
     `tokens` has V entries, b"" for ids that the tokenizer does not know. `special_ids` are control
     tokens, `eos_ids` those of them that end a text. Calling it encodes a text into ordinary tokens.
-    It takes the tokenizer over: who else uses that one encodes without control tokens from then on.
+    It modifies the tokenizer: any other user of it encodes without control tokens from then on.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int] = ()) -> None:

@@ -47,7 +47,7 @@ class XGrammar:
         try:
             form = XGrammarForm(self, self._compiled(source))
         except Exception as error:  # RuntimeError, or a class of the library's own
-            raise _told(error) from None
+            raise _as_grammar_error(error) from None
         first = self.mask(tried := form.matcher())
         if tried.failure is not None or not first.any():
             raise GrammarError(tried.failure or "no text matches it")
@@ -67,7 +67,7 @@ class XGrammar:
         return mask
 
     def may_go_on(self, matcher: XGrammarMatcher) -> bool:
-        """Whether anything may come but what ends the text, for all that is known."""
+        """Whether anything other than the end of the text may come, as far as is known."""
         mask = self.mask(matcher)
         return matcher.failure is not None or bool((mask & self._no_eos).any())
 
@@ -84,7 +84,7 @@ class XGrammar:
             return compiler.compile_json_schema(text, strict_mode=False, **blanks)
         if source.kind == "regex":
             pattern = xgrammar_subset.regex(text)
-            assert pattern is not None, "takes() said so"
+            assert pattern is not None, "takes() has checked this"
             return compiler.compile_regex(pattern)
         if source.kind == "choice":
             quoted = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
@@ -105,7 +105,7 @@ class XGrammarForm:
 
 
 class XGrammarMatcher:
-    """How far one text has come in its grammar; see `Matcher`."""
+    """The state of one text in its grammar; see `Matcher`."""
 
     def __init__(self, library: XGrammar, native: Any) -> None:
         self.library = library
@@ -113,31 +113,31 @@ class XGrammarMatcher:
         self._native = native
 
     def fill(self, masks: np.ndarray, row: int) -> None:
-        """Write its mask into a row of masks [G, ceil(V/32)] int32, or say in `failure` why not."""
+        """Write its mask into a row of masks [G, ceil(V/32)] int32, or set `failure`."""
         try:
             self._native.fill_next_token_bitmask(masks, row)
         except Exception as error:
-            self.failure = str(_told(error))
+            self.failure = str(_as_grammar_error(error))
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """See `Matcher`."""
         try:
             is_allowed = all(map(self._native.accept_token, token_ids))
         except Exception as error:
-            raise _told(error) from None
+            raise _as_grammar_error(error) from None
         if not is_allowed:
             raise GrammarError("the output left the grammar")
 
     @property
     def has_ended(self) -> bool:
-        """See `Matcher`. That a text is complete, the library knows; that nothing may follow, its
-        mask says.
+        """See `Matcher`. The library knows whether a text is complete; its mask shows whether
+        anything may follow.
         """
         if self._native.is_terminated():
             return True
         return bool(self._native.is_completed()) and not self.library.may_go_on(self)
 
 
-def _told(error: Exception) -> GrammarError:
+def _as_grammar_error(error: Exception) -> GrammarError:
     """The library's words without the place in its source."""
     return GrammarError(in_short(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error))))

@@ -1,8 +1,8 @@
-"""What xgrammar enforces as it is meant: forms outside it are left to another library.
+"""The forms that xgrammar enforces correctly: all others are left to another library.
 
-It drops what it does not know with a line on standard error at best, and has bugs (a string with a
-length may have control characters in it, which is no JSON), so this is a list of what was seen to
-hold in 0.2.8 (tests/grammar/test_xgrammar.py), not of what fails.
+It ignores what it does not support, with a line on standard error at best, and has bugs (a string
+with a length may have control characters in it, which is no JSON), so this is a list of what was
+verified in 0.2.8 (tests/grammar/test_xgrammar.py), not of what fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Rule = Callable[[Any, _Schema], bool]
 
 _PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|\(\?.?|.", re.DOTALL)
 _LETTERS = "dwsntrfv"
-"""Escaped letters that it reads as Python does; of the negated classes it has other ideas."""
+"""Escaped letters that it reads as Python does; it reads the negated classes differently."""
 
 
 def takes(source: GrammarSource) -> bool:
@@ -32,7 +32,7 @@ def takes(source: GrammarSource) -> bool:
 
 
 def regex(pattern: str) -> str | None:
-    """The pattern as it reads it; None for one that it would read otherwise."""
+    """The pattern in its notation; None for one that it would read differently."""
     parts = _PART.findall(pattern)
     last = len(parts) - 1
     for place, part in enumerate(parts):

@@ -70,8 +70,8 @@ def torch_cuda_version(text: str | None = None) -> str | None:
             return None
         file = Path(found.origin).with_name("version.py")
         text = file.read_text(encoding="utf-8") if file.exists() else ""
-    said = re.search(r"^cuda\b.*=\s*'([^']+)'", text, re.MULTILINE)
-    return said[1] if said else None
+    version = re.search(r"^cuda\b.*=\s*'([^']+)'", text, re.MULTILINE)
+    return version[1] if version else None
 
 
 def _library(load: Load, name: str) -> Any:

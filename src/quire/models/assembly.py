@@ -50,7 +50,7 @@ Part = Tensor | LinearWeight | ExpertWeights
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """A block's parts before it is known what follows it."""
+    """A block's parts before the part that follows is known."""
 
     attn_pre: NormWeight | None
     mix: Mixer
@@ -62,7 +62,7 @@ class _Pieces:
 
 
 class Assembly:
-    """Builds each part once; `parts` lists by name what holds memory, each piece of memory once."""
+    """Builds each part once; `parts` lists, by name, each part that holds memory, once."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Assembly:
         return MixtureOfExperts(self._ops, router, packed, _moe_args(m))
 
     def _spread_mixture(self, at: str, m: Moe) -> DistributedExperts:
-        """Only those experts are taken that are here."""
+        """Build a mixture with only this core's experts."""
         spread, ops = self._spread, self._ops
         assert spread is not None, "the mixture is whole"
         router = self._linear(at + "router", at + "router", role="router")
@@ -241,9 +241,7 @@ class Assembly:
         return packed, bias
 
     def _table(self) -> Tensor | LinearWeight:
-        """What ids are looked up in: the head's weight where the spec ties them, unless that is
-        rounded.
-        """
+        """The embedding table: the head's weight if the spec ties them, unless it is rounded."""
         table = self._weights.tensor("embed.weight")
         if self._spec.tie:
             stored_as = self._recipe.format_of("head")
@@ -271,7 +269,7 @@ def _moe_args(m: Moe) -> MoeArgs:
 
 
 def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
-    """The plain tensors in a part; none where a provider keeps it in a form of its own."""
+    """Yield the plain tensors of a part; none if a provider keeps it in its own format."""
     if isinstance(part, Tensor):
         yield name, part
     elif isinstance(part, PlainLinear):
@@ -285,7 +283,7 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_within(part: object) -> Iterator[Tensor]:
-    """The tensors that a part, which may be a provider's own form, is made of."""
+    """Yield the tensors of a part, which may be in a provider's own format."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, list | tuple):

@@ -11,8 +11,8 @@ __all__ = ["active_parameters", "flops_per_token", "num_parameters"]
 
 
 def active_parameters(decoder: Decoder) -> int:
-    """Weights that one token is multiplied with: of E experts the chosen ones, the head but not the
-    embedding.
+    """The number of weights that one token is multiplied with: only the chosen ones of E experts,
+    with the head but without the embedding.
     """
     idle = sum(_idle_expert_weights(block, decoder.dim) for block in decoder.blocks)
     leaves = parameters(decoder)

@@ -29,7 +29,7 @@ from quire.quantization import UNQUANTIZED, Recipe
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """What a pass over layers gives for T tokens: `last` [T, C], and `aux`, the auxiliary hidden
+    """The result of a pass over layers for T tokens: `last` [T, C], and `aux`, the auxiliary hidden
     states [T, C] that draft heads read.
     """
 
@@ -42,9 +42,9 @@ class DecoderModel:
     are stages of their own.
 
     `first_layer` is the place of its first layer among those of the pool (`Batch.kv`): not 0 for
-    the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass hands
-    out: the residual stream that enters layer i (0: the embeddings; L: what leaves the last layer,
-    before the final norm).
+    the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
+    returns: the residual stream that enters layer i (0: the embeddings; L: the output of the last
+    layer before the final norm).
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class DecoderModel:
         group: WorkerGroup | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
-        says how weights are stored. With `spread` the experts are those of several cores, and only
-        its own are taken; it must be in a round when the model runs. With `group` the spec is what
-        one worker has of a decoder (sharding.py), and all of them run at the same time. Raises
-        ValueError for `aux_layers` that are not ascending numbers from 0 to L.
+        says how weights are stored. With `spread` the experts are distributed over several cores,
+        and only this core's are loaded; the model may run only inside a round. With `group` the
+        spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
+        Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L.
         """
         if list(aux_layers) != sorted(set(aux_layers) & set(range(len(spec.blocks) + 1))):
             raise ValueError(
@@ -95,7 +95,7 @@ class DecoderModel:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """The number of layers, L."""
         return len(self._layers)
 
     def embed(self, batch: Batch) -> Tensor:
@@ -109,9 +109,9 @@ class DecoderModel:
     ) -> HiddenStates:
         """Run layers[a:b] (default all) and write their K/V into the slots of the batch.
 
-        `hidden` is what the layer before a gave out; None embeds the batch. After the last layer
-        the result has gone through the final norm and is ready for `logits`; before it, it is the
-        residual stream. The auxiliary states are those of the layers that are run.
+        `hidden` is the output of the layer before a; None embeds the batch. After the last layer
+        the result includes the final norm and is ready for `logits`; before it, it is the residual
+        stream. The auxiliary states are those of the layers that are run.
         """
         start, stop, _ = (layers or slice(None)).indices(len(self._layers))
         x = self.embed(batch) if hidden is None else hidden
@@ -160,5 +160,5 @@ class DecoderModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take in memory, tied ones once."""
+        """The memory of the weights in bytes, counting tied ones once."""
         return sum(tensor.nbytes for tensor in self.weight_tensors())

@@ -1,4 +1,4 @@
-"""What turns hidden states into a row's result. This release has the language-model head."""
+"""Heads turn hidden states into a row's result. This release has the language-model head."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class KVGroup:
 
     @property
     def spec(self) -> KVGroupSpec:
-        """The group as the scheduler knows it."""
+        """The group in the scheduler's form."""
         return KVGroupSpec(self.kind, self.window, self.block_size)
 
 
@@ -93,7 +93,7 @@ class KVPool:
         return 1 - used / self.block_bytes
 
     def held_blocks(self, length: int, chunk: int) -> int:
-        """Blocks that one request of `length` tokens holds at most, when steps bring up to `chunk`
+        """The most blocks that one request of `length` tokens holds, if steps compute up to `chunk`
         of its tokens.
         """
         return sum(
@@ -102,14 +102,14 @@ class KVPool:
         )
 
     def least_blocks(self, length: int, *, is_chunked: bool) -> int:
-        """Blocks without which no request of `length` tokens can run. With `is_chunked`, a step may
-        bring as little as one token of a prompt.
+        """The fewest blocks with which a request of `length` tokens can run. With `is_chunked`, a
+        step may compute as little as one token of a prompt.
         """
         return self.held_blocks(length, 1 if is_chunked else length)
 
     def enough(self, num_seqs: int, length: int, step: int) -> int:
-        """Blocks with which `num_seqs` requests of `length` tokens never want, the null block
-        included; steps have up to `step` tokens.
+        """Blocks that always suffice for `num_seqs` requests of `length` tokens, including the null
+        block; steps have up to `step` tokens.
         """
         return 1 + num_seqs * self.held_blocks(length, min(step, length))
 
@@ -117,7 +117,7 @@ class KVPool:
         """The longest request, at most `limit`, that can run in `num_blocks`; 0 if there is no such
         request.
         """
-        usable = num_blocks - 1  # the null block is never handed out
+        usable = num_blocks - 1  # the null block is never allocated
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
@@ -148,7 +148,7 @@ class KVPool:
 
 
 def memories_of(decoders: Iterable[Decoder]) -> tuple[LayerMemory | None, ...]:
-    """What the layers of these models remember, one model after the other."""
+    """The memories of the layers of these models, one model after the other."""
     return tuple(block.mixer.memory for decoder in decoders for block in decoder.blocks)
 
 

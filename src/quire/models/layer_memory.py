@@ -1,4 +1,4 @@
-"""What a layer remembers of a request, as values that its mixer states (`spec.py`).
+"""The memory that a layer keeps of a request, as declared by its mixer (`spec.py`).
 
 The KV groups of a pool, the size of its blocks and how many of them a request needs are functions
 of these values (`kv_pool.py`). Free of torch.
@@ -41,7 +41,7 @@ class KeyValues:
 
     @property
     def numbers_per_token(self) -> int:
-        """Of keys and values together."""
+        """The number of values per token, keys and values together."""
         return 2 * self.kv_heads * self.head_dim
 
     def num_seen(self, context: int) -> int:
@@ -49,11 +49,11 @@ class KeyValues:
         return context if self.window is None else min(context, self.window)
 
     def token_bytes(self, number: NumberBytes) -> int:
-        """What one token takes."""
+        """The bytes of one token."""
         return self.numbers_per_token * number.kv + 2 * self.kv_heads * number.kv_scale
 
     def block_bytes(self, block_size: int, number: NumberBytes) -> int:
-        """What a block of `block_size` tokens takes."""
+        """The bytes of a block of `block_size` tokens."""
         return block_size * self.token_bytes(number)
 
 
@@ -69,7 +69,7 @@ class RecurrentState:
     window: ClassVar[None] = None
 
     def block_bytes(self, block_size: int, number: NumberBytes) -> int:
-        """What the state of one request takes, whatever the block size."""
+        """The bytes of the state of one request, for any block size."""
         return self.numbers * number.activation + 4 * self.wide_numbers
 
 

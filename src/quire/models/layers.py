@@ -1,7 +1,7 @@
 """The parts of a decoder that run: embedding, attention, feed-forward, and the residual joints
 between them.
 
-Each is given finished weights and the ops it calls; what to do was decided when it was built
+Each gets finished weights and the ops it calls; all decisions were made when it was built
 (`assembly.py`). Activations go through ops only.
 """
 
@@ -48,7 +48,7 @@ class Embedding:
     position_table: Tensor | None
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Of `batch.ids`, or `batch.embeds` as they are, plus learned positions -> [T, C]."""
+        """Embed `batch.ids`, or take `batch.embeds` as is, plus learned positions -> [T, C]."""
         x = batch.embeds
         if x is None:
             assert batch.ids is not None, "a batch has ids or embeddings"
@@ -121,8 +121,8 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True, slots=True)
 class DistributedExperts:
-    """The same where the experts are spread over cores: `exchange` brings each token to those that
-    it has chosen, wherever they are (distributed/expert_exchange.py).
+    """A mixture whose experts are distributed over cores: `exchange` sends each token to its chosen
+    experts on any core (distributed/expert_exchange.py).
     """
 
     ops: Ops
@@ -138,8 +138,8 @@ class DistributedExperts:
 
 @dataclass(frozen=True, slots=True)
 class LocalExperts:
-    """Experts of a layer that are run one by one, each as a mixture of one: the router gives it
-    0, whose softmax over the one that there is weighs 1.
+    """Experts of a layer that are run one by one, each as a mixture of one: the router's logit is
+    0, and its softmax over one expert is 1.
     """
 
     ops: Ops
@@ -154,8 +154,8 @@ class LocalExperts:
 
 @dataclass(frozen=True, slots=True)
 class SharedSublayer:
-    """Attention or a feed-forward part of which each worker of a group has some heads or some of
-    the width: `partial` gives the sum over these, unrounded, to which the others' are added.
+    """Attention or a feed-forward part that is split over a group's workers by heads or width:
+    `partial` returns this worker's sum, unrounded, to which the others' are added.
     """
 
     ops: Ops
@@ -198,15 +198,15 @@ def make_look_up(
 
 
 def make_entrance(ops: Ops, pre: NormWeight | None) -> Callable[[Tensor], Tensor]:
-    """The way from the residual stream into a sub-layer that no join precedes."""
+    """Make the function from the residual stream to a sub-layer that no join precedes."""
     if pre is None:
         return lambda x: x
     return lambda x: ops.norm(x, pre)
 
 
 def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float) -> Join:
-    """The end of a sub-layer: x plus scale * post(delta), and that sum normed by `pre` for the next
-    one.
+    """Make the end of a sub-layer: x plus scale * post(delta), and that sum normed by `pre` for the
+    next one.
     """
 
     def plain(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How long a request may become by the length keys of config.json.
+"""The maximum length of a request according to the length keys of config.json.
 
 The rules are those of the reference engine, so that a model has the same limit there and here. Free
 of torch.
@@ -26,10 +26,9 @@ _NOT_MULTIPLIED = frozenset(("default", "yarn", "llama3", "longrope", "su", "mro
 
 @dataclass(frozen=True, slots=True)
 class LengthFacts:
-    """What a config says about length, in tokens of prompt and output together.
-
-    `limit` is the most that a user may ask for, `default` what he gets without asking; both are
-    None where the config is silent. `source` names the keys that decided.
+    """The lengths in a config, in tokens of prompt and output together. `limit` is the most that a
+    user may request, `default` applies without a request; both are None if the config has no
+    length. `source` names the keys that decided.
     """
 
     limit: int | None
@@ -71,7 +70,7 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any], length: int) -
 
 
 def _length(value: object) -> int | None:
-    """A usable length: some files have floats, or a huge number that means none."""
+    """A usable length: some files have floats, or a huge number that means no limit."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         return None
     return int(value)

@@ -1,9 +1,9 @@
 """The parameters that a spec has: canonical name, shape and role of each, in the order in which the
-decoder asks for them.
+decoder loads them.
 
 Canonical names are the unfused leaves (`layers.3.attn.q.weight`); what is fused (q, k and v; gate
-and up) and how a leaf is cut over tensor-parallel ranks follows from its role and is the business
-of loader and decoder, never of a family. Free of torch.
+and up) and how a leaf is cut over tensor-parallel ranks follows from its role and is decided by
+loader and decoder, never by a family. Free of torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sin
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One leaf tensor. `role` says which axis ranks share (column: axis 0, row: axis 1, vocab: axis
-    0 padded), `kind` what it is.
+    """One leaf tensor. `role` determines the axis that is split over ranks (column: axis 0, row:
+    axis 1, vocab: axis 0 padded); `kind` is the kind of tensor.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Parameter:
 
 
 def parameters(decoder: Decoder) -> dict[str, Parameter]:
-    """Every leaf of the decoder by canonical name, in load order. A tied head is no leaf."""
+    """Every leaf of the decoder by canonical name, in load order. A tied head is not a leaf."""
     return {p.name: p for p in _leaves(decoder)}
 
 
@@ -52,7 +52,7 @@ def num_parameters(decoder: Decoder) -> int:
 
 
 def num_expert_parameters(decoder: Decoder) -> int:
-    """How many of them are in experts."""
+    """How many values the weights of experts have."""
     return sum(p.size for p in _leaves(decoder) if ".experts." in p.name)
 
 

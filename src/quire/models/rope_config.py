@@ -36,8 +36,8 @@ def read_rope(
     """One rope for all layers. `theta` is the family's default base, `context` its number of
     positions.
 
-    `kinds` are the scalings that the family may have; `original` wins over what the scaling object
-    says. Raises UnsupportedConfigValue for another scaling.
+    `kinds` are the scalings that the family may have; `original` takes precedence over the scaling
+    object. Raises UnsupportedConfigValue for another scaling.
     """
     section = _only_section(c)
     theta = c.number("rope_theta", theta)

@@ -19,7 +19,7 @@ from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
 Step = Literal["transpose", "split", "deal", "stacked"]
-"""What lies between a stored tensor and its leaves.
+"""The conversion between a stored tensor and its leaves.
 
 stacked: a leading axis over the experts; transpose: the last two axes swapped; split: the targets
 one after the other along the first axis (that of an expert, if stacked); deal: the targets take
@@ -40,7 +40,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All that Quire knows of a family of checkpoints.
+    """Everything that defines a family of checkpoints.
 
     `describe` reads a config into a spec. `prefix` is what all checkpoint names but the head's
     start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of tensors that
@@ -54,7 +54,7 @@ class Family:
     ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
     def ignores(self, name: str) -> bool:
-        """Whether a checkpoint tensor of this name is to be passed over."""
+        """Whether a checkpoint tensor of this name is ignored."""
         bare = name.removeprefix(self.prefix)
         return any(re.fullmatch(pattern, bare) for pattern in self.ignored)
 

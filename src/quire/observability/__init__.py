@@ -1,1 +1,1 @@
-"""What an engine tells about itself: metrics and their exposition."""
+"""An engine's metrics and their exposition."""

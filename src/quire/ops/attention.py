@@ -1,8 +1,9 @@
 """Causal attention over paged KV: planned once a step on the host, run in every layer.
 
-Plain torch gathers the lanes that a row may see and hands them to scaled_dot_product_attention.
-Rows with one new token are batched, padded to the longest; rows with more go one at a time, in
-tiles of queries. What a plan prepares (gather indices, masks) serves all layers of a KV group.
+Plain torch gathers the lanes that a row may attend to and passes them to
+scaled_dot_product_attention. Rows with one new token are batched, padded to the longest; rows with
+more go one at a time, in tiles of queries. What a plan prepares (gather indices, masks) serves all
+layers of a KV group.
 """
 
 from __future__ import annotations
@@ -102,10 +103,10 @@ def plan_attention(
 def attend(q: Tensor, kv: PlainKV, plan: PlainPlan, args: AttentionArgs) -> Tensor:
     """Attention of q [T, H, D] over the rows' keys and values in `kv` -> [T, H*D] in q's dtype.
 
-    Query i of a row with n new tokens stands at position p = seq_len - n + i and sees the keys j <=
-    p, j > p - window. Keys and values always come from the cache, where `rope_store` has put those
-    of this step already. Those of memory with scales are widened to fp32, which everything else
-    is in then.
+    Query i of a row with n new tokens is at position p = seq_len - n + i and attends to the keys j
+    <= p, j > p - window. Keys and values always come from the cache, where `rope_store` has put
+    those of this step already. Those of memory with scales are widened to fp32, which everything
+    else is in then.
     """
     assert args.window == plan.window, "the plan was made for another window"
     if kv.scales is not None:

@@ -1,6 +1,4 @@
-"""All operations, in the order in which a reader meets them on the way through a decoder
-to a token.
-"""
+"""All operations, in the order in which a decoder uses them on the way to a token."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What workers that share a product's inputs do with their partial sums.
+"""Adds the partial sums of workers that share a product's inputs.
 
-The exchange itself is the business of a group of workers (distributed/worker_group.py); what is
-computed from what was exchanged is an op like any other.
+The exchange itself is done by a group of workers (distributed/worker_group.py); the computation on
+the exchanged sums is an op like any other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights in small integers: the formats, and what a product with one is.
+"""Weights in small integers: the formats, and products with them.
 
 `csrc/kernels/quantized.cpp` gives the same integers and scales, bit for bit.
 """

@@ -1,7 +1,7 @@
-"""What an operation is, and what it means to implement one.
+"""Operations and their implementations.
 
 An `Op` is a record: its plain-torch body is the definition, and with it come the format that its
-opaque arguments share with other ops, and what it writes to. An `Implementation` is somebody's
+opaque arguments share with other ops, and what it writes to. An `Implementation` is a provider's
 faster body for one op. Neither file nor process keeps a table that can change: the ops are listed
 in `catalog.py`, and the implementations come from the provider's module, which `select.py` imports
 by name.
@@ -27,7 +27,7 @@ WIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a provider may look at to say whether it serves a model, and what its ops run on.
+    """The facts by which a provider decides whether it serves a model, and what its ops run on.
 
     `runtime` belongs to the provider (`quire.kernels.cpu.runtime`); None lets it make its own.
     is_deterministic: a row's bits must not depend on the batch, at the price of speed where a

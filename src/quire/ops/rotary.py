@@ -1,5 +1,4 @@
-"""What happens between the q/k/v projection and attention: clip, q/k norm, rotary embedding, KV
-write.
+"""The steps between the q/k/v projection and attention: clip, q/k norm, rotary embedding, KV write.
 
 One op, because a native kernel does it in one pass over the projection's output.
 """

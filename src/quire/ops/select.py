@@ -1,4 +1,4 @@
-"""Choosing who implements each op, once, when a model is built."""
+"""Chooses the provider of each op, once, when a model is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
 
 PLAIN = "torch"
-"""The provider that is always there: the definitions themselves."""
+"""The provider that is always available: the definitions themselves."""
 
 PROVIDERS: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
     {"cpu": ("cpu", PLAIN), "cuda": ("fa3", "triton", PLAIN)}
@@ -92,9 +92,9 @@ def select(
     """The best ops for models of `dtype` on `device`, running on `runtime`.
 
     providers: "name" limits the choice to these names, best first ("torch" stays the last resort);
-    "op=name" settles one op, and with it all ops that share its format. A provider that was asked
-    for by name and cannot serve raises InvalidParameter with its reason; others step back, and
-    `report()` says why.
+    "op=name" settles one op, and with it all ops that share its format. A provider that was
+    requested by name and cannot serve raises InvalidParameter with its reason; others are skipped,
+    and `report()` says why.
     """
     facts = Facts(torch.device(device), dtype, runtime, deterministic)
     names = [entry for entry in providers if "=" not in entry]

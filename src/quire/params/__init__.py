@@ -1,4 +1,4 @@
-"""What a caller can ask for: parameters of sampling, beam search and pooling."""
+"""The parameters of requests: sampling, beam search and pooling."""
 
 from typing import TypeAlias
 
@@ -9,7 +9,7 @@ from quire.params.sampling import SamplingParams
 from quire.params.structured import RepetitionDetectionParams, StructuredOutputsParams
 
 RequestParams: TypeAlias = SamplingParams | PoolingParams
-"""What one request to an engine core asks for; the type says which head its row has."""
+"""The parameters of one request to an engine core; the type determines its row's head."""
 
 __all__ = [
     "BeamSearchParams",

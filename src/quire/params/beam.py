@@ -14,7 +14,7 @@ from quire.params.structured import StructuredOutputsParams
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, metaclass=checks.CheckedMeta):
-    """How `LLM.beam_search` looks for the likeliest texts.
+    """How `LLM.beam_search` searches for the likeliest texts.
 
     The score of a text is its summed logprob / (length of prompt and output) ** `length_penalty`,
     where a trailing EOS is not counted.

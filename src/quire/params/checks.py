@@ -87,7 +87,7 @@ def texts(name: str, value: object, max_items: int, max_chars: int) -> list[str]
 
 
 def sequence(name: str, value: object, kind: str, max_items: int) -> Sequence[Any]:
-    """`value` when it is a list or tuple of at most `max_items`; its items are not looked at."""
+    """`value` when it is a list or tuple of at most `max_items`; its items are not checked."""
     if not isinstance(value, (list, tuple)):
         raise InvalidType(name, value, f"it must be {kind}")
     if len(value) > max_items:

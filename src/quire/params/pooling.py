@@ -25,7 +25,7 @@ _FIELDS_OF_TASK = {
 class PoolingParams(
     msgspec.Struct, omit_defaults=True, tag="pooling", metaclass=checks.CheckedMeta
 ):
-    """What a pooling request wants of the hidden states: task, size, whether activated."""
+    """The parameters of a pooling request: task, size, whether activated."""
 
     use_activation: bool | None = None
     dimensions: int | None = None

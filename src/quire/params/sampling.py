@@ -58,7 +58,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
 
     @staticmethod
     def for_sampler_warmup() -> SamplingParams:
-        """Parameters that take the parts of the sampler once each."""
+        """Make parameters that use every part of the sampler once."""
         return SamplingParams(
             temperature=0.9,
             top_p=0.9,
@@ -74,7 +74,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
         )
 
     def clone(self) -> SamplingParams:
-        """A copy whose containers are its own (shared with this one when `skip_clone`)."""
+        """Copy the parameters and their containers (with `skip_clone`, share the containers)."""
         twin = copy.copy(self)
         if not self.skip_clone:
             for name in _MUTABLE:
@@ -84,7 +84,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
         return twin
 
     def validate(self) -> None:
-        """Bring every field into its plain form, or raise for the first that is not allowed."""
+        """Normalize every field, or raise for the first that is not allowed."""
         sampling_rules.check(self)
 
     def verify(self, *, vocab_size: int, max_logprobs: int) -> None:
@@ -100,7 +100,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
     def update_from_generation_config(
         self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
     ) -> None:
-        """Take over what ends a text of this model: its EOS token and further ones.
+        """Adopt the tokens that end a text of this model: its EOS token and further ones.
 
         After this `eos_token_id`, `stop_token_ids` and `all_stop_token_ids` are complete. With
         `ignore_eos` none of the model's ids stop the request; `all_stop_token_ids`, which
@@ -117,7 +117,7 @@ class SamplingParams(SamplingFields, omit_defaults=True, tag="sampling"):
             self.stop_token_ids = checks.without_repeats([*stops, *extra])
 
     def update_from_tokenizer(self, tokenizer: TextEncoder) -> None:
-        """Turn the bad words into token ids, each word as it is and with a space in front.
+        """Turn the bad words into token ids, each word as it is and with a leading space.
 
         The form with a space counts only if it begins with another token and has the same number of
         tokens.

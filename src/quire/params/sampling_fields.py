@@ -1,4 +1,4 @@
-"""The fields of `SamplingParams`, as the modules that check them read them."""
+"""The fields of `SamplingParams`, for the modules that check them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    """The first two look at the output alone, the third at prompt and output."""
+    """The first two penalties count only the output, the third prompt and output."""
     temperature: float = 1.0
     """0 is greedy; what lies between 0 and 0.01 counts as 0.01."""
     top_p: float = 1.0
@@ -63,7 +63,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, metaclass=checks.Checke
     prompt_logprob_start: int | None = None
     trace_decode_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
-    """None: only if prompt logprobs are asked for, which need every position computed."""
+    """None: only with prompt logprobs, which need every position computed."""
     watermarking: Any = None
 
     _eos_token_id: int | None = None

@@ -1,4 +1,4 @@
-"""What the fields of `SamplingParams` may be: by themselves (`check`), and for one model, given its
+"""Checks the fields of `SamplingParams`: by themselves (`check`), and for one model with its
 vocabulary and the engine's limits (`verify`).
 """
 
@@ -32,7 +32,7 @@ MAX_BIAS = 1e30
 
 
 def check(params: SamplingFields) -> None:
-    """Bring every field into its plain form, or raise for the first that is not allowed."""
+    """Normalize every field, or raise for the first that is not allowed."""
     _check_flags(params)
     _check_counts(params)
     _check_penalties(params)
@@ -71,7 +71,7 @@ def _check_counts(params: SamplingFields) -> None:
 
 
 def check_min_tokens(params: SamplingFields) -> None:
-    """`min_tokens` may not exceed `max_tokens`; asked again when a None has become a number."""
+    """Raise if `min_tokens` exceeds `max_tokens`; checked again when a None becomes a number."""
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         allowed = f"it must be at most max_tokens, which is {params.max_tokens}"
         raise InvalidParameter("min_tokens", params.min_tokens, allowed)

@@ -1,4 +1,4 @@
-"""What an output must look like (structured outputs), and when repetition ends it."""
+"""Parameters for structured outputs, and for ending an output that repeats itself."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=chec
     description of tagged parts.
 
     Between two tokens of JSON there may be one blank or line break; `whitespace_pattern` is a
-    regular expression that says otherwise, `disable_any_whitespace` allows none.
-    `disable_additional_properties` closes objects that do not say whether they are open. With
+    regular expression that replaces this, `disable_any_whitespace` allows none.
+    `disable_additional_properties` closes objects that do not specify whether they are open. With
     `starts_after` the form begins after the first occurrence of this text, or of these token ids,
     in the output (the end of a reasoning), and everything before it is unconstrained, except that
     the text must not end.

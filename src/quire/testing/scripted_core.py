@@ -245,7 +245,7 @@ def _sampling(request: EngineCoreRequest) -> SamplingParams:
 
 
 def prompt_logprobs(request: EngineCoreRequest, vocab_size: int) -> PromptLogprobs:
-    """What a core tells about a prompt."""
+    """The log-probabilities of a prompt as a core reports them."""
     most = _sampling(request).prompt_logprobs or 0
     prompt = request.prompt_token_ids[1:]
     ids = [[one, *_likeliest(one, most, vocab_size)] for one in prompt]

@@ -1,5 +1,5 @@
-"""Tells from a template's syntax tree whether it wants contents as texts ("string") or as lists of
-parts ("openai").
+"""Finds out from a template's syntax tree whether it takes contents as texts ("string") or as lists
+of parts ("openai").
 
 The tree is read as a small data flow: which names hold the messages, one message, or a message's
 content. A `for` over a content means that the template walks through parts.

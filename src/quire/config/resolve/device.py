@@ -1,4 +1,4 @@
-"""Which device an engine runs on, and what of the machine that leaves it."""
+"""Chooses the device that an engine runs on, and the machine's resources that it then has."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LEAST_CAPABILITY = (8, 0)
 
 
 class ChosenDevice(NamedTuple):
-    """The machine as the device shows it (its memory is the one that is planned), and why."""
+    """The machine with the chosen device's memory, which is what is planned; and the reason."""
 
     machine: MachineFacts
     reason: str
 
 
 def choose_device(args: EngineOptions, machine: MachineFacts) -> ChosenDevice:
-    """A GPU where one can be used, unless the arguments say otherwise.
+    """Choose a GPU if one can be used, unless the arguments say otherwise.
 
     Raises InvalidParameter for "cuda" without a GPU, NotBuiltYet for data parallelism over GPUs.
     """

@@ -29,7 +29,7 @@ _SCALED_NAMES = {
 
 
 def number_bytes(dtype: str, kv_dtype: str) -> NumberBytes:
-    """What numbers take in the memory of a model's layers."""
+    """The bytes of numbers in the memory of a model's layers."""
     if kv_dtype in SCALED_KV:
         return NumberBytes(ITEMSIZE[dtype], 1, _SCALE_BYTES)
     return NumberBytes(ITEMSIZE[dtype], ITEMSIZE[kv_dtype])

@@ -1,4 +1,4 @@
-"""How much memory the KV cache gets, and whether one request of the promised length fits."""
+"""Decides how much memory the KV cache gets, and checks that one request of full length fits."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _refusal(
 
 
 def _note_shortage(d: Decisions, pool: KVPool, num_blocks: int) -> None:
-    """Say so when fewer requests of full length fit than may run."""
+    """Add a note if fewer requests of full length fit than may run."""
     seqs, length = d.value("max_num_seqs"), d.value("max_model_len")
     together = (num_blocks - 1) / _least_blocks(d, pool, length)
     if together < seqs:

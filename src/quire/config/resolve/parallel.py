@@ -1,4 +1,4 @@
-"""Which copies of an engine run here, and who balances the load between them (rule 12.7)."""
+"""Decides which copies of an engine run here, and how load is balanced over them (rule 12.7)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decide_data_parallel(d: Decisions, is_headless: bool) -> None:
 
 
 def decide_expert_parallel(d: Decisions) -> None:
-    """Fix whether the experts are spread over the cores, which are all on this machine then."""
+    """Fix whether the experts are shared by the cores, which must then all be on this machine."""
     size = d.value("data_parallel_size")
     if not d.args.enable_expert_parallel:
         each = "each core has all experts" if d.model.num_experts else "the model has no experts"

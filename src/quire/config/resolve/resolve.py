@@ -35,8 +35,8 @@ def resolve(
     """Decide everything about an engine. Pure; `args` is not changed. `is_headless`: its cores
     serve a front end elsewhere.
 
-    Raises InvalidParameter, InvalidType or NotBuiltYet for an argument that cannot be, LoadError
-    where model and machine do not go together.
+    Raises InvalidParameter, InvalidType or NotBuiltYet for an invalid argument, LoadError if the
+    model does not fit the machine.
     """
     check_args(args)
     machine, reason = choose_device(args, machine)

@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 LOOK_MS = 500
 
 FAREWELL_S = 3.0
-"""Cores that were told to end have ended by then."""
+"""The time in which cores shut down after the front end has asked them to."""
 
 
 def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 60) -> int:
     """Run this machine's share of the cores until the front end ends them; the exit code.
 
-    0: it told them to end, or a signal told us. 1: a core died; the others are ended too. 3: the
+    0: the front end or a signal ended them. 1: a core died; the others are ended too. 3: the
     front end is gone. Raises RequestError, LoadError, TimeoutError when no front end answers within
     `timeout_s`, EngineError when it refuses.
     """
@@ -47,14 +47,14 @@ def run_headless(args: EngineArgs, timeout_s: float = HANDSHAKE_TIMEOUT_MINS * 6
         front_end, welcome = say_hello(context, endpoint, keys.public, plan, timeout_s)
         gone = front_end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         pool = _start(plan, welcome, keys.public)
-        with _told_to_end() as told:
-            return _serve(pool, gone, told)
+        with _shutdown_signal() as stop:
+            return _serve(pool, gone, stop)
     finally:
         context.destroy(linger=0)
 
 
 def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:
-    assert welcome.addresses is not None, "who is not refused gets addresses"
+    assert welcome.addresses is not None, "an accepted peer gets addresses"
     pool = CorePool(
         plan,
         welcome.addresses,
@@ -71,10 +71,10 @@ def _start(plan: EnginePlan, welcome: Welcome, server_key: bytes) -> CorePool:
     return pool
 
 
-def _serve(pool: CorePool, gone: zmq.Socket[bytes], told: socket.socket) -> int:
+def _serve(pool: CorePool, gone: zmq.Socket[bytes], stop: socket.socket) -> int:
     poller = zmq.Poller()
     poller.register(gone, zmq.POLLIN)
-    poller.register(told, zmq.POLLIN)
+    poller.register(stop, zmq.POLLIN)
     running = dict(pool.processes)
     given_up_at = math.inf
     for process in running.values():
@@ -82,10 +82,10 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], told: socket.socket) -> int:
     try:
         while running:
             seen = dict(poller.poll(LOOK_MS))
-            if told.fileno() in seen:
+            if stop.fileno() in seen:
                 return 0
             if gone in seen:
-                # it may have told the cores to end before it went
+                # it may have sent the cores a shutdown before it exited
                 poller.unregister(gone)
                 given_up_at = time.monotonic() + FAREWELL_S
             if time.monotonic() > given_up_at:
@@ -108,7 +108,7 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], told: socket.socket) -> int:
 
 
 @contextlib.contextmanager
-def _told_to_end() -> Iterator[socket.socket]:
+def _shutdown_signal() -> Iterator[socket.socket]:
     """A socket that becomes readable on SIGTERM or SIGINT, if this is the main thread."""
     ours, theirs = socket.socketpair()
     before = {}

@@ -32,7 +32,7 @@ _HIT_WINDOW = 1000
 
 
 class StatLoggerBase(ABC):
-    """Hears of every step of one core; `vllm_config` is the plan, None for an engine without."""
+    """Records every step of one core; `vllm_config` is the plan, None for an engine without."""
 
     @abstractmethod
     def __init__(self, vllm_config: EnginePlan | None, engine_index: int = 0) -> None: ...
@@ -187,7 +187,7 @@ class StatLoggers:
         return list(self._by_core.values()) if self._one is None else [self._one]
 
     def of(self, engine_index: int) -> StatLoggerBase:
-        """The one that hears of a core."""
+        """Return the logger of a core."""
         if self._one is not None:
             return self._one
         found = self._by_core.get(engine_index)
@@ -212,8 +212,8 @@ def with_stat_loggers(
     given: Sequence[StatLoggerFactory] | None = None,
     is_log_aggregated: bool = False,
 ) -> tuple[EnginePlan, StatsOptions]:
-    """The stat loggers that are given or installed; and the plan, which keeps statistics if there
-    are some, though then without the line in the log.
+    """Collect the given and installed stat loggers. If there are any, the returned plan keeps
+    statistics, but the log lines stay off unless they were on.
 
     Raises InvalidType for one that is not a stat logger.
     """

@@ -91,7 +91,7 @@ def _fetch(
 
 
 def _why(repo: str, revision: str | None, error: Exception) -> str:
-    """One sentence for the many exceptions of hub and network, told apart by class."""
+    """One sentence for each class of the many exceptions of hub and network."""
     from huggingface_hub import errors
 
     at = f"{repo} at revision {revision}" if revision else repo

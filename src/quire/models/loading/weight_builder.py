@@ -1,4 +1,4 @@
-"""Fills the tensors that the decoder asks for, leaf by leaf: fusing, converting and placing happen
+"""Fills the tensors that the decoder requests, leaf by leaf: fusing, converting and placing happen
 here and only here.
 """
 

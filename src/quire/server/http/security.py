@@ -1,6 +1,6 @@
-"""API keys: every route but four asks for one.
+"""API keys: every route but four needs one.
 
-The guard runs before the router and looks at the same path. What is not listed as free is closed,
+The guard runs before the router and checks the same path. What is not listed as free is closed,
 so a new route is guarded without being listed.
 """
 

@@ -13,9 +13,9 @@ from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
 
 AUTO = "auto"
-"""The name that asks for what is found here."""
+"""The name that selects the format by the chat template."""
 NONE = "none"
-"""The name that asks for no format at all."""
+"""The name that selects no format."""
 
 # The first row whose texts all occur in the template counts, so the special come before the usual.
 TOOL_PARSERS_BY_TEXT: tuple[tuple[tuple[str, ...], str], ...] = (

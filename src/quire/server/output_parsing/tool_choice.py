@@ -37,7 +37,7 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
-"""What a request without tools asks for."""
+"""The `ToolUse` of a request without tools."""
 
 
 def decide_tool_use(

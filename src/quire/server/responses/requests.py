@@ -100,7 +100,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     def as_chat(self, before: list[dict[str, Any]]) -> ChatRequest:
         """The same as a chat request, `before` being the messages of earlier responses.
 
-        Raises InvalidParameter for an item that cannot be said so.
+        Raises InvalidParameter for an item that has no such form.
         """
         fields = {name: getattr(self, name) for name in _SAME}
         messages = [*before, *conversation(self.input)]
