@@ -27,24 +27,35 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-WATCH = Path(__file__).parent / "kernels" / "triton" / "triton_memory.py"
+HERE = Path(__file__).parent
+LONG = [HERE / name for name in ("kernels/triton", "engine", "server", "runner", "gpu", "house")]
+"""Folders with files that take a minute each."""
+WATCH = HERE / "kernels" / "triton" / "triton_memory.py"
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="what is marked `full`, too")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """`pytest -n 2`: each file runs in one process, since tests share its servers and engines."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # by pytest_collection_modifyitems
+    return LoadFileScheduling(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is marked `full`, unless it is asked for. Of processes that share the files
-    (`-n`) each begins with those that take long.
+    """Leave out what is marked `full`, unless it is asked for. Processes that share the files begin
+    with the folders whose files take long.
     """
     left_out = [item for item in items if item.get_closest_marker("full")]
     if left_out and not config.getoption("full"):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     if IS_WORKER:
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)
+        items.sort(key=lambda item: not any(folder in item.path.parents for folder in LONG))
 
 
 def pytest_collection_finish():

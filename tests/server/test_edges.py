@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quire
-from quire.engine.shared_cores import broker as hub_module
+from quire.engine.shared_cores import broker as broker_module
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs
 from quire.scheduling.block_pool import next_key, root_key
@@ -108,9 +108,9 @@ def test_t04_only_the_port_of_http_listens(optimised):
     assert places == {("127.0.0.1", port)}
 
 
-def test_t05_a_process_that_does_not_read_is_let_go(monkeypatch):
+def test_t05_a_process_that_does_not_read_is_disconnected(monkeypatch):
     """Outputs of a step go to whom they are for; they do not pile up for one who is stuck."""
-    monkeypatch.setattr(hub_module, "MOST_UNSENT_BYTES", 2**20)
+    monkeypatch.setattr(broker_module, "MOST_UNSENT_BYTES", 2**20)
 
     class Cores:
         engine_indices = ()

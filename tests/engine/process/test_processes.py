@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -320,7 +321,14 @@ def test_an_event_loop_gets_the_same_and_hears_of_a_death(plan, client):
     assert asyncio.run(main()) == (expected, expected)
 
 
-def test_no_core_and_no_socket_outlives_a_killed_front_end(tmp_path):
+@pytest.fixture
+def short_path():
+    """A new folder whose path leaves room for the names of sockets, 108 bytes in all."""
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as folder:
+        yield folder
+
+
+def test_no_core_and_no_socket_outlives_a_killed_front_end(short_path):
     code = textwrap.dedent(f"""
         import os, sys, time
         from quire import EngineArgs
@@ -333,24 +341,22 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(tmp_path):
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(short_path)},
         text=True,
     )
     core = psutil.Process(int(done.stdout.readline()))
-    assert list(Path(tmp_path).glob("quire-*"))
-    assert oct(next(Path(tmp_path).glob("quire-*")).stat().st_mode & 0o777) == "0o700"
+    assert list(Path(short_path).glob("quire-*"))
+    assert oct(next(Path(short_path).glob("quire-*")).stat().st_mode & 0o777) == "0o700"
     done.kill()
     done.communicate()
     psutil.wait_procs([core], timeout=20)
     assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
     EngineArgs(**SMALL)
-    left = list(Path(tmp_path).glob("quire-*"))
+    left = list(Path(short_path).glob("quire-*"))
     if left:  # the system killed the core before it could clean up: the next start does
         from quire.engine.process.socket_folder import make_socket_folder
 
-        os.environ["TMPDIR"], before = str(tmp_path), os.environ.get("TMPDIR")
-        import tempfile
-
+        os.environ["TMPDIR"], before = str(short_path), os.environ.get("TMPDIR")
         tempfile.tempdir = None
         try:
             made = make_socket_folder()
@@ -359,7 +365,7 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(tmp_path):
             del os.environ["TMPDIR"]
             if before is not None:
                 os.environ["TMPDIR"] = before
-        left = [folder for folder in Path(tmp_path).glob("quire-*") if folder != made]
+        left = [folder for folder in Path(short_path).glob("quire-*") if folder != made]
     assert left == []
 
 

@@ -29,9 +29,12 @@ SHARED_MEMORY = 227 * 1024
 WITH_FP8 = ("_attend_kernel", "product_kernel", "_rope_store_kernel", "_rounded_rows_kernel")
 NAMES += [f"{name} fp8" for name in WITH_FP8]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,7 @@ def test_says_who_did_what_where(planted):
     assert "bytes 2000 .. 2511 of argument 0, which has 2400" in planted["said"]["behind the end"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("check", BIG, ids=lambda check: f"triton-{check}")
 def test_large_tensors(big, check):
     assert big[check] is None

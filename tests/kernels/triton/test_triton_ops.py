@@ -36,12 +36,12 @@ WITHOUT_KERNEL = {"add_partials"}
 SLOW = {"attend", "moe", "draw", "truncate", "rank"}
 CHOSEN = {
     "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
-    "attend/token_by_token-windowNone", "attend/one_chunk-alibi",
+    "attend/one_chunk-alibi",
     "attend/row_without_new_tokens", "attend/int8-mixed-window", "attend/fp8-mixed-window",
     "attend/fp8-mixed-mqa",
     "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/softmax_topk-clamp-nan",
     "moe/int4_g32-softmax",
-    "draw/wide-normal", "truncate/wide-equal",
+    "draw/wide-normal",
     "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
     "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
     "rank/3x130-top3-coarse", "rank/3x130-top130-coarse", "rank/3x200-top60-far",
