@@ -1,4 +1,4 @@
-"""Answers as they come: what a command that asks needs of a model, and how it shows what comes."""
+"""Streamed answers: the interface to a model for the commands that ask, and their display."""
 
 from __future__ import annotations
 

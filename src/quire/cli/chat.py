@@ -98,7 +98,7 @@ def converse(talk: Talk) -> int:
 
 
 def _serve(talk: Talk, line: str) -> None:
-    """One line: a command or a question. What cannot be served is said, and the talk goes on."""
+    """Handle one line, a command or a question. Errors are printed, and the talk continues."""
     try:
         if line.startswith("/"):
             obey(talk, line)

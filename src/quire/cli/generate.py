@@ -74,7 +74,7 @@ def with_defaults(given: dict[str, Any], model: dict[str, Any], max_tokens: int)
 def generate(
     session: Session, prompt: str, sampling: dict[str, Any], args: argparse.Namespace
 ) -> None:
-    """Run the one request and print what comes of it."""
+    """Run the one request and print its output."""
     num_completions = sampling.get("n", 1)
     streams = not args.json and num_completions == 1
     outputs = session.stream(prompt, sampling, is_delta=streams)

@@ -1,3 +1,1 @@
-"""What engine cores do together: the group that they exchange bytes in, and the experts that they
-share.
-"""
+"""The cooperation of engine cores: the group in which they exchange bytes, and shared experts."""

@@ -1,11 +1,11 @@
-"""Experts that are spread over the cores of a group: each token visits the cores that have its
-experts and comes back.
+"""Experts that are distributed over the cores of a group: tokens are sent to the cores with their
+experts and the results back.
 
-The cores step in rounds. A round is one forward pass of every core, or, where a core has nothing to
-run, its part in those of the others: it serves its experts. All exchanges of a round take place on
-every core, whatever fails in between: a core whose own pass fails goes on serving to the round's
-end, and an expert that fails on somebody's rows marks these as failed. So a pass can be run again,
-whole or in parts; each time is a round of its own, in which the others do what they have to do.
+The cores step in rounds. In a round every core makes one forward pass; a core with nothing to run
+only serves its experts. All exchanges of a round take place on every core, even after failures: a
+core whose own pass fails keeps serving until the end of the round, and if an expert fails on
+another core's rows, these rows are marked as failed. So a pass can be run again, whole or in parts;
+each time is a round of its own, in which the other cores serve.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.errors import PeersLost
 logger = logging.getLogger(__name__)
 
 RunExpert = Callable[[int, Tensor], Tensor]
-"""The expert with this index among those here, for rows [n, C] -> [n, C]."""
+"""Runs the local expert with this index on rows [n, C] -> [n, C]."""
 
 _UNFINISHED, _ENDING = 1, 2
 
@@ -53,10 +53,10 @@ class ExpertExchange:
         """`num_layers` with `num_experts` each, for activations [T, width]."""
         self.num_rounds = 0
         self.is_ending = False
-        """Mark this core as ending; `all_end` is set once every core is."""
+        """Whether this core is shutting down; `all_end` is set once every core is."""
         self.all_end = False
         self.while_waiting: Callable[[], None] = lambda: None
-        """Called now and then while the others let this core wait."""
+        """Called repeatedly while this core waits for the others."""
         self._group = group
         self._bounds = [rank * num_experts // group.size for rank in range(group.size + 1)]
         self._layers: list[RunExpert] = []
@@ -68,15 +68,15 @@ class ExpertExchange:
 
     @property
     def experts(self) -> range:
-        """Those that are here."""
+        """The experts of this core."""
         return range(self._bounds[self._group.rank], self._bounds[self._group.rank + 1])
 
     def forget_layers(self) -> None:
-        """The experts that are here go; `add_layer` brings others."""
+        """Remove all experts of this core, so that `add_layer` can add others."""
         self._layers.clear()
 
     def add_layer(self, run: RunExpert) -> None:
-        """The next layer's experts, as far as they are here."""
+        """Add this core's experts of the next layer."""
         self._layers.append(run)
 
     # rounds
@@ -98,7 +98,7 @@ class ExpertExchange:
         return goes_on
 
     def finish(self) -> None:
-        """Serve what is left of the round."""
+        """Serve the remaining layers of the round."""
         while self._passed < self._num_layers and not self._is_broken:
             self._pass(self._nothing, self._no_counts)
 
@@ -109,8 +109,8 @@ class ExpertExchange:
         return goes_on
 
     def __call__(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """The next layer's experts for rows [n, C], of which the first counts[0] are for expert 0
-        and so on -> [n, C]. Raises RuntimeError when an expert failed on them.
+        """Run the next layer's experts on rows [n, C], the first counts[0] of which are for expert
+        0 and so on -> [n, C]. Raises RuntimeError if an expert failed on them.
         """
         results, failed = self._pass(rows, counts)
         if failed:
@@ -118,7 +118,7 @@ class ExpertExchange:
         return results
 
     def _pass(self, rows: Tensor, counts: list[int]) -> tuple[Tensor, list[int]]:
-        """One layer: rows go out and results come back; the ranks that failed on ours."""
+        """Exchange one layer's rows and results; also returns the ranks that failed on our rows."""
         layer = self._passed
         self._passed += 1
         wanted = self._all_gather(counts)
@@ -130,7 +130,7 @@ class ExpertExchange:
         came = [sum(row) for row in theirs]
         arrived = self._all_to_all(rows, sent, came)
         results, failures = self._serve(layer, arrived, theirs)
-        # one row more for each rank says whether its rows failed
+        # an additional row for each rank reports whether its rows failed
         parts = [
             part
             for found, failed in zip(results.split(came), failures, strict=True)
@@ -146,7 +146,7 @@ class ExpertExchange:
     def _serve(
         self, layer: int, rows: Tensor, counts: list[list[int]]
     ) -> tuple[Tensor, list[bool]]:
-        """Results for the rows of each rank, by rank and expert; for which ranks they failed."""
+        """Return results for each rank's rows, by rank and expert, and which ranks failed."""
         try:
             return self._run(layer, rows, counts), [False] * len(counts)
         except Exception:
@@ -163,7 +163,7 @@ class ExpertExchange:
         return results, failures
 
     def _run(self, layer: int, rows: Tensor, counts: list[list[int]]) -> Tensor:
-        """Each expert once, for the rows of all ranks: [n, C] -> [n, C]."""
+        """Run each expert once, on the rows of all ranks: [n, C] -> [n, C]."""
         if not len(rows):
             return rows
         flat = torch.tensor(counts)

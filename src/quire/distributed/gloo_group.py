@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from quire.errors import PeersLost
 
 LOOK_S = 0.5
-"""So often does who waits for the others look around."""
+"""How often a waiting rank calls `while_waiting`, in seconds."""
 
 
 class GlooGroup:
@@ -26,7 +26,7 @@ class GlooGroup:
     """
 
     def __init__(self, rendezvous: Path, rank: int, size: int, timeout_s: float) -> None:
-        """Wait until all are there. `rendezvous` is a file that none of an earlier group has
+        """Wait until all processes have joined. `rendezvous` is a file that no earlier group has
         used.
         """
         self.rank, self.size = rank, size
@@ -45,8 +45,8 @@ class GlooGroup:
     def all_gather(
         self, values: Sequence[int], while_waiting: Callable[[], None] = lambda: None
     ) -> list[list[int]]:
-        """The numbers of each rank, which has as many as the others. `while_waiting` is called now
-        and then.
+        """Gather the numbers of each rank; all ranks have equally many. `while_waiting` is called
+        repeatedly.
         """
         ours = torch.tensor(values, dtype=torch.int64)
         all_ = torch.empty(self.size * len(values), dtype=torch.int64)
@@ -70,7 +70,7 @@ class GlooGroup:
         return received
 
     def _wait(self, work: distributed.Work, timeout_s: float) -> bool:
-        """Whether it is done in time."""
+        """Wait for the work; returns whether it is done in time."""
         try:
             work.wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:

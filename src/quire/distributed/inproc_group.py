@@ -13,7 +13,7 @@ class ExchangeAborted(Exception):
 
 
 class InprocExchange:
-    """Where `size` threads meet: each leaves a tensor and takes those of all."""
+    """An exchange of `size` threads: each provides a tensor and gets those of all."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -21,12 +21,12 @@ class InprocExchange:
         self._tensors: list[Tensor] = [torch.empty(0)] * size
 
     def groups(self) -> list[InprocGroup]:
-        """The exchange as each worker sees it, by rank."""
+        """Return each worker's side of the exchange, by rank."""
         return [InprocGroup(self, rank) for rank in range(self.size)]
 
     def swap(self, rank: int, tensor: Tensor) -> list[Tensor]:
-        """Wait until all have left a tensor; theirs, by rank. Raises ExchangeAborted, now and until
-        `reset`, when one of them has failed.
+        """Wait until all have provided a tensor, and return all by rank. Raises ExchangeAborted,
+        now and until `reset`, if one of them has failed.
         """
         try:
             self._tensors[rank] = tensor

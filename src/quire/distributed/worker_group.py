@@ -1,4 +1,4 @@
-"""What the workers of one model exchange while a step runs.
+"""The exchange between the workers of one model while a step runs.
 
 A provider is anything with these methods: threads of one process (inproc_group.py), later gloo,
 shared memory, NCCL.
@@ -18,12 +18,12 @@ class WorkerGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Which of them this one is, from 0."""
+        """The number of this worker, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of workers."""
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:

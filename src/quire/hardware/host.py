@@ -29,7 +29,7 @@ Read = Callable[[str], str]
 
 
 def gather_machine_facts() -> MachineFacts:
-    """Look at the machine as it is now; free memory changes from call to call."""
+    """Inspect the machine as it is now; free memory changes from call to call."""
     cpus = usable_cpus()
     cpu_info = read_text("/proc/cpuinfo")
     quota = cpu_quota(read_text)

@@ -20,8 +20,8 @@ _HELD = -2
 class BlockPool:
     """Allocates blocks 1..N-1 (block 0 is the null block).
 
-    A block without references stays findable under its key until it is handed out again. Free
-    blocks are handed out in this order: those without a key, the latest first; those of the groups
+    A block without references stays findable under its key until it is allocated again. Free blocks
+    are allocated in this order: those without a key, the latest first; those of the groups
     `evicted_first`, then the other cached ones, both least recently used first. Two doubly linked
     lists through the same two integer lists hold them, so a hit on a free block takes it out in
     O(1): the first list ends with the groups that are evicted first, the second has the rest.

@@ -23,7 +23,7 @@ from quire.server.http.failures import JSON, Refusal
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """How deep the engine sleeps, and what becomes of running requests."""
+    """The sleep level of the engine, and what happens to running requests."""
 
     level: Annotated[int, Meta(ge=0, le=2)] = 1
     mode: PauseMode = "abort"
@@ -36,7 +36,7 @@ class WakeQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """What becomes of running requests and of cached blocks."""
+    """What happens to running requests and to cached blocks."""
 
     mode: PauseMode = "abort"
     clear_cache: bool = True

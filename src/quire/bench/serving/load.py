@@ -24,7 +24,7 @@ LINE_LIMIT = 1 << 22
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. Times in seconds; `start` since the load began.
+    """The result of a request. Times in seconds; `start` since the load began.
 
     `latency` and `ttft` are 0 for a request that failed, `error` says why it did.
     """

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of the requests there are: ended, finished first, or frozen."""
+"""What happens to unfinished requests: aborted, finished first, or frozen."""
 
 
 @dataclass(frozen=True, slots=True)

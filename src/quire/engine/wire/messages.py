@@ -432,7 +432,7 @@ class Counts(msgspec.Struct, array_like=True, gc=False):
 
 
 class ReconfigureRankType(enum.IntEnum):
-    """What becomes of a core when their number changes."""
+    """What happens to a core when the number of cores changes."""
 
     KEEP_CURRENT_RANK = -1
     SHUTDOWN_CURRENT_RANK = -2

@@ -1,4 +1,4 @@
-"""What the native ops of one engine run on: threads, an instruction set, and where calls go."""
+"""The runtime of one engine's native ops: threads, an instruction set, and where calls go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_native() -> tuple[ModuleType | None, str]:
-    """quire._native, or why this installation has none."""
+    """Return quire._native, or why this installation does not have it."""
     try:
         return importlib.import_module("quire._native"), ""
     except ModuleNotFoundError:
@@ -100,7 +100,7 @@ class CpuRuntime:
         return x.contiguous()
 
     def keep(self, num_tokens: int, *tensors: Tensor | None) -> None:
-        """Tell a recording program of what it will read; nothing otherwise.
+        """Have a recording program keep what a call reads; does nothing without one.
 
         num_tokens: the T of the call, which is baked into nothing and must be the capacity.
         """

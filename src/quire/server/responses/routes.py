@@ -29,7 +29,7 @@ from quire.server.responses.writer import ResponseWriter, empty_usage
 
 
 class Deleted(msgspec.Struct):
-    """What became of a response that was deleted."""
+    """The reply to the deletion of a response."""
 
     id: str
     object: str = "response"
