@@ -113,7 +113,7 @@ class ControlVerbs(UnbuiltEngineMethods):
 
     @verb(convert=tuple)
     def get_supported_tasks(self) -> Utility[tuple[str, ...]]:
-        """What requests can be for."""
+        """The kinds of requests that the model supports."""
         return Utility("get_supported_tasks")
 
     @verb()

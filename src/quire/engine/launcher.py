@@ -34,10 +34,11 @@ def launch_front_end(
     stat_loggers: Sequence[StatLoggerFactory] | None = None,
     is_log_aggregated: bool = False,
 ) -> FrontEnd[EngineCoreClient]:
-    """A front end whose cores run in processes and are ready.
+    """Start cores in processes of their own, and return their front end once they are ready.
 
-    From `EngineArgs` it is quicker: the first core imports while the plan is made, and the
-    tokenizer is read while the cores load. Raises RequestError, LoadError, EngineDeadError.
+    This is faster from `EngineArgs` than from a plan: the first core imports while the plan is
+    made, and the tokenizer is read while the cores load. Raises RequestError, LoadError,
+    EngineDeadError.
     """
     return _launch_front_end(SyncMPClient, args, stat_loggers, is_log_aggregated)
 
@@ -47,7 +48,7 @@ def launch_async_front_end(
     stat_loggers: Sequence[StatLoggerFactory] | None = None,
     is_log_aggregated: bool = False,
 ) -> FrontEnd[AsyncEngineCoreClient]:
-    """The same for an event loop."""
+    """Start the cores and build a front end for an event loop."""
     return _launch_front_end(AsyncMPClient, args, stat_loggers, is_log_aggregated)
 
 

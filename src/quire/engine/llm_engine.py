@@ -199,7 +199,7 @@ class LLMEngine(BlockingControl):
             self.front_end.stats.log()
 
     def do_log_stats_with_interval(self) -> None:
-        """The same, but at most every ten seconds."""
+        """Log the line of `do_log_stats`, but at most every ten seconds."""
         if time.monotonic() - self._logged_at >= LOG_INTERVAL_S:
             self.do_log_stats()
 

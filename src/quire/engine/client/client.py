@@ -98,7 +98,7 @@ class CoreClient(Protocol):
         ...
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """What is known of one core now."""
+        """The current status of one core."""
         ...
 
     def shutdown(self, timeout_s: float | None = None) -> None:

@@ -19,7 +19,7 @@ STOPPED_S = 1.2
 
 
 def status_of(connection: CoreConnection) -> CoreStatus:
-    """What is known of the core now."""
+    """Return the current status of the core."""
     now, beat, process = time.monotonic(), connection.heartbeat, connection.process
     remote_pid = 0 if connection.ready is None else connection.ready.pid
     return CoreStatus(

@@ -221,7 +221,7 @@ class CoreSockets:
         try:
             self.to_cores.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 3)
         except zmq.ZMQError as error:
-            # Its process has just ended, which its pipe is about to report.
+            # Its process has just ended; its pipe will report that.
             logger.warning("A message could not be sent to a core: %s", error)
 
     # receiving

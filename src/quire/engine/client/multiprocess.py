@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class MPClient:
-    """What both clients share: everything that does not wait.
+    """The base of both clients: everything that does not wait.
 
     With `max_restarts` a supervisor restarts dead cores. Without one (0) a death is raised, and
     `remote.restart_core` starts the core again.

@@ -89,7 +89,7 @@ class RemoteCores:
         self._watch()
 
     def _resources(self) -> contextlib.ExitStack:
-        """What is to be closed, the last first."""
+        """The resources to be closed, the last first."""
         found = contextlib.ExitStack()
         if self._folder is not None:
             found.callback(remove_socket_folder, self._folder)

@@ -32,7 +32,7 @@ REPEAT_S = 5.0
 
 
 class CoordinatorMessage(ChildStart, kw_only=True):
-    """What a coordinator must know. `cores_in`, `cores_out` and `counts_out` are where it binds."""
+    """A coordinator's settings. It binds to `cores_in`, `cores_out` and `counts_out`."""
 
     cores_in: str
     cores_out: str

@@ -43,7 +43,7 @@ class DPCoordinator:
         self._start()
 
     def addresses(self, of_front_end: EngineZmqAddresses) -> EngineZmqAddresses:
-        """The same addresses, with those of the coordinator."""
+        """Return the front end's addresses with those of the coordinator added."""
         return msgspec.structs.replace(
             of_front_end, coordinator_input=self._cores_in, coordinator_output=self._cores_out
         )

@@ -16,7 +16,7 @@ class Unfetched(Protocol):
     is_ended: bool
 
     def news(self) -> RequestOutput | None:
-        """What is new since the last call."""
+        """Return the output with everything new since the last call."""
         ...
 
 

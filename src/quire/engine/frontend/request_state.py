@@ -25,7 +25,8 @@ _CUMULATIVE, _DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
 
 @dataclass(slots=True, eq=False)
 class RequestGroup:
-    """What the completions of one request have in common, and what is still to come of them.
+    """The state that the completions of one request share, and their outputs that are still to
+    come.
 
     `request_id` is the caller's, `internal_id` ours. `num_open` completions have not ended; in
     FINAL_ONLY the ended ones wait in `ended` for the others.

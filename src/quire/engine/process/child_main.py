@@ -28,7 +28,7 @@ _PR_SET_NAME = 15
 
 @dataclass(frozen=True, slots=True)
 class ChildProgram(Generic[M]):
-    """What a kind of child process runs: `run` is given the start message, of the struct `start`,
+    """The program of a kind of child process: `run` gets the start message, of the struct `start`,
     and the pipe to the starter, and returns the exit code. `title` names the process in the log,
     whose format has a place for it, and in the list of processes.
     """

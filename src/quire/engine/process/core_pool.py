@@ -151,8 +151,8 @@ class CorePool:
 
 
 def _error(engine_index: int, kind: str, text: str, *, is_first: bool) -> EngineError:
-    """What kept a core from serving: a LoadError of its first incarnation stays one, the rest is a
-    death.
+    """Return the error that kept a core from serving: a LoadError of its first incarnation as it
+    is, anything else as the death of the core.
     """
     found = vars(errors).get(kind) if is_first else None
     if isinstance(found, type) and issubclass(found, LoadError):

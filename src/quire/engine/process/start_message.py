@@ -20,9 +20,9 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ChildStart(msgspec.Struct, kw_only=True):
-    """What every process must know; `ChildProcess.start` fills it in. `sys_path` and `parent_pid`
-    are those of the starter. `dies_with_thread`: the system may kill the process when the thread
-    that started it ends.
+    """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` and
+    `parent_pid` are those of the starter. `dies_with_thread`: the system may kill the process when
+    the thread that started it ends.
     """
 
     protocol_version: int = PROTOCOL_VERSION

@@ -58,7 +58,7 @@ def board_path(folder: Path, engine_index: int, incarnation: int) -> Path:
 
 
 def read_step_board(path: Path) -> frozenset[int] | None:
-    """What a core wrote last; None if it is incomplete. A core that never wrote had no requests."""
+    """Read a core's last entry; None if it is incomplete. Without any it had no requests."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

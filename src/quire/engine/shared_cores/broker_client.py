@@ -124,7 +124,7 @@ class CoreBrokerClient:
         return sorted(self._statuses)
 
     def core_status(self, engine_index: int) -> CoreStatus:
-        """What the broker sent last, with the time that has passed since."""
+        """The status last sent by the broker, with the time that has passed since."""
         status = self._statuses[engine_index]
         return replace(status, silent_s=status.silent_s + time.monotonic() - self._status_at)
 

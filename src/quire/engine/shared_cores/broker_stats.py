@@ -48,7 +48,7 @@ class ApiServerStats:
         self._sleep_level = -1 if level is None else level
 
     def take(self) -> ServerReport:
-        """What was counted since the last call."""
+        """Return the counts since the last call."""
         before, self._reported_rejected = self._reported_rejected, self._rejected
         rejected = {name: count - before.get(name, 0) for name, count in self._rejected.items()}
         report = ServerReport(list(self._pending.items()), rejected, self._sleep_level)
@@ -65,7 +65,7 @@ class ApiServerStats:
         return [msgspec.structs.replace(metric, name=prefix + metric.name) for metric in found]
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        """The same for a registry of `prometheus_client`."""
+        """The metrics as a collector for a registry of `prometheus_client`."""
         return MetricsCollector(
             lambda: self._now.metrics, DESCRIPTIONS, prefix=prefix, since=self._now.since
         )

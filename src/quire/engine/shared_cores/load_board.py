@@ -41,7 +41,7 @@ class LoadBoard:
             self._words[place] = value
 
     def others(self, row: int) -> Load:
-        """What all servers but this one have to do."""
+        """The load of all servers except this one."""
         words = self._words
         return Load(
             *(

@@ -67,7 +67,7 @@ class Stats(Protocol):
         ...
 
     def collector(self, prefix: str = PREFIX) -> MetricsCollector:
-        """The same for a registry of `prometheus_client`."""
+        """The metrics as a collector for a registry of `prometheus_client`."""
         ...
 
     def log(self) -> None:

@@ -166,7 +166,7 @@ class AggregatedLoggingStatLogger(LoggingStatLogger, AggregateStatLoggerBase):
 
 
 class StatLoggers:
-    """What one factory has made: one logger, or one for each core as they turn up."""
+    """The loggers of one factory: a single one, or one for each core as it appears."""
 
     def __init__(
         self, factory: StatLoggerFactory, plan: EnginePlan | None, engine_indexes: list[int]
@@ -198,8 +198,8 @@ class StatLoggers:
 
 @dataclass(frozen=True)
 class StatsOptions:
-    """Who gets an engine's statistics: stat loggers, the line in the log or not (None: if
-    statistics are on), and whether that is one line for all cores.
+    """The receivers of an engine's statistics: stat loggers, whether there is a line in the log
+    (None: if statistics are on), and whether that is one line for all cores.
     """
 
     factories: tuple[StatLoggerFactory, ...] = ()

@@ -1,4 +1,4 @@
-"""What one step of a core meant to its callers, in figures: the input of every stat logger."""
+"""The statistics of one step of a core and its requests: the input of every stat logger."""
 
 from __future__ import annotations
 

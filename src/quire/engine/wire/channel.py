@@ -58,7 +58,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What the other end has not read yet."""
+        """The number of bytes that the other end has not read yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def send(self, kind: bytes, message: object) -> None:

@@ -60,7 +60,7 @@ class CoreMethod:
 
 
 class BlockingFace(ABC):
-    """What sends calls and blocks until they are answered."""
+    """Sends calls and blocks until they are answered."""
 
     @abstractmethod
     def _call(self, call: Utility[T]) -> T:
@@ -68,7 +68,7 @@ class BlockingFace(ABC):
 
 
 class AwaitedFace(ABC):
-    """What sends calls and awaits their answers."""
+    """Sends calls and awaits their answers."""
 
     @abstractmethod
     async def _call(self, call: Utility[T]) -> T:

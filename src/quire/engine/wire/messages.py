@@ -44,7 +44,7 @@ class FinishReason(enum.IntEnum):
 
 
 class EngineCoreEventType(enum.IntEnum):
-    """What can happen to a request in a core."""
+    """The events of a request in a core."""
 
     QUEUED = 1
     SCHEDULED = 2
@@ -60,7 +60,7 @@ class EngineCoreEvent:
 
 
 class EngineCoreRequestType(enum.Enum):
-    """What a message to a core is: the first byte of its first frame (`core_header`)."""
+    """The type of a message to a core: the first byte of its first frame (`core_header`)."""
 
     ADD = b"\x00"
     """An EngineCoreRequest; of a handle that is alive already, its next input."""
@@ -185,7 +185,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
-        """What admission asked of the prefix cache since the last stats."""
+        """The lookups of admission in the prefix cache since the last stats."""
         return PrefixCacheStats(
             requests=self.prefix_cache_requests,
             queries=self.prefix_cache_queries,
@@ -219,8 +219,8 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, gc=False):
-    """What a core's loop was doing when this was sent: how many steps it has made, whether it has
-    work, and since when (seconds) it is inside its present turn (0: it waits for input).
+    """The state of a core's loop when this was sent: how many steps it has made, whether it has
+    work, and for how many seconds it has been inside its current turn (0: it waits for input).
     `num_sent` and `num_taken` are the numbers of the last message to and from this front end.
     """
 
@@ -306,8 +306,8 @@ class EngineCoreOutput:
 
     @property
     def events(self) -> list[EngineCoreEvent]:
-        """That it was scheduled, with its first output. When it came only the front end knows, and
-        preemptions are counted in `end`.
+        """The event of being scheduled, with its first output. Only the front end knows the arrival
+        time, and preemptions are counted in `end`.
         """
         kind = EngineCoreEventType.SCHEDULED
         mine = (s for s in self.columns.started if s.handle == self.handle)
