@@ -39,7 +39,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """`pytest -n 2`: each file runs in one process, since tests share its servers and engines."""
+    """`pytest -n 3`: each file runs in one process, since tests share its servers and engines."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False  # by pytest_collection_modifyitems
