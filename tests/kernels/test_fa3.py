@@ -74,7 +74,7 @@ def test_conforms(case, dtype):
     [
         ("no_tokens", "no row has more"),
         ("decode-plain", "no row has more"),
-        ("mixed-window", "behind the window"),
+        ("mixed-window", "before the window"),
         ("mixed-sinks", "neither sinks"),
         ("mixed-alibi", "neither sinks"),
         ("mixed-mha-odd", "head dim"),
