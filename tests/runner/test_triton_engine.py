@@ -71,6 +71,7 @@ def in_8_bits(folder):
     return model
 
 
+@pytest.mark.full
 def test_triton_engine_in_8_bit_floats(tmp_path, run_triton_script):
     shape = SHAPE | {"sliding_window": None, "tie_word_embeddings": False}
     folder = make_checkpoint(tmp_path, shape, "mistral", dtype="float32")

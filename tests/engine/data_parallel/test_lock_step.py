@@ -168,6 +168,7 @@ def test_a_core_that_dies_at_rest_is_back_for_the_next_request(client, expected)
     assert crowd.run() == {5: expected[5]}
 
 
+@pytest.mark.full
 def test_a_poisonous_request_in_one_core_costs_itself_alone(client, expected):
     crowd = Crowd(client)
     crowd.add(request(1, 1), request(2, 0), request(4, 0, poison_at=8))

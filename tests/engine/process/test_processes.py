@@ -136,7 +136,9 @@ def test_a_rank_pins_a_request(plan):
         client.shutdown()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGABRT, marks=pytest.mark.full)]
+)
 def test_a_death_is_told_and_a_restart_serves_again(plan, how):
     client = launch_sync(plan)
     try:
