@@ -251,10 +251,13 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """One route: methods, path, handler, and the types of its bodies (None: without one)."""
+    """One route: methods, path, handler, and the types of its bodies (None: without one).
+    `is_alias`: another path of a route that is documented by its own.
+    """
 
     methods: str
     path: str
     handler: Handler
     takes: type | None = None
     gives: type | None = None
+    is_alias: bool = False

@@ -4,6 +4,8 @@ from the table of the routes that control the engine (admin.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.server import health, tokens
 from quire.server.anthropic import routes as messages
 from quire.server.anthropic.replies import Count, MessageReply
@@ -40,7 +42,7 @@ UNSERVED = (
 )
 """Paths of this field's servers that need another kind of model: answered with 501."""
 
-ROUTES: tuple[RouteEntry, ...] = (
+_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/", page),
     *HEALTH_ROUTES,
     *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
@@ -68,3 +70,17 @@ ROUTES: tuple[RouteEntry, ...] = (
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply
     ),
 )  # fmt: skip
+
+ROUTES: tuple[RouteEntry, ...] = (
+    *_ROUTES,
+    *(
+        replace(entry, path=entry.path.removeprefix("/v1"), is_alias=True)
+        for entry in _ROUTES
+        if entry.path.startswith("/v1/")
+        and entry.path.removeprefix("/v1") not in {other.path for other in _ROUTES}
+    ),
+)
+"""All routes; those of /v1 are also served without it, for clients whose base URL lacks it."""
+
+TOKENIZER_INFO = RouteEntry("GET", "/tokenizer_info", tokens.tokenizer_info)
+"""Served with --enable-tokenizer-info-endpoint."""
