@@ -138,7 +138,7 @@ def test_a_model_without_reasoning_thinks_within_any_budget(client):
 
 
 def test_fields_that_clients_send_by_themselves_are_accepted(client):
-    tool = {"name": "f", "input_schema": {"type": "object", "properties": {}},
+    tool = {"name": "f", "input_schema": {"type": "object", "additionalProperties": False},
             "input_examples": [{}], "eager_input_streaming": True}  # fmt: skip
     extra = {"context_management": {"edits": []}, "container": None, "mcp_servers": []}
     message = create(
