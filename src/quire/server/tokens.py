@@ -13,10 +13,8 @@ from starlette.responses import Response
 from quire.errors import InvalidParameter
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import JSON
-from quire.server.openai.chat import conversation_ids
-from quire.server.openai.parsed_chat import tool_use
+from quire.server.openai.chat import counted_conversation
 from quire.server.openai.requests import ChatRequest
-from quire.server.output_parsing import NO_TOOLS
 
 _CHAT_FIELDS = (
     *("tools", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -89,10 +87,7 @@ async def tokenize(server: Server, request: Request) -> Response:
 
 async def _ids_of(server: Server, body: TokenizeRequest) -> list[int]:
     if body.prompt is None or body.messages is not None:
-        chat = body.as_chat()
-        chat.check()
-        tools = tool_use(server, chat) if chat.tools else NO_TOOLS
-        _, ids = await conversation_ids(server, chat, tools)
+        _, ids = await counted_conversation(server, body.as_chat())
         return ids
     for name in _CHAT_FIELDS:
         if getattr(body, name) is not None:

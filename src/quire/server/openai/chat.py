@@ -76,6 +76,13 @@ async def conversation_ids(
     return text, await prompt_ids(server, text, body, add_special_tokens=special)
 
 
+async def counted_conversation(server: Server, body: ChatRequest) -> tuple[str, list[int]]:
+    """Render a conversation to be counted, however long it is. Raises RequestError or Refusal."""
+    body.check()
+    tools = tool_use(server, body) if body.tools else NO_TOOLS
+    return await conversation_ids(server, body, tools)
+
+
 def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParams:
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     budget = output_budget(
