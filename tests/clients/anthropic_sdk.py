@@ -3,8 +3,10 @@
 import asyncio
 import json
 import urllib.request
+from typing import Literal
 
 import anthropic
+from pydantic import BaseModel
 
 from tests.clients.scenarios import (
     CITIES,
@@ -25,6 +27,13 @@ WEATHER = {
     "input_schema": WEATHER_PARAMETERS,
 }
 CACHED = {"type": "ephemeral"}
+
+
+class Person(BaseModel):
+    """The form as clients of today write it."""
+
+    name: Literal["Ada", "Alan"]
+    age: Literal[36, 41]
 
 
 def _client(url):
@@ -116,14 +125,6 @@ def json_schema(url, model):
 
 def parse(url, model):
     """`messages.parse` with a Pydantic class."""
-    from typing import Literal
-
-    from pydantic import BaseModel
-
-    class Person(BaseModel):
-        name: Literal["Ada", "Alan"]
-        age: int
-
     with _client(url) as client:
         answer = client.messages.parse(
             model=model, max_tokens=200, messages=MESSAGES, output_format=Person

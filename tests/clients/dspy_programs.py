@@ -4,7 +4,7 @@ import asyncio
 from typing import Literal
 
 import dspy
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from tests.clients.scenarios import MESSAGES, PROMPT, TOO_LONG, WEATHER_RESULT
 
@@ -12,8 +12,9 @@ from tests.clients.scenarios import MESSAGES, PROMPT, TOO_LONG, WEATHER_RESULT
 class Person(BaseModel):
     """A person."""
 
+    model_config = ConfigDict(extra="forbid")
     name: Literal["Ada", "Alan"]
-    age: int
+    age: Literal[36, 41]
 
 
 class WhoWrote(dspy.Signature):

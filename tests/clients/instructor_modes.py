@@ -8,7 +8,8 @@ from typing import Literal
 import anthropic
 import instructor
 import openai
-from pydantic import BaseModel
+from instructor.core import IncompleteOutputException, InstructorRetryException
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tests.clients.scenarios import MESSAGES
 
@@ -18,8 +19,9 @@ MODE = instructor.Mode
 class Person(BaseModel):
     """A person."""
 
+    model_config = ConfigDict(extra="forbid")
     name: Literal["Ada", "Alan"]
-    age: int
+    age: Literal[36, 41]
 
 
 def _ask(url, model, mode, **fields):
@@ -46,9 +48,9 @@ def functions(url, model):
 def parallel_tools(url, model):
     """`auto` with tools of several classes: the model may call none."""
     try:
-        assert list(_ask(url, model, MODE.PARALLEL_TOOLS, response_model=Iterable[Person])) != [None]
-    except (TypeError, instructor.core.InstructorRetryException) as error:
-        assert "400" not in str(error), error
+        assert list(_ask(url, model, MODE.PARALLEL_TOOLS, response_model=Iterable[Person]))
+    except (TypeError, IncompleteOutputException, InstructorRetryException) as error:
+        assert "Error code" not in str(error), error
 
 
 def json_schema(url, model):
@@ -59,7 +61,7 @@ def _asked_in_the_prompt(url, model, mode):
     """The form is a wish in the prompt, which a tiny model may not fulfil: no fault of anyone."""
     try:
         assert isinstance(_ask(url, model, mode), Person)
-    except instructor.core.InstructorRetryException as error:
+    except (IncompleteOutputException, InstructorRetryException) as error:
         assert "Error code" not in str(error), error
 
 
@@ -75,10 +77,6 @@ def markdown_json(url, model):
     _asked_in_the_prompt(url, model, MODE.MD_JSON)
 
 
-def structured_outputs_of_openrouter(url, model):
-    assert isinstance(_ask(url, model, MODE.OPENROUTER_STRUCTURED_OUTPUTS), Person)
-
-
 def partial_stream(url, model):
     """`Partial[Person]`, streamed, in the modes whose form is sure."""
     for mode in (MODE.TOOLS, MODE.JSON_SCHEMA):
@@ -87,11 +85,17 @@ def partial_stream(url, model):
 
 
 def iterable_stream(url, model):
-    found = _ask(url, model, MODE.TOOLS, response_model=Iterable[Person], stream=True,
-                 max_tokens=400)  # fmt: skip
-    for person in found:
-        assert isinstance(person, Person)
-        break
+    """instructor's form of several requires nothing, so the tiny model may leave it empty."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=MODE.TOOLS)
+        people = client.chat.completions.create_iterable(
+            model=model, messages=MESSAGES, response_model=Person, stream=True, max_tokens=400,
+            max_retries=0,
+        )  # fmt: skip
+        try:
+            assert isinstance(next(iter(people)), Person)
+        except ValidationError as error:
+            assert "Field required" in str(error), error
 
 
 def responses_tools(url, model):
@@ -119,7 +123,7 @@ def anthropic_tools(url, model):
 def anthropic_json(url, model):
     try:
         assert isinstance(_ask_anthropic(url, model, MODE.ANTHROPIC_JSON), Person)
-    except instructor.core.InstructorRetryException as error:
+    except (IncompleteOutputException, InstructorRetryException) as error:
         assert "Error code" not in str(error), error
 
 

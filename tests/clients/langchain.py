@@ -46,7 +46,8 @@ def chat(url, model):
 
 
 def chat_stream(url, model):
-    chunks = list(_chat(url, model).stream(MESSAGES))
+    """With a base URL of its own the framework asks for the usage only if it is told to."""
+    chunks = list(_chat(url, model, stream_usage=True).stream(MESSAGES))
     assert "".join(chunk.text for chunk in chunks)
     assert sum(c.usage_metadata["output_tokens"] for c in chunks if c.usage_metadata) > 0
 

@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import os
 
-import litellm
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-ups in the network
 
-from tests.clients.scenarios import (
+import litellm  # noqa: E402
+
+from tests.clients.scenarios import (  # noqa: E402
+    CITIES,
     MESSAGES,
     PERSON,
     PROMPT,
@@ -13,9 +17,9 @@ from tests.clients.scenarios import (
     WEATHER,
     WEATHER_RESULT,
     check_person,
-    check_weather_arguments,
 )
 
+# litellm takes `additionalProperties` out of a tool's schema, so the arguments may have more.
 PROVIDERS = ("hosted_vllm", "openai")
 FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
@@ -62,8 +66,10 @@ def reasoning_effort(url, model):
 
 
 def thinking_of_anthropic(url, model):
-    """`reasoning_effort` becomes Anthropic's `thinking`."""
-    fields = {"reasoning_effort": "low", "max_tokens": 2000, "stop": ["\n"]}
+    """Anthropic's `thinking` passes through."""
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    fields = {"thinking": thinking, "max_tokens": 2000, "stop": ["\n"],
+              "allowed_openai_params": ["thinking"]}  # fmt: skip
     assert _ask(url, model, "anthropic", **fields).choices
 
 
@@ -89,14 +95,14 @@ def tools_required(url, model):
     for provider in (*PROVIDERS, "anthropic"):
         fields = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200}
         [call, *_] = _ask(url, model, provider, **fields).choices[0].message.tool_calls
-        check_weather_arguments(json.loads(call.function.arguments))
+        assert json.loads(call.function.arguments)["city"] in CITIES
 
 
 def tools_named(url, model):
     for provider in (*PROVIDERS, "anthropic"):
         fields = {"tools": [WEATHER], "tool_choice": NAMED, "max_tokens": 200}
         [call, *_] = _ask(url, model, provider, **fields).choices[0].message.tool_calls
-        check_weather_arguments(json.loads(call.function.arguments))
+        assert json.loads(call.function.arguments)["city"] in CITIES
 
 
 def tools_result_sent_back(url, model):
@@ -117,7 +123,7 @@ def tools_streamed(url, model):
         chunks = list(_ask(url, model, provider, stream=True, **fields))
         whole = litellm.stream_chunk_builder(chunks)
         [call, *_] = whole.choices[0].message.tool_calls
-        check_weather_arguments(json.loads(call.function.arguments))
+        assert json.loads(call.function.arguments)["city"] in CITIES
 
 
 def overflow(url, model):

@@ -8,7 +8,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from tests.clients.scenarios import CITIES, PROMPT, SYSTEM, TOO_LONG, WEATHER_RESULT
 
@@ -18,8 +18,9 @@ MESSAGES = [ChatMessage(role="system", content=SYSTEM), ChatMessage(role="user",
 class Person(BaseModel):
     """A person."""
 
+    model_config = ConfigDict(extra="forbid")
     name: Literal["Ada", "Alan"]
-    age: int
+    age: Literal[36, 41]
 
 
 def get_weather(city: Literal["Ulm", "Bonn"]) -> str:

@@ -35,9 +35,15 @@ class Outcome:
 
 
 def modes_of(module: ModuleType) -> list[Callable[[str, str], Any]]:
-    """The public functions that a module defines, in the order of its source."""
+    """The public functions of `url` and `model` that a module defines, in the order of its source."""
     found = inspect.getmembers(module, inspect.isfunction)
-    mine = [f for name, f in found if f.__module__ == module.__name__ and not name.startswith("_")]
+    mine = [
+        function
+        for name, function in found
+        if function.__module__ == module.__name__
+        and not name.startswith("_")
+        and list(inspect.signature(function).parameters) == ["url", "model"]
+    ]
     return sorted(mine, key=lambda function: function.__code__.co_firstlineno)
 
 

@@ -38,7 +38,7 @@ class Person(BaseModel):
     """The form as clients of today write it."""
 
     name: Literal["Ada", "Alan"]
-    age: int
+    age: Literal[36, 41]
 
 
 def _client(url):

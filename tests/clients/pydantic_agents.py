@@ -18,7 +18,7 @@ class Person(BaseModel):
     """A person."""
 
     name: Literal["Ada", "Alan"]
-    age: int
+    age: Literal[36, 41]
 
 
 def get_weather(city: Literal["Ulm", "Bonn"]) -> str:
