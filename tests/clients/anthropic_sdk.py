@@ -269,7 +269,9 @@ def batches(url, model):
         )
         while client.messages.batches.retrieve(batch.id).processing_status != "ended":
             pass
-        results = {entry.custom_id: entry.result for entry in client.messages.batches.results(batch.id)}
+        results = {
+            entry.custom_id: entry.result for entry in client.messages.batches.results(batch.id)
+        }
         assert set(results) == {"a", "b"}
         assert all(result.type == "succeeded" for result in results.values())
 

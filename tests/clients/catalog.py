@@ -2,27 +2,48 @@
 
 from dataclasses import dataclass
 
+# Answers are the same in each run, and those without a limit end soon.
+FLAGS = (
+    "--override-generation-config",
+    '{"temperature": 0, "max_new_tokens": 200}',
+    "--enable-tokenizer-info-endpoint",
+)
+LONG_FLAGS = (
+    "--override-generation-config",
+    '{"temperature": 0, "max_new_tokens": 400}',
+    "--max-model-len",
+    "32768",
+    "--hf-overrides",
+    '{"max_position_embeddings": 32768}',
+    "--kv-cache-memory-bytes",
+    "300M",
+)
+"""For clients whose prompts are longer than what the embedded model was made for."""
+
 
 @dataclass(frozen=True)
 class Client:
     """`requirements`: for pip or npm; the first is the package whose version is reported.
-    `module`: the file in this folder (tests/clients/node for npm's).
+    `module`: the file with its modes in this folder, or in its folder `node`. `package`: what the module
+    imports, where pytest runs it if that is installed. `flags`: of the server.
     """
 
     name: str
     module: str
     requirements: tuple[str, ...]
-    is_node: bool = False
+    package: str = ""
+    is_npm: bool = False
+    flags: tuple[str, ...] = FLAGS
 
 
 def _npm(name: str, module: str, *requirements: str) -> Client:
-    return Client(name, module, requirements, is_node=True)
+    return Client(name, module, requirements, is_npm=True)
 
 
 CLIENTS = (
     Client("openai 2", "openai_sdk", ("openai>=2,<3",)),
-    Client("openai 3", "openai_sdk", ("openai>=3,<4",)),
-    Client("anthropic", "anthropic_sdk", ("anthropic>=2,<3",)),
+    Client("openai 3", "openai_sdk", ("openai>=3,<4",), "openai"),
+    Client("anthropic", "anthropic_sdk", ("anthropic>=2,<3",), "anthropic"),
     _npm("openai for Node", "openai_sdk", "openai@7"),
     _npm(
         "Vercel AI SDK",
@@ -43,5 +64,13 @@ CLIENTS = (
     Client("dspy", "dspy_programs", ("dspy",)),
     Client("smolagents", "smolagents_agents", ("smolagents[openai]",)),
     Client("llm", "llm_command", ("llm",)),
-    Client("lm-eval", "lm_eval_tasks", ("lm-eval[api]",)),
+    Client("lm-eval", "lm_eval_tasks", ("lm-eval[api]", "transformers")),
+    Client("Claude Code, Codex (requests)", "request_shapes", (), "json"),
+    Client(
+        "Claude Code, Codex",
+        "coding_agents",
+        ("@anthropic-ai/claude-code@2", "@openai/codex"),
+        is_npm=True,
+        flags=LONG_FLAGS,
+    ),
 )

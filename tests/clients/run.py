@@ -13,13 +13,16 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.clients.catalog import CLIENTS, Client
+from tests.server.serve_process import serving
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "node"
 GIB = 2**30
 
 
@@ -32,9 +35,10 @@ def folder_of(client: Client, base: Path) -> Path:
 def install(client: Client, folder: Path) -> None:
     """Make the environment unless it is there."""
     done = folder / "installed"
-    if done.exists():
+    if done.exists() or not client.requirements:
+        folder.mkdir(parents=True, exist_ok=True)
         return
-    if client.is_node:
+    if client.is_npm:
         folder.mkdir(parents=True, exist_ok=True)
         command = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
         subprocess.run([*command, *client.requirements], cwd=folder, check=True)
@@ -47,8 +51,10 @@ def install(client: Client, folder: Path) -> None:
 
 def version_of(client: Client, folder: Path) -> str:
     """The installed version of the first requirement."""
+    if not client.requirements:
+        return ""
     name = client.requirements[0]
-    if client.is_node:
+    if client.is_npm:
         package = folder / "node_modules" / name.rpartition("@")[0] / "package.json"
         return str(json.loads(package.read_text())["version"])
     name = name.split("[")[0].split(">")[0]
@@ -58,20 +64,23 @@ def version_of(client: Client, folder: Path) -> str:
 
 def command_of(client: Client, folder: Path) -> list[str]:
     """The program that runs a client's modes and prints a line for each."""
-    if client.is_node:
+    if (SCRIPTS / f"{client.module}.mjs").exists():
         # Node looks for packages from the folder of the script.
         scripts = folder / "scripts"
         shutil.rmtree(scripts, ignore_errors=True)
-        shutil.copytree(Path(__file__).parent / "node", scripts)
+        shutil.copytree(SCRIPTS, scripts)
         return ["node", str(scripts / "modes.mjs"), client.module]
-    return [str(folder / "bin" / "python"), "-m", "tests.clients.modes", client.module]
+    python = folder / "bin" / "python"
+    program = str(python) if python.exists() else sys.executable
+    return [program, "-m", "tests.clients.modes", client.module]
 
 
 def outcomes_of(
     client: Client, folder: Path, url: str, model: str, modes: list[str]
 ) -> list[dict[str, Any]]:
     """Run a client's modes in its environment; what it prints besides goes to FOLDER's log."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    programs = f"{folder}/bin:{folder}/node_modules/.bin:{os.environ['PATH']}"
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}
     command = [*command_of(client, folder), url, model, *modes]
     done = subprocess.run(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -89,6 +98,17 @@ def size_of(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_symlink())
 
 
+def report(client: Client, folder: Path, url: str, model: str, modes: list[str]) -> list[str]:
+    """Print a client's rows of the table and give their results."""
+    version = version_of(client, folder)
+    rows = outcomes_of(client, folder, url, model, modes)
+    for row in rows:
+        detail = row["detail"].replace("\n", " ").replace("|", "/")[:600]
+        cells = (client.name, version, row["mode"], row["result"], detail)
+        print("| " + " | ".join(cells) + " |", flush=True)
+    return [row["result"] for row in rows]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--install", type=Path, required=True, metavar="FOLDER")
@@ -102,25 +122,21 @@ def main() -> int:
     unknown = set(given.client) - {c.name for c in CLIENTS}
     if unknown:
         parser.error(f"no client {sorted(unknown)}; there are {[c.name for c in CLIENTS]}")
-    has_failed = False
+    results: Counter[str] = Counter()
     with ExitStack() as stack:
-        url = given.url
-        if url is None:
-            from tests.server.serve_process import serving
-
-            url = stack.enter_context(serving()).url
+        servers: dict[tuple[str, ...], str] = {}
         for client in chosen:
             folder = folder_of(client, given.install)
             install(client, folder)
-            version = version_of(client, folder)
-            for row in outcomes_of(client, folder, url, given.model, given.mode):
-                has_failed |= row["result"] == "failed"
-                detail = row["detail"].replace("\n", " ").replace("|", "/")[:600]
-                cells = (client.name, version, row["mode"], row["result"], detail)
-                print("| " + " | ".join(cells) + " |", flush=True)
+            url = given.url or servers.get(client.flags)
+            if url is None:
+                url = stack.enter_context(serving(*client.flags)).url
+                servers[client.flags] = url
+            results += Counter(report(client, folder, url, given.model, given.mode))
             if not given.keep and size_of(folder) > GIB:
                 shutil.rmtree(folder)
-    return int(has_failed)
+    print(f"{results['ok']} ok, {results['client']} refused by clients, {results['failed']} failed")
+    return int(results["failed"] > 0)
 
 
 if __name__ == "__main__":
