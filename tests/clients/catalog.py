@@ -24,8 +24,8 @@ LONG_FLAGS = (
 @dataclass(frozen=True)
 class Client:
     """`requirements`: for pip or npm; the first is the package whose version is reported.
-    `module`: the file with its modes in this folder, or in its folder `node`. `package`: what the module
-    imports, where pytest runs it if that is installed. `flags`: of the server.
+    `module`: the file with its modes in this folder, or in its folder `node`. `package`: what the
+    module imports; pytest runs the module if that is installed. `flags`: of the server.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """dspy: `LM` with its engines, adapters, a signature with a typed output, and ReAct."""
 
 import asyncio
+from contextlib import suppress
 from typing import Literal
 
 import dspy
@@ -90,11 +91,9 @@ def native_function_calling(url, model):
         calls: dspy.ToolCalls = dspy.OutputField()
 
     adapter = dspy.ChatAdapter(use_native_function_calling=True)
-    with dspy.context(lm=_lm(url, model), adapter=adapter):
-        try:
-            dspy.Predict(Call)(question="Who?", tools=[dspy.Tool(get_weather)])
-        except dspy.utils.exceptions.AdapterParseError:
-            pass
+    unparsed = suppress(dspy.utils.exceptions.AdapterParseError)
+    with dspy.context(lm=_lm(url, model), adapter=adapter), unparsed:
+        dspy.Predict(Call)(question="Who?", tools=[dspy.Tool(get_weather)])
 
 
 def stream(url, model):
@@ -102,11 +101,8 @@ def stream(url, model):
         program = dspy.streamify(dspy.Predict("question -> answer"))
         return [part async for part in program(question="Who?")]
 
-    with dspy.context(lm=_lm(url, model)):
-        try:
-            assert asyncio.run(ask())
-        except dspy.utils.exceptions.AdapterParseError:
-            pass
+    with dspy.context(lm=_lm(url, model)), suppress(dspy.utils.exceptions.AdapterParseError):
+        assert asyncio.run(ask())
 
 
 def asynchronous(url, model):

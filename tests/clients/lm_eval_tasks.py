@@ -17,7 +17,7 @@ CHECKPOINT = Path(__file__).parents[2] / "src" / "quire" / "embedded" / "checkpo
 
 DOCUMENTS = [
     "def add(a, b):\n    return a + b\n",
-    'class Stack:\n    """A list of values."""\n\n    def __init__(self):\n        self.values = []\n',
+    'class Stack:\n    """A list."""\n\n    def __init__(self):\n        self.values = []\n',
     "import os\n\nfor name in os.listdir('.'):\n    print(name)\n",
 ]
 ROLLING = """

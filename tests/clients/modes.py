@@ -35,7 +35,7 @@ class Outcome:
 
 
 def modes_of(module: ModuleType) -> list[Callable[[str, str], Any]]:
-    """The public functions of `url` and `model` that a module defines, in the order of its source."""
+    """A module's public functions of `url` and `model`, in the order of its source."""
     found = inspect.getmembers(module, inspect.isfunction)
     mine = [
         function
