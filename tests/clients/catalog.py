@@ -44,7 +44,7 @@ CLIENTS = (
     Client("openai 2", "openai_sdk", ("openai>=2,<3",)),
     Client("openai 3", "openai_sdk", ("openai>=3,<4",), "openai"),
     Client("anthropic", "anthropic_sdk", ("anthropic>=2,<3",), "anthropic"),
-    _npm("openai for Node", "openai_sdk", "openai@7"),
+    _npm("openai for Node", "openai_node", "openai@7"),
     _npm(
         "Vercel AI SDK",
         "vercel_ai",
