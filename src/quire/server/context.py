@@ -16,6 +16,7 @@ from starlette.responses import Response
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
+from quire.server.anthropic.batch_store import BatchStore
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
@@ -85,6 +86,7 @@ class Server:
     plan: Mapping[str, Any] = field(default_factory=dict)
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    batches: BatchStore = field(default_factory=BatchStore)
     conversations: ConversationStore = field(default_factory=ConversationStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
