@@ -251,10 +251,13 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """One route: methods, path, handler, and the types of its bodies (None: without one)."""
+    """One route: methods, path, handler, the types of its bodies (None: without one) and of its
+    query.
+    """
 
     methods: str
     path: str
     handler: Handler
     takes: type | None = None
     gives: type | None = None
+    query: type | None = None
