@@ -14,6 +14,7 @@ from typing import Any
 from quire.cli.answers import PASSING, Message, Model, lines, show
 from quire.cli.model_choice import add_answer_flags, open_model
 from quire.cli.session import explain
+from quire.config.args.command_line import QuireParser
 
 _MAX_TOKENS = 512
 _HELP = """\
@@ -26,12 +27,12 @@ _HELP = """\
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire chat`."""
     parser.usage = "quire chat [flags]"
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this one question and stop")
-    add_answer_flags(parser)
+    add_answer_flags(parser, ("quick", "system_prompt"))
 
 
 def run(args: argparse.Namespace) -> int:

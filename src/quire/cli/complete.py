@@ -14,15 +14,16 @@ from typing import Any
 from quire.cli.answers import PASSING, Model, lines, show
 from quire.cli.model_choice import add_answer_flags, open_model
 from quire.cli.session import explain
+from quire.config.args.command_line import QuireParser
 
 _MAX_TOKENS = 128
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire complete`."""
     parser.usage = "quire complete [flags]"
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="continue this one text and stop")
-    add_answer_flags(parser)
+    add_answer_flags(parser, ("quick",))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.sampling_flags import add_sampling_flags, given_sampling
-from quire.cli.session import Session, add_engine_flags, explain
+from quire.cli.sampling_flags import FIRST_SAMPLING_FLAGS, add_sampling_flags, given_sampling
+from quire.cli.session import FIRST_ENGINE_FLAGS, Session, add_engine_flags, explain
+from quire.config.args.command_line import QuireParser
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NEED_JSON = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 """Fields whose figures only JSON has room for."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire generate`."""
     parser.usage = "quire generate [PROMPT] [flags]"
     parser.add_argument("prompt", nargs="?", help="text to continue; none or -: standard input")
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--echo", action="store_true", help="print the prompt first")
     add_sampling_flags(parser)
     add_engine_flags(parser)
+    parser.first_flags = {
+        "Prompt and output": ("prompt", "file", "json", "echo"),
+        "Model": FIRST_ENGINE_FLAGS,
+        "Sampling": FIRST_SAMPLING_FLAGS,
+    }
 
 
 def run(args: argparse.Namespace) -> int:

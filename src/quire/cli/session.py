@@ -14,6 +14,9 @@ from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
 
+FIRST_ENGINE_FLAGS = ("model", "dtype", "quantization", "max_model_len", "device", "seed")
+"""What the help of a command that runs a model lists without being asked for more."""
+
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.outputs import RequestOutput

@@ -255,8 +255,8 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """One route: methods, path, handler, and the types of its bodies (None: without one).
-    `is_alias`: another path of a route that is documented by its own.
+    """One route: methods, path, handler, the types of its bodies (None: without one) and of its
+    query.
     """
 
     methods: str
@@ -264,4 +264,4 @@ class RouteEntry:
     handler: Handler
     takes: type | None = None
     gives: type | None = None
-    is_alias: bool = False
+    query: type | None = None
