@@ -93,7 +93,9 @@ def test_text_without_marks_flows_at_once(parser):
     plan = plan_parsers(parser, "openai_gptoss" if parser == "openai" else None)
     reader = plan.open("content", tools=TOOLS)
     assert whole(reader.feed("A word. ")).content == "A word. "
-    for piece in ["Grüße 😀", " 3 > 2", "\n\n", "* a"]:
+    # A call of the generic form may begin at a line's start, so a line's end waits for more.
+    breaks = ["\n\n"] if parser != "generic" else [" \n\n "]
+    for piece in ["Grüße 😀", " 3 > 2", *breaks, "* a"]:
         assert whole(reader.feed(piece)).content == piece
     assert reader.finish() == []
 

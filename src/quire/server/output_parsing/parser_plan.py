@@ -7,7 +7,12 @@ from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId
 from quire.server.output_parsing.events import ParsedOutput, whole
-from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
+from quire.server.output_parsing.formats.tool_formats import (
+    GENERIC,
+    PLAIN,
+    named_call,
+    required_calls,
+)
 from quire.server.output_parsing.output_parser import OutputParser, Table
 from quire.server.output_parsing.state_table import (
     FLOWING,
@@ -27,8 +32,9 @@ PROMPT_END_CHARS = 256
 class ParserPlan:
     """What is decided once for a model; each output then gets its own parser.
 
-    `is_needed`: there is a format, so that every output has to be parsed. Raises ValueError if the
-    two formats do not go together.
+    `is_needed`: the model has a format of its own, so that every output has to be parsed.
+    `is_generic`: tools are described and calls written in the generic form. Raises ValueError if
+    the two formats do not go together.
     """
 
     def __init__(
@@ -36,9 +42,16 @@ class ParserPlan:
     ) -> None:
         self.tool_format = tool_format
         self.reasoning = reasoning
-        self.is_needed = tool_format is not None or reasoning is not None
+        self.is_generic = tool_format is GENERIC
+        has_own_calls = tool_format is not None and not self.is_generic
+        self.is_needed = has_own_calls or reasoning is not None
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
+
+    @property
+    def tools_as_text(self) -> bool | None:
+        """Whether prompts describe tools as text; None: if the chat template reads no `tools`."""
+        return None if self.tool_format is None else self.is_generic
 
     @property
     def described(self) -> str:
@@ -178,7 +191,8 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
     ends = dict.fromkeys(reasoning.ends, tools.start)
-    calls = tools.states["content"].delimiters if reasoning.ends_at_calls else {}
+    ends_at_calls = reasoning.ends_at_calls and tools.ends_reasoning
+    calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, openings, then=tools.start),
         "again": ParserState(Reads.LEAD, openings, then="reasoning"),

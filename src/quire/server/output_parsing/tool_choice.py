@@ -145,8 +145,11 @@ def _chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Any
 
 def _need_format(plan: ParserPlan) -> None:
     if plan.tool_format is None:
-        allowed = "no format of tool calls is known for this model"
-        hint = 'Start the server with --tool-call-parser, or use "required", "none" or a name.'
+        allowed = "this server reads no tool calls in outputs"
+        hint = (
+            "Start the server with --tool-call-parser auto or the name of a format, "
+            'or use "required", "none" or a name.'
+        )
         raise InvalidParameter("tool_choice", "auto", allowed, hint)
 
 
