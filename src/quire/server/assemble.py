@@ -14,6 +14,7 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
 from quire.server.openai.requests import Limits
@@ -82,6 +83,7 @@ def build_server(
             keep_alive_s=args.sse_keep_alive_interval,
             fingerprint=_fingerprint(plan, args),
         ),
+        field_rules=FieldRules(is_strict=args.strict_fields),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),

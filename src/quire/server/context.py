@@ -20,6 +20,7 @@ from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal
+from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import KEY_SLOT
 from quire.server.openai.requests import GenerationFields, Limits
@@ -77,6 +78,7 @@ class Server:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     chat: ChatSettings = field(default_factory=ChatSettings)
     replies: ReplySettings = field(default_factory=ReplySettings)
+    field_rules: FieldRules = field(default_factory=FieldRules)
     num_keys: int = 0
     metrics_prefix: str = "vllm:"
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +104,11 @@ class Server:
         """The request's body. Raises Refusal."""
         limits = self.limits
         return await read_json(
-            request, type, max_bytes=limits.body_bytes, timeout_s=limits.body_timeout_s
+            request,
+            type,
+            self.field_rules,
+            max_bytes=limits.body_bytes,
+            timeout_s=limits.body_timeout_s,
         )
 
     def check_model(self, name: str | None) -> None:

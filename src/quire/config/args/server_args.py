@@ -94,6 +94,9 @@ class ServerArgs(CommandLineOptions):
     body_timeout_s: float = _LIMITS.number(
         60.0, "How long a body may take to arrive.", unit="s", above=0
     )
+    strict_fields: bool = _LIMITS.flag(
+        False, "Refuse every field of a body that is not declared, also those without an effect."
+    )
     max_completions: int = _LIMITS.integer(
         128, "Most completions (prompts times n) of one request.", minimum=1
     )

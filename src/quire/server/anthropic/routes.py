@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from quire.errors import PromptTooLong
 from quire.server.anthropic.replies import Count, MessageReply, MessageUsage
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.anthropic.writer import MessageWriter
@@ -96,17 +97,24 @@ async def _events(streams: Sequence[Outputs], writer: MessageWriter) -> AsyncGen
             for data in writer.take(output):
                 yield event(encoder.encode(data), data["type"])
     except Exception as error:
-        yield event(_error_json(as_refusal(error)), "error")
+        yield event(_error_json(_refusal(error)), "error")
+
+
+def _refusal(error: BaseException) -> Refusal:
+    """`error` with the phrase by which clients of this API recognise a prompt that is too long."""
+    refusal = as_refusal(error)
+    if isinstance(error, PromptTooLong):
+        sizes = f"{error.num_tokens} tokens > {error.max_model_len} maximum"
+        refusal.info.message = f"prompt is too long: {sizes}. {refusal.info.message}"
+    return refusal
 
 
 def _error_json(refusal: Refusal) -> bytes:
-    kind = _KINDS.get(refusal.info.code, "api_error")
+    kind = _KINDS.get(refusal.status, "api_error")
     error = {"type": kind, "message": refusal.info.message}
     return msgspec.json.encode({"type": "error", "error": error})
 
 
 def _error_response(error: BaseException) -> Response:
-    refusal = as_refusal(error)
-    return Response(
-        _error_json(refusal), refusal.info.code, headers=refusal.headers, media_type=JSON
-    )
+    refusal = _refusal(error)
+    return Response(_error_json(refusal), refusal.status, headers=refusal.headers, media_type=JSON)

@@ -1,14 +1,14 @@
 """The bodies of completion and chat completion requests, and their conversion to `SamplingParams`.
 
-A field that is null counts as left out. A field that is not declared is refused by the decoder; a
-few that do not affect the answer are declared and accepted.
+A field that is null counts as left out. What happens to fields that are not declared here is
+decided in server/http/fields.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,7 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import SamplingParams
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
+from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.openai.structured import SHAPE_FIELDS, StructuredFields, structured_outputs
 
@@ -65,6 +66,11 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True):
 class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat completions share."""
 
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        "session_id",
+    )
+
     stream_options: StreamOptions | None = None
 
     n: int | None = None
@@ -95,7 +101,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -125,10 +131,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
             raise NotBuiltYet("kv_transfer_params", self.kv_transfer_params, "Leave it out.")
 
     def check_stream(self) -> None:
-        """Raise InvalidParameter for what goes with a stream only, or not with one."""
-        if self.stream_options is not None and not self.stream:
-            allowed = "it goes with stream=true only"
-            raise InvalidParameter("stream_options", self.stream_options, allowed)
+        """Raise InvalidParameter for what does not go with a stream."""
         if self.stream and self.prompt_logprobs is not None:
             allowed = "a stream has none"
             raise InvalidParameter("prompt_logprobs", self.prompt_logprobs, allowed)
@@ -198,6 +201,22 @@ class CompletionRequest(GenerationFields):
             raise InvalidParameter("best_of", self.best_of, "it must be n", hint)
 
 
+_OF_MESSAGES = frozenset(
+    {
+        *("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "task"),
+        *("reasoning_content", "thinking", "tools", "function_call"),
+    }
+)
+_OF_PARTS = frozenset(
+    {
+        *("type", "text", "refusal", "thinking", "signature", "name", "tool_name", "image_url"),
+        *("input_audio", "file", "audio_url", "video_url", "detail", "uuid"),
+    }
+)
+_OF_TOOLS = frozenset({"type", "function", "custom"})
+_OF_FUNCTIONS = frozenset({"name", "description", "parameters", "strict", "returns"})
+
+
 class ChatRequest(GenerationFields):
     """`POST /v1/chat/completions`."""
 
@@ -219,6 +238,17 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
 
+    def objects(self) -> Iterator[PlainObject]:
+        """The messages, their parts and the tools: see `FieldRules.settle`."""
+        yield from objects_in("messages", self.messages, _OF_MESSAGES)
+        for index, message in enumerate(self.messages):
+            place = f"messages[{index}].content"
+            yield from objects_in(place, message.get("content"), _OF_PARTS)
+        for index, tool in enumerate(self.tools or ()):
+            yield f"tools[{index}]", tool, _OF_TOOLS
+            if isinstance(function := tool.get("function"), dict):
+                yield f"tools[{index}].function", function, _OF_FUNCTIONS
+
     def check(self) -> None:
         """Raise InvalidParameter for what does not go together."""
         self.check_stream()
@@ -233,8 +263,6 @@ class ChatRequest(GenerationFields):
             hint = "Leave add_generation_prompt out, or send false."
             allowed = "an answer is either continued or begun"
             raise InvalidParameter("continue_final_message", True, allowed, hint)
-        if self.tools is not None and not self.tools:
-            raise InvalidParameter("tools", [], "it must not be empty", "Leave it out.")
 
     @property
     def opens_answer(self) -> bool:
