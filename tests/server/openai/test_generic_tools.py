@@ -155,3 +155,35 @@ def test_without_tools_nothing_is_described_or_read(script):
     found = said(ask(script, says, messages=[ASK]))
     assert (found["content"], found["calls"]) == (says, [])
     assert script.prompt() == f"<user>{ASK['content']}<assistant>"
+
+
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "sum",
+        "schema": {
+            "type": "object",
+            "properties": {"sum": {"type": "integer", "maximum": 99, "minimum": 0}},
+            "required": ["sum"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@each_way
+@each_choice
+def test_a_response_format_with_the_embedded_model(server, choice, stream):
+    options = {
+        "model": "", "tools": [WEATHER], "tool_choice": NAMED if choice == "named" else choice,
+        "parallel_tool_calls": False, "max_tokens": 60, "seed": 1, "stream": stream,
+        "response_format": FORMAT,
+    }  # fmt: skip
+    with server.openai() as client:
+        reply = client.chat.completions.create(messages=[ASK], **options)
+        found = gathered(reply) if stream else said(reply)
+    check_call(choice, [call[1:] for call in found["calls"]])
+    if choice == "auto" and not found["content"].startswith("<tool_call>"):
+        assert 0 <= json.loads(found["content"])["sum"] <= 99
+    elif choice != "auto":
+        assert found["content"] == ""

@@ -281,10 +281,39 @@ def test_a_response_format_begins_behind_the_reasoning_too(server):
     assert form.starts_after == "</think>"
 
 
-def test_a_forced_call_and_a_response_format_do_not_go_together(server):
-    options = {"tools": [WEATHER], "tool_choice": NAMED}
-    with pytest.raises(openai.BadRequestError, match="a form of its own"):
-        ask(server, "x", response_format={"type": "json_object"}, **options)
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_forced_call_rules_over_a_response_format(server, choice):
+    says = '{"city": "Bonn"}' if choice is NAMED else f"[{json.dumps(BONN)}]"
+    options = {"tools": [WEATHER], "tool_choice": choice}
+    found = said(ask(server, f"<think>hm</think>{says}", response_format=ANY_JSON, **options))
+    assert [call[1:] for call in found["calls"]] == [["weather", '{"city": "Bonn"}']]
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert form.json["type"] == ("object" if choice is NAMED else "array")
+    assert form.starts_after == "</think>"
+
+
+BONN = {"name": "weather", "parameters": {"city": "Bonn"}}
+ANY_JSON = {"type": "json_object"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_format_holds_for_content_and_leaves_calls_free(server, stream):
+    for says, content, calls in (("{}", "{}", []), (CALL, "", [["weather", ARGUMENTS]])):
+        says = f"<think>hm</think>{says}"
+        reply = ask(server, says, tools=[WEATHER], response_format=ANY_JSON, stream=stream)
+        found = without_ids(gathered(reply) if stream else said(reply))
+        assert (found["content"], found["calls"]) == (content, calls)
+        form = server.seen[-1].sampling_params.structured_outputs
+        answer, call = json.loads(form.structural_tag)["format"]["elements"]
+        assert answer == {"type": "json_schema", "json_schema": {"type": "object"}}
+        assert call["elements"][0]["value"] == "<tool_call>"
+        assert form.starts_after == "</think>"
+
+
+def test_another_form_of_output_holds_for_calls_too(server):
+    ask(server, "<think>hm</think>yes", tools=[WEATHER], extra_body={"guided_choice": ["yes"]})
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert (form.choice, form.structural_tag) == (["yes"], None)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,9 +6,11 @@ and deltas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -34,6 +36,7 @@ from quire.server.output_parsing import (
     OutputParser,
     ReasoningText,
     ToolUse,
+    answer_or_calls,
     decide_tool_use,
     whole,
 )
@@ -82,13 +85,11 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
 def _constraint(
     server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
 ) -> StructuredOutputsParams | None:
-    """Return the structured output for forced calls, else the requested one (`asked`). It begins
-    after the reasoning, unless a grammar describes the reasoning too.
+    """Return the structured output for forced calls, else the requested one (`asked`), which calls
+    by choice are exempt from. It begins after the reasoning, unless a grammar describes the
+    reasoning too.
     """
     plan = server.chat.parser_plan
-    if asked is not None and (tools.schema is not None or tools.grammar is not None):
-        allowed = "a forced call has a form of its own"
-        raise InvalidParameter("response_format", asked.kind, allowed, "Leave one of them out.")
     if tools.grammar is not None:
         if place != plan.place(""):
             allowed = "a message that is continued cannot become a call"
@@ -96,10 +97,30 @@ def _constraint(
         return StructuredOutputsParams(grammar=tools.grammar)
     if tools.schema is not None:
         asked = StructuredOutputsParams(json=dict(tools.schema))
+    elif asked is not None and tools.tools is not None:
+        asked = _or_calls(server, asked, tools.tools)
     delimiter = plan.answer_delimiter(place)
     if asked is None or delimiter is None or asked.starts_after is not None:
         return asked
     return replace(asked, starts_after=delimiter)
+
+
+def _or_calls(
+    server: Server, asked: StructuredOutputsParams, tools: Sequence[Mapping[str, Any]]
+) -> StructuredOutputsParams:
+    """Return the structured output of an answer in the requested JSON, or of calls. Other requested
+    outputs, and formats whose grammar begins after the calls anyway, stay as they are.
+    """
+    own = server.chat.parser_plan.tool_format
+    is_plain = asked.whitespace_pattern is None and not asked.disable_additional_properties
+    if asked.kind not in ("json", "json_object") or not is_plain or own is None:
+        return asked
+    if own.has_reasoning:
+        return asked
+    schema = {"type": "object"} if asked.json is None else asked.json
+    schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
+    tag = answer_or_calls(schema, own, tools, server.need_tokenizer().control_tokens)
+    return asked if tag is None else replace(asked, json=None, json_object=None, structural_tag=tag)
 
 
 class ParsedAnswer:

@@ -142,6 +142,11 @@ class ToolFormat:
     def __post_init__(self) -> None:
         check_states(self.name, self.states, self.start)
 
+    @property
+    def delimiters(self) -> frozenset[str]:
+        """Every text that its states look for."""
+        return frozenset(text for state in self.states.values() for text in state.delimiters)
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:

@@ -164,7 +164,15 @@ def _chosen_name(choice: Any) -> str:
 
 
 def required_schema(tools: Sequence[Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
-    """The schema of a list of `{"name": ..., "parameters": ...}`, at least one, of these tools.
+    """The schema of a list of `{"name": ..., "parameters": ...}`, at least one, of these tools."""
+    call = call_schema(tools, "parameters")
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": call["anyOf"]},
+            "$defs": call["$defs"]}  # fmt: skip
+
+
+def call_schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> dict[str, Any]:
+    """The schema of `{"name": ..., arguments: ...}` for one of these tools.
 
     Each tool's schema keeps its own references: it is moved below "$defs" as a whole.
     """
@@ -173,19 +181,18 @@ def required_schema(tools: Sequence[Mapping[str, Any]], parallel: bool) -> dict[
             "type": "object",
             "properties": {
                 "name": {"const": _name(tool)},
-                "parameters": {"$ref": f"#/$defs/{index}"},
+                arguments: {"$ref": f"#/$defs/{index}"},
             },
-            "required": ["name", "parameters"],
+            "required": ["name", arguments],
             "additionalProperties": False,
         }
         for index, tool in enumerate(tools)
     ]
-    most = {} if parallel else {"maxItems": 1}
     moved = {
         str(index): _moved(_parameters(tool), f"#/$defs/{index}")
         for index, tool in enumerate(tools)
     }
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": moved}
+    return {"anyOf": calls, "$defs": moved}
 
 
 def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
