@@ -334,3 +334,30 @@ def test_the_channels_of_gpt_oss(choice, stream):
         form = server.seen[-1].sampling_params.structured_outputs
         assert (form is None) is (choice == "auto")
         assert form is None or ("functions.weather" in form.grammar and not form.starts_after)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+@pytest.mark.parametrize(
+    "options", [{}, {"logprobs": True, "top_logprobs": 1}], ids=["", "logprobs"]
+)
+def test_no_empty_content_comes_with_a_call(server, choice, options):
+    says = {"auto": CALL, "required": f"[{json.dumps(BONN)}]"}.get(str(choice), '{"city": "Bonn"}')
+    closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
+    given = {"tools": [WEATHER], "tool_choice": choice, "stream": True, "extra_body": closed}
+    first, *chunks = ask(server, says, **given, **options)
+    assert first.choices[0].delta.content == ""
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    has_begun = choice != "auto"
+    for delta in deltas:
+        has_begun = has_begun or bool(delta.tool_calls)
+        assert not (has_begun and delta.content is not None), delta
+    assert deltas[-1].model_dump(exclude_unset=True) == {}
+
+
+def test_without_a_format_forced_calls_have_no_empty_content_either():
+    with scripted(ParserPlan()) as server:
+        options = {"tools": [WEATHER], "tool_choice": NAMED, "stream": True}
+        _, *chunks = ask(server, '{"city": "Bonn"}', **options)
+        deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+        assert all(delta.content is None for delta in deltas)
+        assert deltas[-1].tool_calls is None

@@ -85,6 +85,8 @@ class PlainAnswer:
     """One of n answers that need no parser: the text is the content."""
 
     reasoning = ""
+    holds_back = False
+    is_call = False
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -192,10 +194,10 @@ class ChatWriter(ReplyWriter):
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
         if _is_empty(delta):
-            # Only text that a parser holds back is not sent.
-            if self._plan.is_needed and not (is_last or logprobs or self._shows_ids):
+            if answer.holds_back and not (is_last or logprobs or self._shows_ids):
                 return None
-            delta.content = ""
+            if not answer.is_call:
+                delta.content = ""
         choice = ChatChunkChoice(completion.index, delta, logprobs)
         if self._shows_ids:
             choice.token_ids = list(completion.token_ids)

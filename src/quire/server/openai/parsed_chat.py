@@ -124,16 +124,21 @@ def _or_calls(
 
 
 class ParsedAnswer:
-    """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply."""
+    """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply.
+
+    `holds_back`: a piece of text may add nothing yet.
+    """
+
+    holds_back = True
 
     def __init__(
-        self, role: str, parser: OutputParser, *, shows_reasoning: bool, is_named: bool = False
+        self, role: str, parser: OutputParser, tools: ToolUse, *, shows_reasoning: bool
     ) -> None:
         self.role = role
         self.reasoning = ""
         self._parser = parser
+        self._tools = tools
         self._shows_reasoning = shows_reasoning
-        self._is_named = is_named
 
     def delta(self, text: str, *, is_last: bool) -> ChatDelta:
         """Return what the next piece of text adds: nothing while the parser holds it back."""
@@ -155,13 +160,18 @@ class ParsedAnswer:
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
-        ends_with_calls = reason == "stop" and self.has_calls and not self._is_named
+        ends_with_calls = reason == "stop" and self.has_calls and not self._tools.is_named
         return "tool_calls" if ends_with_calls else reason
 
     @property
     def has_calls(self) -> bool:
         """Whether the answer has tool calls."""
         return self._parser.num_calls > 0
+
+    @property
+    def is_call(self) -> bool:
+        """Whether no more content is expected: a call was forced or has begun."""
+        return self._tools.is_forced or self.has_calls
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
         """The events of the next piece of text."""
@@ -213,8 +223,8 @@ def open_answers(
         ParsedAnswer(
             role,
             plan.open(prompt.place, tools=use.tools, forced=use.forced, parallel=use.parallel),
+            use,
             shows_reasoning=body.include_reasoning is not False,
-            is_named=use.is_named,
         )
         for _ in range(body.n or 1)
     ]

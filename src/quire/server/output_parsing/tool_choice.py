@@ -35,6 +35,11 @@ class ToolUse:
     schema: Mapping[str, Any] | None = None
     grammar: str | None = None
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the output is made a call."""
+        return self.schema is not None or self.grammar is not None
+
 
 NO_TOOLS = ToolUse()
 """The `ToolUse` of a request without tools."""
