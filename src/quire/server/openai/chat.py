@@ -19,9 +19,9 @@ from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
 from quire.server.openai.delivery import ReplyWriter, deliver
 from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.parsed_chat import (
     ChatPrompt,
-    ParsedAnswer,
     adapt_params,
     open_answers,
     place_of,

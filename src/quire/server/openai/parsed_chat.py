@@ -1,44 +1,28 @@
 """Chat with output parsing: where tools are given, or the server has a tool or reasoning parser.
 
-Applies a request's tools to its prompt and parameters, and turns the parser's events into messages
-and deltas.
+Applies a request's tools to its prompt and parameters, and opens the parsers of its answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from quire.errors import InvalidParameter
 from quire.params import SamplingParams
 from quire.params.structured import StructuredOutputsParams
 from quire.server.context import Prompt, Server
-from quire.server.openai.replies import (
-    ChatDelta,
-    ChatMessage,
-    FunctionCall,
-    FunctionDelta,
-    MessageToolCall,
-    ToolCallDelta,
-)
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import (
     NO_TOOLS,
-    ArgumentText,
-    CallStarted,
-    ContentText,
-    Event,
-    OutputParser,
-    ReasoningText,
     ToolUse,
     answer_or_calls,
     decide_tool_use,
-    whole,
 )
 
 
@@ -121,97 +105,6 @@ def _or_calls(
     schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
     tag = answer_or_calls(schema, own, tools, server.need_tokenizer().control_tokens)
     return asked if tag is None else replace(asked, json=None, json_object=None, structural_tag=tag)
-
-
-class ParsedAnswer:
-    """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply.
-
-    `holds_back`: a piece of text may add nothing yet.
-    """
-
-    holds_back = True
-
-    def __init__(
-        self, role: str, parser: OutputParser, tools: ToolUse, *, shows_reasoning: bool
-    ) -> None:
-        self.role = role
-        self.reasoning = ""
-        self._parser = parser
-        self._tools = tools
-        self._shows_reasoning = shows_reasoning
-
-    def delta(self, text: str, *, is_last: bool) -> ChatDelta:
-        """Return what the next piece of text adds: nothing while the parser holds it back."""
-        return self._delta(self.events(text, is_last=is_last))
-
-    def message(self, text: str) -> ChatMessage:
-        """The whole text as a message."""
-        read = whole(self.events(text, is_last=True))
-        calls = [MessageToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in
-                 read.tool_calls]  # fmt: skip
-        reasoning = read.reasoning if self._shows_reasoning else None
-        return ChatMessage(
-            role=self.role,
-            content=read.content if read.content or reasoning or calls else "",
-            tool_calls=calls or UNSET,
-            reasoning=reasoning,
-            reasoning_content=reasoning or UNSET,
-        )
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
-        ends_with_calls = reason == "stop" and self.has_calls and not self._tools.is_named
-        return "tool_calls" if ends_with_calls else reason
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer has tool calls."""
-        return self._parser.num_calls > 0
-
-    @property
-    def is_call(self) -> bool:
-        """Whether no more content is expected: a call was forced or has begun."""
-        return self._tools.is_forced or self.has_calls
-
-    def events(self, text: str, *, is_last: bool) -> list[Event]:
-        """The events of the next piece of text."""
-        events = self._parser.feed(text)
-        if is_last:
-            events = [*events, *self._parser.finish()]
-        for event in events:
-            if isinstance(event, ReasoningText):
-                self.reasoning += event.text
-        return events
-
-    def _delta(self, events: Iterable[Event]) -> ChatDelta:
-        delta, content, reasoning = ChatDelta(), "", ""
-        calls: dict[int, ToolCallDelta] = {}
-        for event in events:
-            match event:
-                case ContentText(text):
-                    content += text
-                case ReasoningText(text):
-                    reasoning += text
-                case CallStarted(index, id, name):
-                    calls[index] = ToolCallDelta(index, id, "function", FunctionDelta(name, ""))
-                case ArgumentText(index, text):
-                    _add_arguments(calls, index, text)
-        if reasoning and self._shows_reasoning:
-            delta.reasoning = delta.reasoning_content = reasoning
-        if content:
-            delta.content = content
-        elif calls:
-            delta.content = None
-        if calls:
-            delta.tool_calls = list(calls.values())
-        return delta
-
-
-def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> None:
-    call = calls.setdefault(index, ToolCallDelta(index, function=FunctionDelta()))
-    assert call.function is not UNSET
-    before = call.function.arguments
-    call.function.arguments = text if before is UNSET else before + text
 
 
 def open_answers(

@@ -8,8 +8,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from quire.server.output_parsing.call_schemas import call_schema
 from quire.server.output_parsing.state_table import Reads, ToolFormat
-from quire.server.output_parsing.tool_choice import call_schema
 
 
 def answer_or_calls(

@@ -10,7 +10,7 @@ from typing import Any
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.http.event_stream import EventData
 from quire.server.openai.logprobs import chat_logprobs
-from quire.server.openai.parsed_chat import ParsedAnswer
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText
