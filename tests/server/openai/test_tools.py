@@ -18,6 +18,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+NAMED = {"type": "function", "function": {"name": "weather"}}
 NOW = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bönn \\"1\\""}}\n</tool_call>'
 ARGUMENTS = '{"city": "Bönn \\"1\\""}'
@@ -201,7 +202,8 @@ def test_reasoning_is_counted(server):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"tool_choice": "auto"}, "it goes with tools only"),
+        ({"tool_choice": "required"}, "it goes with tools only"),
+        ({"tools": [], "tool_choice": NAMED}, "it goes with tools only"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].function=null"),
         ({"tools": [{"type": "browser"}]}, 'tools[0].type="browser"'),
@@ -236,9 +238,6 @@ def test_marks_that_are_special_tokens_are_seen():
 def test_arguments_can_be_read(server):
     found = gathered(ask(server, CALL, tools=[WEATHER], stream=True))
     assert json.loads(found["calls"][0][2]) == {"city": 'Bönn "1"'}
-
-
-NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def test_required_calls_are_a_form_that_begins_behind_the_reasoning(server):
@@ -361,3 +360,21 @@ def test_without_a_format_forced_calls_have_no_empty_content_either():
         deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
         assert all(delta.content is None for delta in deltas)
         assert deltas[-1].tool_calls is None
+
+
+@pytest.mark.parametrize("options", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_list_of_tools_and_a_choice_without_tools_mean_nothing(server, options, stream):
+    for tools in ({}, {"tools": []}):
+        reply = ask(server, CALL, **tools, **options, stream=stream)
+        found = gathered(reply) if stream else said(reply)
+        assert (found["content"], found["calls"], found["finish"]) == (CALL, [], "stop")
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools(server, mode):
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
+    says = {"auto": CALL, "required": f"<think></think>[{json.dumps(BONN)}]"}[mode]
+    found = said(ask(server, says, tools=[NOW, WEATHER], tool_choice=choice))
+    assert [call[1] for call in found["calls"]] == ["weather"] and found["finish"] == "tool_calls"
+    assert server.prompt().startswith("[tool weather]<user>")

@@ -67,3 +67,20 @@ def test_what_cannot_be_served_is_refused(server):
     ):
         with pytest.raises(openai.BadRequestError, match=complaint):
             ask(server, "x", **options)
+
+
+def test_allowed_tools_and_an_empty_list(server):
+    now = {"type": "function", "name": "now"}
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "weather"}],
+    }
+    reply = ask(server, SAYS, tools=[now, WEATHER], tool_choice=allowed)
+    assert reply.output[2].name == "weather"
+    assert server.prompt().startswith("[tool weather]<user>")
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        reply = ask(server, SAYS, tools=[], **choice)
+        assert "<tool_call>" in reply.output_text
+    with pytest.raises(openai.BadRequestError, match="it goes with tools only"):
+        ask(server, SAYS, tools=[], tool_choice="required")

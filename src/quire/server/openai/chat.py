@@ -39,7 +39,6 @@ from quire.server.openai.replies import (
     Usage,
 )
 from quire.server.openai.requests import ChatRequest
-from quire.server.output_parsing import NO_TOOLS
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
@@ -56,8 +55,8 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
-    is_parsed = server.chat.parser_plan.is_needed or bool(body.tools or body.tool_choice)
-    tools = tool_use(server, body) if is_parsed else NO_TOOLS
+    tools = tool_use(server, body)
+    is_parsed = server.chat.parser_plan.is_needed or tools.tools is not None
     text = await render(server, body, tools.in_prompt)
     ids = await prompt_ids(server, text, body, add_special_tokens=bool(body.add_special_tokens))
     params = _params(server, body, len(ids))

@@ -47,9 +47,11 @@ def _check_tool(place: str, tool: Any) -> None:
 
 
 def name_of(tool: Mapping[str, Any]) -> str:
+    """The name of a checked tool."""
     name: str = tool["function"]["name"]
     return name
 
 
 def names_of(tools: Sequence[Any]) -> list[str]:
+    """The names of checked tools."""
     return [name_of(tool) for tool in tools]

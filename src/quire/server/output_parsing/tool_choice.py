@@ -11,7 +11,10 @@ from quire.server.output_parsing.call_schemas import parameters_of, required_sch
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.requested_tools import check_tools, name_of, names_of
 
-CHOICES = "it must be none, auto, required or one function of the tools by its name"
+ALLOWED_TOOLS = "allowed_tools"
+CHOICES = (
+    "it must be none, auto, required or one function of the tools by its name, or allowed_tools"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,14 @@ def decide_tool_use(
     prompt does not show the tools. Raises InvalidParameter for tools that are not as they should
     be, a choice that they do not offer, or one that this server's formats cannot serve.
     """
+    choice = "auto" if tool_choice is None else tool_choice
     if not tools:
-        if tool_choice not in (None, "none"):
-            raise InvalidParameter("tool_choice", tool_choice, "it goes with tools only")
+        if choice not in ("none", "auto"):
+            raise InvalidParameter("tool_choice", choice, "it goes with tools only")
         return NO_TOOLS
     checked = check_tools(tools)
-    choice = tool_choice or "auto"
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED_TOOLS:
+        checked, choice = _allowed(checked, choice)
     if choice == "none":
         return ToolUse(in_prompt=None if hides_unused else checked)
     if choice == "auto":
@@ -91,6 +96,22 @@ def _forced(
         [tool] = chosen
         return ToolUse(tools, tools, name_of(tool), parallel, True, parameters_of(tool))
     return ToolUse(tools, tools, True, parallel, False, required_schema(chosen, parallel))
+
+
+def _allowed(
+    tools: tuple[Mapping[str, Any], ...], choice: Mapping[str, Any]
+) -> tuple[tuple[Mapping[str, Any], ...], str]:
+    """The tools of `{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}`, or
+    flat as in Responses, and its mode. The model is shown no others.
+    """
+    given = choice.get(ALLOWED_TOOLS, choice)
+    mode, chosen = (given.get(key) for key in ("mode", "tools")) if isinstance(
+        given, Mapping) else (None, None)  # fmt: skip
+    if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
+        allowed = "allowed_tools needs a mode, auto or required, and tools by their names"
+        raise InvalidParameter("tool_choice", choice, allowed)
+    names = {name_of(_chosen(tools, each)) for each in chosen}
+    return tuple(tool for tool in tools if name_of(tool) in names), mode
 
 
 def _chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Any]:

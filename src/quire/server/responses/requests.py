@@ -133,7 +133,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=_format(self.text),
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
-            tool_choice=_choice(self.tool_choice) if self.tools else None,
+            tool_choice=_choice(self.tool_choice),
         )
 
 
