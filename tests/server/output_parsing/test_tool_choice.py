@@ -42,9 +42,9 @@ def test_none_shows_the_tools_and_reads_no_calls():
 
 
 def test_auto_leaves_the_model_free_and_needs_a_format():
-    use = decide_tool_use(TOOLS, None, HERMES, parallel=False)
-    assert use == decide_tool_use(TOOLS, "auto", HERMES, parallel=False)
-    assert (use.tools, use.forced, use.parallel, use.schema) == (tuple(TOOLS), False, False, None)
+    use = decide_tool_use(TOOLS, None, HERMES, max_calls=1)
+    assert use == decide_tool_use(TOOLS, "auto", HERMES, max_calls=1)
+    assert (use.tools, use.forced, use.max_calls, use.schema) == (tuple(TOOLS), False, 1, None)
     for choice in (None, "auto"):
         with pytest.raises(InvalidParameter, match="--tool-call-parser"):
             decide_tool_use(TOOLS, choice, NO_PARSER)
@@ -244,7 +244,7 @@ def test_required_calls_follow_each_tool_s_own_schema(answer, is_valid):
 
 
 def test_without_parallel_calls_one_is_all():
-    schema = decide_tool_use([OTHER], "required", NO_PARSER, parallel=False).schema
+    schema = decide_tool_use([OTHER], "required", NO_PARSER, max_calls=1).schema
     one = {"name": "count", "parameters": {"n": 3}}
     assert jsonschema.Draft202012Validator(schema).is_valid([one])
     assert not jsonschema.Draft202012Validator(schema).is_valid([one, one])

@@ -42,7 +42,7 @@ def tool_use(server: Server, body: ChatRequest) -> ToolUse:
         body.tools,
         body.tool_choice,
         server.chat.parser_plan,
-        parallel=body.parallel_tool_calls is not False,
+        max_calls=1 if body.parallel_tool_calls is False else body.max_tool_calls,
         hides_unused=server.chat.hides_tools,
     )
 
@@ -115,7 +115,7 @@ def open_answers(
     return [
         ParsedAnswer(
             role,
-            plan.open(prompt.place, tools=use.tools, forced=use.forced, parallel=use.parallel),
+            plan.open(prompt.place, tools=use.tools, forced=use.forced, max_calls=use.max_calls),
             use,
             shows_reasoning=body.include_reasoning is not False,
         )

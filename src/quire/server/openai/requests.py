@@ -227,6 +227,7 @@ class ChatRequest(GenerationFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None

@@ -12,10 +12,12 @@ DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 """Keys of a schema whose values are data, not schemas."""
 
 
-def required_schema(tools: Sequence[Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
-    """The schema of a list of `{"name": ..., "parameters": ...}`, at least one, of these tools."""
+def required_schema(tools: Sequence[Mapping[str, Any]], max_calls: int | None) -> dict[str, Any]:
+    """The schema of a list of `{"name": ..., "parameters": ...}` of these tools: at least one, at
+    most `max_calls`.
+    """
     call = call_schema(tools, "parameters")
-    most = {} if parallel else {"maxItems": 1}
+    most = {} if max_calls is None else {"maxItems": max_calls}
     return {"type": "array", "minItems": 1, **most, "items": {"anyOf": call["anyOf"]},
             "$defs": call["$defs"]}  # fmt: skip
 

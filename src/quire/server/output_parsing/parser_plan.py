@@ -133,22 +133,21 @@ class ParserPlan:
         *,
         tools: Sequence[Any] | None = None,
         forced: str | bool = False,
-        parallel: bool = True,
+        max_calls: int | None = None,
         call_id: CallId | None = None,
     ) -> OutputParser:
         """A parser of one output that begins at `place` (see there; None: after a prompt that does
         not say).
 
         `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
-        calls in the form of `tool_choice` "required" (True) or of the one named. `parallel=False`
-        leaves out all calls but the first. `call_id` makes ids in place of the format's own.
+        calls in the form of `tool_choice` "required" (True) or of the one named. More calls than
+        `max_calls` are left out. `call_id` makes ids in place of the format's own.
         """
         table = self._table(tools, forced)
         place = self._place("") if place is None else place
         if place == ANSWER:
             place = table.start
         maker = call_id or (self.tool_format or table.format).call_id
-        max_calls = None if parallel else 1
         return OutputParser(table, place, ToolSchemas(tools or ()), maker, max_calls)
 
     def _table(self, tools: Sequence[Any] | None, forced: str | bool) -> Table:

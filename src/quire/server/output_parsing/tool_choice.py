@@ -22,7 +22,7 @@ class ToolUse:
     """What was decided for one request.
 
     `tools`: what the parser of its outputs is given; None: calls are not read. `in_prompt`: what
-    the chat template is given. `forced` and `parallel`: see `ParserPlan.open`. `is_named`: one
+    the chat template is given. `forced` and `max_calls`: see `ParserPlan.open`. `is_named`: one
     tool was chosen by its name. `schema`: the JSON schema that the answer must follow; `grammar`:
     the grammar in Lark's notation that the whole output must follow. None of both: it is free.
     """
@@ -30,7 +30,7 @@ class ToolUse:
     tools: tuple[Mapping[str, Any], ...] | None = None
     in_prompt: tuple[Mapping[str, Any], ...] | None = None
     forced: str | bool = False
-    parallel: bool = True
+    max_calls: int | None = None
     is_named: bool = False
     schema: Mapping[str, Any] | None = None
     grammar: str | None = None
@@ -50,15 +50,16 @@ def decide_tool_use(
     tool_choice: Any,
     plan: ParserPlan,
     *,
-    parallel: bool = True,
+    max_calls: int | None = None,
     hides_unused: bool = False,
 ) -> ToolUse:
     """What the tools of a request and its `tool_choice` (None: auto if there are tools) ask for.
 
     Required and named calls are made by a grammar, so that they need no format; `auto` leaves the
-    model free and reads what it writes in the format of `plan`. `hides_unused`: with "none" the
-    prompt does not show the tools. Raises InvalidParameter for tools that are not as they should
-    be, a choice that they do not offer, or one that this server's formats cannot serve.
+    model free and reads what it writes in the format of `plan`. There are at most `max_calls`.
+    `hides_unused`: with "none" the prompt does not show the tools. Raises InvalidParameter for
+    tools that are not as they should be, a choice that they do not offer, or one that this server's
+    formats cannot serve.
     """
     choice = "auto" if tool_choice is None else tool_choice
     if not tools:
@@ -72,9 +73,9 @@ def decide_tool_use(
         return ToolUse(in_prompt=None if hides_unused else checked)
     if choice == "auto":
         _need_format(plan)
-        return ToolUse(checked, checked, parallel=parallel)
+        return ToolUse(checked, checked, max_calls=max_calls)
     chosen = checked if choice == "required" else (_chosen(checked, choice),)
-    return _forced(checked, chosen, choice, plan, parallel)
+    return _forced(checked, chosen, choice, plan, max_calls)
 
 
 def _forced(
@@ -82,20 +83,20 @@ def _forced(
     chosen: tuple[Mapping[str, Any], ...],
     choice: Any,
     plan: ParserPlan,
-    parallel: bool,
+    max_calls: int | None,
 ) -> ToolUse:
     is_named = choice != "required"
     if plan.tool_format is not None and plan.tool_format.forced_grammar is not None:
         functions = [{"name": name_of(tool), "parameters": parameters_of(tool)} for tool in chosen]
         grammar = plan.tool_format.forced_grammar(functions)
-        return ToolUse(tools, tools, parallel=parallel, is_named=is_named, grammar=grammar)
+        return ToolUse(tools, tools, max_calls=max_calls, is_named=is_named, grammar=grammar)
     if plan.writes_forced_calls_itself:
         hint = "Start the server with --tool-call-parser openai."
         raise NotBuiltYet("tool_choice", choice, hint)
     if is_named:
         [tool] = chosen
-        return ToolUse(tools, tools, name_of(tool), parallel, True, parameters_of(tool))
-    return ToolUse(tools, tools, True, parallel, False, required_schema(chosen, parallel))
+        return ToolUse(tools, tools, name_of(tool), max_calls, True, parameters_of(tool))
+    return ToolUse(tools, tools, True, max_calls, False, required_schema(chosen, max_calls))
 
 
 def _allowed(

@@ -95,6 +95,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     previous_response_id: str | None = None
     reasoning: Any = None
     store: bool = True

@@ -14,7 +14,8 @@ from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.responses.items import conversation
 
-_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
+_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
+         "max_tool_calls")  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (
     *(_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results"),
@@ -25,7 +26,6 @@ _INCLUDES = (
 _REFUSED = {
     "conversation": "Send previous_response_id, or the whole input.",
     "prompt": "Send the text itself: there are no stored prompts here.",
-    "max_tool_calls": "Leave it out: tools are the caller's to run.",
 }
 
 
@@ -74,6 +74,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     include: list[str] | None = None
@@ -84,7 +85,6 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     conversation: Any = None
     prompt: Any = None
-    max_tool_calls: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None

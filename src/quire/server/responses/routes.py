@@ -184,6 +184,7 @@ def _writer(
         max_output_tokens=body.max_output_tokens,
         model=server.names[0],
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_tool_calls=body.max_tool_calls,
         previous_response_id=body.previous_response_id,
         reasoning=body.reasoning,
         store=server.responses.is_open and body.store is not False,
