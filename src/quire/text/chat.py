@@ -22,6 +22,7 @@ from quire.text.chat_tools import (
     with_system_text,
 )
 from quire.text.content_format import ContentFormat
+from quire.text.legacy_calls import with_tool_calls
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -144,9 +145,10 @@ def normalize_messages(
         raise RequestError(
             "messages must be a list with at least one message.", parameter="messages"
         )
+    plain = [plain_data(message, f"messages[{i}]") for i, message in enumerate(messages)]
     whole = [
-        _normalize(plain_data(message, f"messages[{i}]"), content_format, f"messages[{i}]")
-        for i, message in enumerate(messages)
+        _normalize(message, content_format, f"messages[{i}]")
+        for i, message in enumerate(with_tool_calls(plain))
     ]
     has_developer = any(message["role"] == "developer" for message in whole)
     if not has_developer or _knows_developer(template_source):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,6 +39,7 @@ from quire.server.openai.replies import (
     Usage,
 )
 from quire.server.openai.requests import ChatRequest
+from quire.server.output_parsing import NO_TOOLS
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
@@ -55,7 +56,7 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
-    tools = tool_use(server, body)
+    tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     is_parsed = server.chat.parser_plan.is_needed or tools.tools is not None
     text = await render(server, body, tools.in_prompt)
     ids = await prompt_ids(server, text, body, add_special_tokens=bool(body.add_special_tokens))
@@ -226,7 +227,7 @@ class ChatWriter(ReplyWriter):
 
 
 def _is_empty(delta: ChatDelta) -> bool:
-    return delta.content is UNSET and delta.reasoning is UNSET and delta.tool_calls is UNSET
+    return delta == ChatDelta()
 
 
 def _text_of(message: dict[str, Any]) -> str:

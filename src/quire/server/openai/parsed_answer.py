@@ -29,19 +29,27 @@ from quire.server.output_parsing import (
 class ParsedAnswer:
     """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply.
 
-    `holds_back`: a piece of text may add nothing yet.
+    `holds_back`: a piece of text may add nothing yet. `is_legacy`: the call is a `function_call`,
+    as requests with `functions` expect.
     """
 
     holds_back = True
 
     def __init__(
-        self, role: str, parser: OutputParser, tools: ToolUse, *, shows_reasoning: bool
+        self,
+        role: str,
+        parser: OutputParser,
+        tools: ToolUse,
+        *,
+        shows_reasoning: bool,
+        is_legacy: bool = False,
     ) -> None:
         self.role = role
         self.reasoning = ""
         self._parser = parser
         self._tools = tools
         self._shows_reasoning = shows_reasoning
+        self._is_legacy = is_legacy
 
     def delta(self, text: str, *, is_last: bool) -> ChatDelta:
         """Return what the next piece of text adds: nothing while the parser holds it back."""
@@ -53,18 +61,24 @@ class ParsedAnswer:
         calls = [MessageToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in
                  read.tool_calls]  # fmt: skip
         reasoning = read.reasoning if self._shows_reasoning else None
-        return ChatMessage(
+        message = ChatMessage(
             role=self.role,
             content=read.content if read.content or reasoning or calls else "",
-            tool_calls=calls or UNSET,
             reasoning=reasoning,
             reasoning_content=reasoning or UNSET,
         )
+        if calls and self._is_legacy:
+            message.function_call = calls[0].function
+        elif calls:
+            message.tool_calls = calls
+        return message
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
         ends_with_calls = reason == "stop" and self.has_calls and not self._tools.is_named
-        return "tool_calls" if ends_with_calls else reason
+        if not ends_with_calls:
+            return reason
+        return "function_call" if self._is_legacy else "tool_calls"
 
     @property
     def has_calls(self) -> bool:
@@ -105,7 +119,9 @@ class ParsedAnswer:
             delta.content = content
         elif calls:
             delta.content = None
-        if calls:
+        if calls and self._is_legacy:
+            delta.function_call = calls[0].function
+        elif calls:
             delta.tool_calls = list(calls.values())
         return delta
 

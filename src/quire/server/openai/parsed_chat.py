@@ -16,6 +16,7 @@ from quire.errors import InvalidParameter
 from quire.params import SamplingParams
 from quire.params.structured import StructuredOutputsParams
 from quire.server.context import Prompt, Server
+from quire.server.openai.legacy_functions import is_legacy, tools_and_choice
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import (
@@ -38,11 +39,13 @@ class ChatPrompt(Prompt):
 
 def tool_use(server: Server, body: ChatRequest) -> ToolUse:
     """Return how the request uses its tools. Raises InvalidParameter."""
+    tools, choice = tools_and_choice(body)
+    makes_one = body.parallel_tool_calls is False or is_legacy(body)
     return decide_tool_use(
-        body.tools,
-        body.tool_choice,
+        tools,
+        choice,
         server.chat.parser_plan,
-        max_calls=1 if body.parallel_tool_calls is False else body.max_tool_calls,
+        max_calls=1 if makes_one else body.max_tool_calls,
         hides_unused=server.chat.hides_tools,
     )
 
@@ -118,6 +121,7 @@ def open_answers(
             plan.open(prompt.place, tools=use.tools, forced=use.forced, max_calls=use.max_calls),
             use,
             shows_reasoning=body.include_reasoning is not False,
+            is_legacy=is_legacy(body),
         )
         for _ in range(body.n or 1)
     ]

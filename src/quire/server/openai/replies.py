@@ -81,7 +81,7 @@ class ChatMessage(msgspec.Struct):
     refusal: str | None = None
     annotations: Any = None
     audio: Any = None
-    function_call: Any = None
+    function_call: FunctionCall | None = None
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
     reasoning: str | None = None
     reasoning_content: str | UnsetType = UNSET
@@ -141,6 +141,7 @@ class ChatDelta(msgspec.Struct):
     content: str | None | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
