@@ -253,13 +253,26 @@ def _copy_assistant_keys(message: Message, normal: Message, name: str) -> None:
 def _tool_call(call: Any, name: str) -> Message:
     if not isinstance(call, dict):
         raise InvalidType(name, call, "an object is expected")
+    if call.get("type") == "custom":
+        call = _function_call(call, name)
     if call.get("type") != "function":
-        raise InvalidParameter(f"{name}.type", call.get("type"), "only 'function' exists")
+        allowed = "only 'function' exists, and 'custom'"
+        raise InvalidParameter(f"{name}.type", call.get("type"), allowed)
     function = call.get("function")
     if not isinstance(function, dict):
         raise InvalidType(f"{name}.function", function, "an object is expected")
     arguments = _parsed_arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _function_call(call: Message, name: str) -> Message:
+    """A call of a custom tool as one of a function with the input as its argument."""
+    custom = call.get("custom")
+    if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+        raise InvalidType(f"{name}.custom", custom, "an object with name and input is expected")
+    function = {"name": custom.get("name"), "arguments": {"input": custom["input"]}}
+    rest = {key: value for key, value in call.items() if key != "custom"}
+    return {**rest, "type": "function", "function": function}
 
 
 def _parsed_arguments(arguments: Any) -> dict[str, Any]:

@@ -75,7 +75,9 @@ def _without_calls(message: Message, calls: Sequence[Message]) -> Message:
     text: Any = "\n".join(CALL.format(text) for text in texts)
     if isinstance(message["content"], list):
         text = [{"type": "text", "text": text}]
-    content = _joined(message["content"], text, "\n") if message["content"] else text
+    content = message["content"]
+    ends_line = isinstance(content, str) and content.endswith("\n")
+    content = _joined(content, text, "" if ends_line else "\n") if content else text
     return {**{k: v for k, v in message.items() if k != "tool_calls"}, "content": content}
 
 

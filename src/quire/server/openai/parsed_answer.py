@@ -9,6 +9,8 @@ from msgspec import UNSET
 from quire.server.openai.replies import (
     ChatDelta,
     ChatMessage,
+    CustomCall,
+    CustomDelta,
     FunctionCall,
     FunctionDelta,
     MessageToolCall,
@@ -18,9 +20,11 @@ from quire.server.output_parsing import (
     ArgumentText,
     CallStarted,
     ContentText,
+    CustomInputs,
     Event,
     OutputParser,
     ReasoningText,
+    ToolCall,
     ToolUse,
     whole,
 )
@@ -29,7 +33,8 @@ from quire.server.output_parsing import (
 class ParsedAnswer:
     """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply.
 
-    `holds_back`: a piece of text may add nothing yet. `is_legacy`: the call is a `function_call`,
+    `tools`: how the request uses tools. `holds_back`: a piece of text may add nothing yet.
+    `is_legacy`: the call is a `function_call`,
     as requests with `functions` expect.
     """
 
@@ -47,7 +52,9 @@ class ParsedAnswer:
         self.role = role
         self.reasoning = ""
         self._parser = parser
-        self._tools = tools
+        self.tools = tools
+        self._inputs = CustomInputs(() if tools.writes_input else tools.custom)
+        self._custom_indices: set[int] = set()
         self._shows_reasoning = shows_reasoning
         self._is_legacy = is_legacy
 
@@ -58,8 +65,7 @@ class ParsedAnswer:
     def message(self, text: str) -> ChatMessage:
         """The whole text as a message."""
         read = whole(self.events(text, is_last=True))
-        calls = [MessageToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in
-                 read.tool_calls]  # fmt: skip
+        calls = [self._call(call) for call in read.tool_calls]
         reasoning = read.reasoning if self._shows_reasoning else None
         message = ChatMessage(
             role=self.role,
@@ -68,14 +74,21 @@ class ParsedAnswer:
             reasoning_content=reasoning or UNSET,
         )
         if calls and self._is_legacy:
-            message.function_call = calls[0].function
+            call = read.tool_calls[0]
+            message.function_call = FunctionCall(call.name, call.arguments)
         elif calls:
             message.tool_calls = calls
         return message
 
+    def _call(self, call: ToolCall) -> MessageToolCall:
+        if call.name in self.tools.custom:
+            custom = CustomCall(call.name, call.arguments)
+            return MessageToolCall(call.id, type="custom", custom=custom)
+        return MessageToolCall(call.id, FunctionCall(call.name, call.arguments))
+
     def finish_reason(self, reason: str | None) -> str | None:
         """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
-        ends_with_calls = reason == "stop" and self.has_calls and not self._tools.is_named
+        ends_with_calls = reason == "stop" and self.has_calls and not self.tools.is_named
         if not ends_with_calls:
             return reason
         return "function_call" if self._is_legacy else "tool_calls"
@@ -88,7 +101,7 @@ class ParsedAnswer:
     @property
     def is_call(self) -> bool:
         """Whether no more content is expected: a call was forced or has begun."""
-        return self._tools.is_forced or self.has_calls
+        return self.tools.is_forced or self.has_calls
 
     def events(self, text: str, *, is_last: bool) -> list[Event]:
         """The events of the next piece of text."""
@@ -98,7 +111,7 @@ class ParsedAnswer:
         for event in events:
             if isinstance(event, ReasoningText):
                 self.reasoning += event.text
-        return events
+        return self._inputs.decoded(events, is_last=is_last) if self.tools.custom else events
 
     def _delta(self, events: Iterable[Event]) -> ChatDelta:
         delta, content, reasoning = ChatDelta(), "", ""
@@ -110,7 +123,9 @@ class ParsedAnswer:
                 case ReasoningText(text):
                     reasoning += text
                 case CallStarted(index, id, name):
-                    calls[index] = ToolCallDelta(index, id, "function", FunctionDelta(name, ""))
+                    calls[index] = self._started(index, id, name)
+                case ArgumentText(index, text) if index in self._custom_indices:
+                    _add_input(calls, index, text)
                 case ArgumentText(index, text):
                     _add_arguments(calls, index, text)
         if reasoning and self._shows_reasoning:
@@ -124,6 +139,19 @@ class ParsedAnswer:
         elif calls:
             delta.tool_calls = list(calls.values())
         return delta
+
+    def _started(self, index: int, id: str, name: str) -> ToolCallDelta:
+        if name in self.tools.custom:
+            self._custom_indices.add(index)
+            return ToolCallDelta(index, id, "custom", custom=CustomDelta(name, ""))
+        return ToolCallDelta(index, id, "function", FunctionDelta(name, ""))
+
+
+def _add_input(calls: dict[int, ToolCallDelta], index: int, text: str) -> None:
+    call = calls.setdefault(index, ToolCallDelta(index, custom=CustomDelta()))
+    assert call.custom is not UNSET
+    before = call.custom.input
+    call.custom.input = text if before is UNSET else before + text
 
 
 def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> None:

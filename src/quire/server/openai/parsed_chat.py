@@ -84,6 +84,8 @@ def _constraint(
         return StructuredOutputsParams(grammar=tools.grammar)
     if tools.schema is not None:
         asked = StructuredOutputsParams(json=dict(tools.schema))
+    elif tools.input_grammar is not None:
+        asked = StructuredOutputsParams(grammar=tools.input_grammar)
     elif asked is not None and tools.tools is not None:
         asked = _or_calls(server, asked, tools.tools)
     delimiter = plan.answer_delimiter(place)
@@ -118,7 +120,13 @@ def open_answers(
     return [
         ParsedAnswer(
             role,
-            plan.open(prompt.place, tools=use.tools, forced=use.forced, max_calls=use.max_calls),
+            plan.open(
+                prompt.place,
+                tools=use.tools,
+                forced=use.forced,
+                writes_input=use.writes_input,
+                max_calls=use.max_calls,
+            ),
             use,
             shows_reasoning=body.include_reasoning is not False,
             is_legacy=is_legacy(body),

@@ -214,6 +214,7 @@ _OF_PARTS = frozenset(
     }
 )
 _OF_TOOLS = frozenset({"type", "function", "custom"})
+_OF_CUSTOM_TOOLS = frozenset({"name", "description", "format"})
 _OF_FUNCTIONS = frozenset({"name", "description", "parameters", "strict", "returns"})
 
 
@@ -251,6 +252,8 @@ class ChatRequest(GenerationFields):
             yield f"tools[{index}]", tool, _OF_TOOLS
             if isinstance(function := tool.get("function"), dict):
                 yield f"tools[{index}].function", function, _OF_FUNCTIONS
+            if isinstance(custom := tool.get("custom"), dict):
+                yield f"tools[{index}].custom", custom, _OF_CUSTOM_TOOLS
         for index, function in enumerate(self.functions or ()):
             yield f"functions[{index}]", function, _OF_FUNCTIONS
 

@@ -8,6 +8,7 @@ Layer 5, pure text: neither torch nor HTTP.
 """
 
 from quire.server.output_parsing.answer_or_calls import answer_or_calls
+from quire.server.output_parsing.custom_inputs import CustomInputs
 from quire.server.output_parsing.events import (
     ArgumentText,
     CallStarted,
@@ -48,6 +49,7 @@ __all__ = [
     "ArgumentText",
     "CallStarted",
     "ContentText",
+    "CustomInputs",
     "Event",
     "Head",
     "ParserState",

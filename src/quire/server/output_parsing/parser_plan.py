@@ -133,6 +133,7 @@ class ParserPlan:
         *,
         tools: Sequence[Any] | None = None,
         forced: str | bool = False,
+        writes_input: bool = False,
         max_calls: int | None = None,
         call_id: CallId | None = None,
     ) -> OutputParser:
@@ -140,21 +141,24 @@ class ParserPlan:
         not say).
 
         `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
-        calls in the form of `tool_choice` "required" (True) or of the one named. More calls than
+        calls in the form of `tool_choice` "required" (True) or of the one named; `writes_input`: in
+        that of a custom tool's input. More calls than
         `max_calls` are left out. `call_id` makes ids in place of the format's own.
         """
-        table = self._table(tools, forced)
+        table = self._table(tools, forced, writes_input)
         place = self._place("") if place is None else place
         if place == ANSWER:
             place = table.start
         maker = call_id or (self.tool_format or table.format).call_id
         return OutputParser(table, place, ToolSchemas(tools or ()), maker, max_calls)
 
-    def _table(self, tools: Sequence[Any] | None, forced: str | bool) -> Table:
+    def _table(self, tools: Sequence[Any] | None, forced: str | bool, writes_input: bool) -> Table:
         if forced is False:
             return self._plain if tools is None else self._with_tools
         assert not self.writes_forced_calls_itself, "its grammar makes calls of its own form"
-        return joined(required_calls() if forced is True else named_call(forced), self.reasoning)
+        if forced is True:
+            return joined(required_calls(), self.reasoning)
+        return joined(named_call(forced, as_text=writes_input), self.reasoning)
 
     def read(self, text: str, place: str | None = None, **options: Any) -> ParsedOutput:
         """A whole output at once, for a request that is not streamed; options as for `open`."""

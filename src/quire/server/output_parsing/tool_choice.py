@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.output_parsing.call_schemas import parameters_of, required_schema
 from quire.server.output_parsing.parser_plan import ParserPlan
-from quire.server.output_parsing.requested_tools import check_tools, name_of, names_of
+from quire.server.output_parsing.requested_tools import Tool, check_tools, name_of, names_of
 
 ALLOWED_TOOLS = "allowed_tools"
 CHOICES = (
@@ -22,23 +22,32 @@ class ToolUse:
     """What was decided for one request.
 
     `tools`: what the parser of its outputs is given; None: calls are not read. `in_prompt`: what
-    the chat template is given. `forced` and `max_calls`: see `ParserPlan.open`. `is_named`: one
-    tool was chosen by its name. `schema`: the JSON schema that the answer must follow; `grammar`:
-    the grammar in Lark's notation that the whole output must follow. None of both: it is free.
+    the chat template is given. `forced`, `writes_input` and `max_calls`: see `ParserPlan.open`.
+    `is_named`: one tool was chosen by its name. `schema`: the JSON schema that the answer must
+    follow; `input_grammar`: the grammar in Lark's notation that it must follow; `grammar`: the one
+    of the whole output, reasoning included. None of them: it is free. `custom`: the names of the
+    tools whose argument is a text.
     """
 
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    in_prompt: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Tool, ...] | None = None
+    in_prompt: tuple[Tool, ...] | None = None
     forced: str | bool = False
     max_calls: int | None = None
     is_named: bool = False
     schema: Mapping[str, Any] | None = None
+    input_grammar: str | None = None
     grammar: str | None = None
+    custom: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def is_forced(self) -> bool:
         """Whether the output is made a call."""
-        return self.schema is not None or self.grammar is not None
+        return self.forced is not False or self.grammar is not None
+
+    @property
+    def writes_input(self) -> bool:
+        """Whether the answer is the input of a custom tool and nothing else."""
+        return self.input_grammar is not None
 
 
 NO_TOOLS = ToolUse()
@@ -66,48 +75,57 @@ def decide_tool_use(
         if choice not in ("none", "auto"):
             raise InvalidParameter("tool_choice", choice, "it goes with tools only")
         return NO_TOOLS
-    checked = check_tools(tools)
+    requested = check_tools(tools)
+    functions = requested.functions
     if isinstance(choice, Mapping) and choice.get("type") == ALLOWED_TOOLS:
-        checked, choice = _allowed(checked, choice)
+        functions, choice = _allowed(functions, choice)
     if choice == "none":
-        return ToolUse(in_prompt=None if hides_unused else checked)
+        return ToolUse(in_prompt=None if hides_unused else functions)
+    custom = frozenset(requested.inputs).intersection(names_of(functions))
+    use = ToolUse(functions, functions, max_calls=max_calls, custom=custom)
     if choice == "auto":
         _need_format(plan)
-        return ToolUse(checked, checked, max_calls=max_calls)
-    chosen = checked if choice == "required" else (_chosen(checked, choice),)
-    return _forced(checked, chosen, choice, plan, max_calls)
+        return use
+    chosen = functions if choice == "required" else (_chosen(functions, choice),)
+    return _forced(use, chosen, choice, plan, requested.grammars)
 
 
 def _forced(
-    tools: tuple[Mapping[str, Any], ...],
-    chosen: tuple[Mapping[str, Any], ...],
+    use: ToolUse,
+    chosen: tuple[Tool, ...],
     choice: Any,
     plan: ParserPlan,
-    max_calls: int | None,
+    grammars: Mapping[str, str],
 ) -> ToolUse:
-    is_named = choice != "required"
-    if plan.tool_format is not None and plan.tool_format.forced_grammar is not None:
-        functions = [{"name": name_of(tool), "parameters": parameters_of(tool)} for tool in chosen]
-        grammar = plan.tool_format.forced_grammar(functions)
-        return ToolUse(tools, tools, max_calls=max_calls, is_named=is_named, grammar=grammar)
-    if plan.writes_forced_calls_itself:
+    """The use with a call of one of the tools `chosen`; `grammars`: those of custom tools' inputs
+    that only a grammar of the answer can enforce.
+    """
+    use = replace(use, is_named=choice != "required")
+    own_grammar = None if plan.tool_format is None else plan.tool_format.forced_grammar
+    if plan.writes_forced_calls_itself and own_grammar is None:
         hint = "Start the server with --tool-call-parser openai."
         raise NotBuiltYet("tool_choice", choice, hint)
-    if is_named:
-        [tool] = chosen
-        return ToolUse(tools, tools, name_of(tool), max_calls, True, parameters_of(tool))
-    return ToolUse(tools, tools, True, max_calls, False, required_schema(chosen, max_calls))
+    name = name_of(chosen[0])
+    if len(chosen) == 1 and name in grammars and own_grammar is None:
+        return replace(use, forced=name, input_grammar=grammars[name])
+    if unenforced := [each for each in names_of(chosen) if each in grammars]:
+        hint = f"Choose {unenforced[0]} by its name, or leave its grammar out."
+        raise NotBuiltYet("tool_choice", f"{choice} with a grammar in Lark's notation", hint)
+    if own_grammar is not None:
+        functions = [{"name": name_of(tool), "parameters": parameters_of(tool)} for tool in chosen]
+        return replace(use, grammar=own_grammar(functions))
+    if use.is_named:
+        return replace(use, forced=name, schema=parameters_of(chosen[0]))
+    return replace(use, forced=True, schema=required_schema(chosen, use.max_calls))
 
 
-def _allowed(
-    tools: tuple[Mapping[str, Any], ...], choice: Mapping[str, Any]
-) -> tuple[tuple[Mapping[str, Any], ...], str]:
+def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[Tool, ...], str]:
     """The tools of `{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}`, or
     flat as in Responses, and its mode. The model is shown no others.
     """
     given = choice.get(ALLOWED_TOOLS, choice)
-    mode, chosen = (given.get(key) for key in ("mode", "tools")) if isinstance(
-        given, Mapping) else (None, None)  # fmt: skip
+    given = given if isinstance(given, Mapping) else {}
+    mode, chosen = given.get("mode"), given.get("tools")
     if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
         allowed = "allowed_tools needs a mode, auto or required, and tools by their names"
         raise InvalidParameter("tool_choice", choice, allowed)
@@ -115,12 +133,25 @@ def _allowed(
     return tuple(tool for tool in tools if name_of(tool) in names), mode
 
 
-def _chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Any]:
+def _chosen(tools: Sequence[Tool], choice: Any) -> Tool:
     name = _chosen_name(choice)
     for tool in tools:
         if name_of(tool) == name:
             return tool
     raise InvalidParameter("tool_choice", name, f"the tools are {', '.join(names_of(tools))}")
+
+
+def _chosen_name(choice: Any) -> str:
+    """The name in `{"type": "function", "function": {"name": ...}}` (or "custom"), or flat as in
+    Responses.
+    """
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind in ("function", "custom"):
+        described = choice.get(kind, choice)
+        name = described.get("name") if isinstance(described, Mapping) else None
+        if isinstance(name, str):
+            return name
+    raise InvalidParameter("tool_choice", choice, CHOICES)
 
 
 def _need_format(plan: ParserPlan) -> None:
@@ -131,13 +162,3 @@ def _need_format(plan: ParserPlan) -> None:
             'or use "required", "none" or a name.'
         )
         raise InvalidParameter("tool_choice", "auto", allowed, hint)
-
-
-def _chosen_name(choice: Any) -> str:
-    """The name in `{"type": "function", "function": {"name": ...}}`, or flat as in Responses."""
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if isinstance(name, str):
-            return name
-    raise InvalidParameter("tool_choice", choice, CHOICES)

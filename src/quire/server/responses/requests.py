@@ -148,11 +148,11 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        hint = "Only function tools exist: run the others yourself."
-        raise NotBuiltYet("tools.type", tool.get("type"), hint)
-    function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": "function", "function": function}
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
+        hint = "Only function and custom tools exist: run the others yourself."
+        raise NotBuiltYet("tools.type", kind, hint)
+    return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _choice(choice: Any) -> Any:

@@ -22,7 +22,7 @@ from quire.server.openai.parsed_chat import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
 from quire.server.responses.input_items import named_items, page_of
 from quire.server.responses.items import conversation
-from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem, ResponseObject
+from quire.server.responses.replies import CallItem, CustomCallItem, Item, ResponseObject
 from quire.server.responses.requests import ResponsesRequest
 from quire.server.responses.store import StoredResponse
 from quire.server.responses.writer import ResponseWriter, empty_usage
@@ -219,8 +219,8 @@ def _said(response: ResponseObject) -> list[dict[str, Any]]:
     return conversation(msgspec.to_builtins(items))
 
 
-def _is_meaningful(item: ReasoningItem | MessageItem | CallItem) -> bool:
-    return isinstance(item, CallItem) or bool(item.content[0].text)
+def _is_meaningful(item: Item) -> bool:
+    return isinstance(item, CallItem | CustomCallItem) or bool(item.content[0].text)
 
 
 def _kept(server: Server, request: Request, id: str) -> StoredResponse:

@@ -319,10 +319,13 @@ def required_calls() -> ToolFormat:
     )  # fmt: skip
 
 
-def named_call(name: str) -> ToolFormat:
-    """What a grammar makes of a named `tool_choice`: the arguments and nothing else."""
+def named_call(name: str, *, as_text: bool = False) -> ToolFormat:
+    """What a grammar makes of a named `tool_choice`: the arguments and nothing else, as one JSON
+    value, or as text that is the input of a custom tool.
+    """
+    reads = Reads.TEXT if as_text else Reads.JSON
     states = {
         "content": ParserState(Reads.CONTENT),
-        "start": ParserState(Reads.JSON, then="content", calls=name),
+        "start": ParserState(reads, then="content", calls=name),
     }
     return ToolFormat("named", states, start="start")
