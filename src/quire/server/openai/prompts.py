@@ -62,6 +62,7 @@ async def render(
         add_generation_prompt=body.opens_answer,
         continue_final_message=bool(body.continue_final_message),
         tools=tools,
+        tools_as_text=server.chat.parser_plan.tools_as_text,
         chat_template_kwargs={**server.chat.default_kwargs, **kwargs},
     )
     text = await off_loop(_size(body.messages), work)

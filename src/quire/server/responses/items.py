@@ -35,7 +35,11 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
             function = {key: _text(item, key, name) for key in ("name", "arguments")}
             call = {"id": _text(item, "call_id", name), "type": "function", "function": function}
             _assistant(messages).setdefault("tool_calls", []).append(call)
-        case "function_call_output":
+        case "custom_tool_call":
+            custom = {key: _text(item, key, name) for key in ("name", "input")}
+            call = {"id": _text(item, "call_id", name), "type": "custom", "custom": custom}
+            _assistant(messages).setdefault("tool_calls", []).append(call)
+        case "function_call_output" | "custom_tool_call_output":
             output = item.get("output")
             content = output if isinstance(output, str | list) else None
             if content is None:

@@ -54,7 +54,17 @@ class CallItem(msgspec.Struct, tag="function_call", tag_field="type"):
     status: Status = "in_progress"
 
 
-Item: TypeAlias = ReasoningItem | MessageItem | CallItem
+class CustomCallItem(msgspec.Struct, tag="custom_tool_call", tag_field="type"):
+    """A call of a custom tool."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: Status = "in_progress"
+
+
+Item: TypeAlias = ReasoningItem | MessageItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct):
@@ -96,6 +106,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     previous_response_id: str | None = None
     reasoning: Any = None
     store: bool = True

@@ -14,7 +14,8 @@ from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.responses.items import conversation
 
-_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
+_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
+         "max_tool_calls")  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (
     *(_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results"),
@@ -24,7 +25,6 @@ _INCLUDES = (
 """What an output may be asked to include; of calls that other servers run there is nothing."""
 _REFUSED = {
     "prompt": "Send the text itself: there are no stored prompts here.",
-    "max_tool_calls": "Leave it out: tools are the caller's to run.",
 }
 
 
@@ -79,6 +79,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     include: list[str] | None = None
@@ -89,7 +90,6 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     conversation: str | ConversationName | None = None
     prompt: Any = None
-    max_tool_calls: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -150,7 +150,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=_format(self.text),
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
-            tool_choice=_choice(self.tool_choice) if self.tools else None,
+            tool_choice=_choice(self.tool_choice),
         )
 
 
@@ -165,11 +165,11 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        hint = "Only function tools exist: run the others yourself."
-        raise NotBuiltYet("tools.type", tool.get("type"), hint)
-    function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": "function", "function": function}
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
+        hint = "Only function and custom tools exist: run the others yourself."
+        raise NotBuiltYet("tools.type", kind, hint)
+    return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _choice(choice: Any) -> Any:

@@ -244,9 +244,59 @@ KIMI_K2 = ToolFormat(
     call_id=counted_call_id,
 )
 
+
+def enveloped(kind: str, closing: str = "") -> dict[str, ParserState]:
+    """One envelope, several, or a list of them, up to a closing tag; the states' names begin with
+    `kind`.
+    """
+    one, item, more = f"{kind} object", f"{kind} item", f"{kind} more"
+    ends = {closing: "content"} if closing else {}
+    return {
+        kind: ParserState(Reads.BLANK, {"{": one, "[": item}, kept={"{"}),
+        one: ParserState(Reads.ENVELOPE, ends, then=more),
+        more: ParserState(
+            Reads.CONTENT, {"{": one, ",": one, ";": one, **ends}, then="content", kept={"{"}
+        ),
+        item: ParserState(Reads.ENVELOPE, ends, then=f"{kind} list"),
+        f"{kind} list": ParserState(Reads.CONTENT, {",": item, "]": more, **ends}, then="content"),
+    }
+
+
+def generic_states() -> Mapping[str, ParserState]:
+    """Envelopes in tags, in a Markdown fence, or bare at the start of the answer or of a line."""
+    marked = dict.fromkeys(("```json", "```tool_call", "```\n"), "fenced")
+    marked["<tool_call>"] = "tagged"
+    bare = {"{": "bare object", "[": "bare item"}
+    return {
+        "start": ParserState(Reads.BLANK, {**bare, **marked}, then="content", kept={"{"}),
+        "content": ParserState(
+            Reads.CONTENT,
+            {"\n{": "bare object", "\n[": "bare item", **marked},
+            kept={"\n{"},
+        ),
+        **enveloped("tagged", "</tool_call>"),
+        **enveloped("fenced", "```"),
+        **enveloped("bare"),
+    }
+
+
+GENERIC = ToolFormat(
+    "generic",
+    generic_states(),
+    start="start",
+    other_keys=frozenset({"type", "id"}),
+    lone_names=False,
+    only_known_names=True,
+    ends_reasoning=False,
+)
+"""For models whose chat template knows no tools: the form that `quire.text.chat_tools` asks for,
+and others that models write instead of it.
+"""
+
 TOOL_FORMATS = (
     HERMES, LLAMA_JSON, GRANITE, JAMBA, PHI4_MINI, MISTRAL, PYTHONIC, LLAMA4_PYTHONIC,
     LFM2, QWEN_XML, SEED_OSS, MINIMAX_M2, GLM, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, HARMONY,
+    GENERIC,
 )  # fmt: skip
 ALIASES = {
     "qwen": "hermes",
@@ -269,10 +319,13 @@ def required_calls() -> ToolFormat:
     )  # fmt: skip
 
 
-def named_call(name: str) -> ToolFormat:
-    """What a grammar makes of a named `tool_choice`: the arguments and nothing else."""
+def named_call(name: str, *, as_text: bool = False) -> ToolFormat:
+    """What a grammar makes of a named `tool_choice`: the arguments and nothing else, as one JSON
+    value, or as text that is the input of a custom tool.
+    """
+    reads = Reads.TEXT if as_text else Reads.JSON
     states = {
         "content": ParserState(Reads.CONTENT),
-        "start": ParserState(Reads.JSON, then="content", calls=name),
+        "start": ParserState(reads, then="content", calls=name),
     }
     return ToolFormat("named", states, start="start")
