@@ -41,6 +41,7 @@ HOSTILE = """<script>window.harmed = 1</script>
 UNITS = (
     *(">", "- ", "1. a\n\n", "# ", "```a", "|-", "|a\n|-\n", "-" + " " * 99),
     *("*", "**a ", "*a", "_a", "[", "![a](b ", "`a``", "<a>", "\\"),
+    *("```" + "a" * 18_000 + "`", "|a\n-" + " " * 18_000 + "x", "# " + " " * 18_000 + "\r"),
 )
 """What makes careless scans slow if it is repeated."""
 
