@@ -7,6 +7,11 @@ this field expect a `ValueError` or `TypeError`, the class is one of these too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+_MAX_SHOWN = 80
+"""Characters of a value that a text shows."""
+
 
 class EngineError(Exception):
     """Root of the tree; its text is fit to be shown to the person who made the call."""
@@ -24,16 +29,29 @@ class RequestError(EngineError, ValueError):
         self.parameter = parameter
         self.value = value
 
+    def described(self, show: Callable[[object], str]) -> str:
+        """The text, with values written by `show`: a server writes them as JSON."""
+        return str(self)
+
 
 class InvalidParameter(RequestError):
     """A parameter has a value that it may not have: what was given, what is allowed, what to do."""
 
+    _rest: str | None = None
+
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        text = f"{name}={shown} is not allowed: {allowed}."
-        super().__init__(f"{text} {hint}".rstrip(), parameter=name, value=value)
+        self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
+        super().__init__(self._text(name, repr(value)), parameter=name, value=value)
+
+    def described(self, show: Callable[[object], str]) -> str:
+        if self._rest is None:
+            return str(self)
+        return self._text(str(self.parameter), show(self.value))
+
+    def _text(self, name: str, shown: str) -> str:
+        if len(shown) > _MAX_SHOWN:
+            shown = shown[: _MAX_SHOWN - 3] + "..."
+        return f"{name}={shown} {self._rest}"
 
 
 class InvalidType(InvalidParameter, TypeError):
@@ -56,16 +74,23 @@ class NotBuiltYet(InvalidParameter, NotImplementedError):
         super().__init__(name, value, "this release does not implement it", hint)
 
 
-class PromptTooLong(RequestError):
+class ContextLengthExceeded(RequestError):
+    """Prompt and output are longer than the model's context."""
+
+
+class PromptTooLong(ContextLengthExceeded):
     """The prompt leaves no room for a single new token."""
 
     def __init__(self, num_tokens: int, max_model_len: int) -> None:
         super().__init__(
-            f"The prompt has {num_tokens} tokens, but the model holds {max_model_len} tokens of "
-            f"prompt and output together. Shorten the prompt or raise max_model_len.",
+            f"This model's maximum context length is {max_model_len} tokens of prompt and output "
+            f"together, and the prompt has {num_tokens} tokens. Shorten the prompt or raise "
+            f"max_model_len.",
             parameter="prompt",
             value=num_tokens,
         )
+        self.num_tokens = num_tokens
+        self.max_model_len = max_model_len
 
 
 class GenerationError(EngineError):

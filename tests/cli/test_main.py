@@ -100,7 +100,7 @@ def test_wrong_words_are_one_line_and_code_2(words, part, capsys):
         (["generate", "--file", "/does/not/exist"], 2, "No such file"),
         (["generate", "x", "--model", "/does/not/exist"], 1, "/does/not/exist"),
         (["show", "/does/not/exist"], 1, "/does/not/exist"),
-        (["generate", "a b c d e f g", "--max-model-len", "3"], 2, "holds 3 tokens"),
+        (["generate", "a b c d e f g", "--max-model-len", "3"], 2, "context length is 3 tokens"),
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
 from quire.server.context import ChatSettings, Server
+from quire.server.http.fields import FieldRules
 from quire.server.openai.requests import Limits
 from quire.server.output_parsing import plan_parsers
 from quire.server.routes import ROUTES
@@ -56,7 +57,7 @@ def make_app(text, *, tool_parser=None, reasoning_parser=None, **options):
     return app, engine
 
 
-def make_scripted(says, chat, *, queue=(100, 10_000), **core):
+def make_scripted(says, chat, *, queue=(100, 10_000), field_rules=None, **core):
     """An app whose next answer is `says()`, its engine and its core."""
     words = tokenizer()
     inner = ScriptedCore(
@@ -83,6 +84,7 @@ def make_scripted(says, chat, *, queue=(100, 10_000), **core):
         root="scripted",
         limits=Limits(max_model_len=MAX_LEN),
         chat=chat,
+        field_rules=field_rules or FieldRules(),
     )
     return build_app(server, Access(), ROUTES), engine, inner
 

@@ -102,7 +102,7 @@ def _route(
         try:
             answer = await verb(server.engine, *args)
         except ProfilerAlreadyActive as error:
-            raise Refusal(409, str(error), kind="Conflict") from None
+            raise Refusal(409, str(error)) from None
         except EngineError as error:
             if needs_pause and type(error) is EngineError:
                 raise Refusal(409, str(error)) from None

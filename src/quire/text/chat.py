@@ -264,7 +264,7 @@ def _template_variables(template: ChatTemplate, given: Mapping[str, Any]) -> dic
     for name in RESERVED_TEMPLATE_NAMES:
         if name in given:
             raise InvalidParameter(
-                f"chat_template_kwargs[{name!r}]", given[name], "this name is reserved"
+                f"chat_template_kwargs.{name}", given[name], "this name is reserved"
             )
     readable = template.variables.difference(CALL_NAMES)
     return {name: value for name, value in given.items() if name in readable}

@@ -94,6 +94,9 @@ class ServerArgs(CommandLineOptions):
     body_timeout_s: float = _LIMITS.number(
         60.0, "How long a body may take to arrive.", unit="s", above=0
     )
+    strict_fields: bool = _LIMITS.flag(
+        False, "Refuse every field of a body that is not declared, also those without an effect."
+    )
     max_completions: int = _LIMITS.integer(
         128, "Most completions (prompts times n) of one request.", minimum=1
     )
@@ -152,6 +155,9 @@ class ServerArgs(CommandLineOptions):
     )
     enable_prompt_tokens_details: bool = _REPLY.flag(
         False, "Tell in usage how many prompt tokens came from the prefix cache."
+    )
+    enable_tokenizer_info_endpoint: bool = _REPLY.flag(
+        False, "Serve /tokenizer_info: the chat template and the special tokens."
     )
     enable_request_id_headers: bool = _REPLY.flag(True, "Answer with the header X-Request-Id.")
     sse_keep_alive_interval: float = _REPLY.number(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.anthropic.blocks import conversation, texts_of
+from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import Salt
 
@@ -47,6 +49,15 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
 
 
+_OF_MESSAGES = frozenset({"role", "content"})
+_OF_BLOCKS = frozenset(
+    {
+        *("type", "text", "thinking", "signature", "data", "id", "name", "input", "tool_use_id"),
+        *("content", "is_error", "source", "title", "context"),
+    }
+)
+
+
 class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages/count_tokens`: what decides the prompt."""
 
@@ -58,6 +69,13 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def objects(self) -> Iterator[PlainObject]:
+        """The messages and their blocks: see `FieldRules.settle`."""
+        yield from objects_in("messages", self.messages, _OF_MESSAGES)
+        for index, message in enumerate(self.messages):
+            yield from objects_in(f"messages[{index}].content", message.get("content"), _OF_BLOCKS)
+        yield from objects_in("system", self.system, _OF_BLOCKS)
 
     def as_chat(self, **more: Any) -> ChatRequest:
         """The same as a chat request. Raises InvalidParameter for a block that is not served."""
@@ -91,6 +109,8 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages`."""
 
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("metadata", "service_tier", "cache_control")
+
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
@@ -103,9 +123,9 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
 
-    def generation(self) -> ChatRequest:
-        """The chat request that is run."""
-        budget = self.thinking.budget_tokens if self.thinking else None
+    def generation(self, *, has_reasoning: bool) -> ChatRequest:
+        """The chat request that is run. A model without reasoning thinks within any budget."""
+        budget = self.thinking.budget_tokens if self.thinking and has_reasoning else None
         return self.as_chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,

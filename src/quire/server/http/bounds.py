@@ -1,5 +1,5 @@
 """Receiving a request within bounds: the size of its head and of its body, and the time that each
-may take to arrive. Bodies are decoded strictly, with errors that name the field.
+may take to arrive. Bodies are decoded to their types, with errors that name the field.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.server.http.failures import Refusal
+from quire.server.http.fields import IGNORED_SLOT, FieldRules
 
 T = TypeVar("T")
 
@@ -120,8 +121,11 @@ class _Bounded(HttpToolsProtocol):
             self.transport.close()
 
 
-async def read_json(request: Request, type: type[T], *, max_bytes: int, timeout_s: float) -> T:
-    """The request's body as a `type`.
+async def read_json(
+    request: Request, type: type[T], rules: FieldRules, *, max_bytes: int, timeout_s: float
+) -> T:
+    """The request's body as a `type`; the names of fields that were left out are kept in the
+    request's state.
 
     Raises Refusal: 400 for what is not JSON of this type, 408 for a body that does not arrive
     within `timeout_s`, 413 for one above `max_bytes`, 415 never: another content type is 400, as
@@ -130,18 +134,30 @@ async def read_json(request: Request, type: type[T], *, max_bytes: int, timeout_
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
-    return decode(await _read(request, max_bytes, timeout_s), type)
+    body, ignored = decode(await _read(request, max_bytes, timeout_s), type, rules)
+    if ignored:
+        request.scope["state"][IGNORED_SLOT] = ignored
+    return body
 
 
-def decode(data: bytes, type: type[T]) -> T:
-    """`data` as a `type`. Raises Refusal (400) that names the field."""
+def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]:
+    """`data` as a `type`, and the fields that were left out. Raises Refusal (400) that names the
+    field.
+    """
+    ignored: list[str] = []
     try:
-        return msgspec.json.decode(data, type=type)
+        try:
+            body = msgspec.json.decode(data, type=type)
+        except msgspec.ValidationError as error:
+            if rules.is_strict or not _UNKNOWN.search(str(error)):
+                raise
+            body, ignored = rules.convert(data, type)
+        return body, ignored + rules.settle(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = f"The body is not valid JSON: {str(error)[:_MAX_SHOWN]}."
-        raise Refusal(400, text, kind="Bad Request") from None
+        raise Refusal(400, text) from None
 
 
 async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -176,13 +192,12 @@ def _too_large(max_bytes: int) -> Refusal:
 
 
 def _invalid(text: str) -> Refusal:
-    """The decoder's sentence with the field as `body.messages[0].role`."""
+    """The decoder's sentence with the field as `messages[0].role`."""
     place = ""
     if found := _PLACE.search(text):
         place, text = found.group(1), text[: found.start()]
     if unknown := _UNKNOWN.search(text):
         place = f"{place}.{unknown.group(1)}" if place else unknown.group(1)
-        text = f"{unknown.group(1)!r} is not a field here. Remove it, or look at /openapi.json"
-    param = f"body.{place}" if place else "body"
-    message = f"1 validation error: {param}: {text[:_MAX_SHOWN]}."
-    return Refusal(400, message, param=param[:_MAX_SHOWN], kind="Bad Request")
+        text = f'"{unknown.group(1)}" is not a field here. Remove it, or look at /openapi.json'
+    message = f"{place or 'The body'}: {text[:_MAX_SHOWN]}."
+    return Refusal(400, message, param=place[:_MAX_SHOWN] or None)

@@ -14,20 +14,30 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
-from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
+from quire.errors import (
+    CapacityError,
+    ContextLengthExceeded,
+    EngineDeadError,
+    EngineError,
+    RequestError,
+)
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
+CONTEXT_LENGTH = "context_length_exceeded"
+"""The code by which clients recognise a prompt that is too long."""
 
 
 class ErrorInfo(msgspec.Struct):
-    """OpenAI's error object; `code` is the HTTP status, as the field's servers have it."""
+    """OpenAI's error object; `code` is the HTTP status, as the field's servers have it, or the name
+    that clients look for.
+    """
 
     message: str
     type: str
     param: str | None = None
-    code: int = 400
+    code: int | str = 400
 
 
 class ErrorBody(msgspec.Struct):
@@ -45,11 +55,12 @@ class Refusal(Exception):
         message: str,
         *,
         param: str | None = None,
-        kind: str | None = None,
+        code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.info = ErrorInfo(message, kind or _KINDS.get(status, _phrase(status)), param, status)
+        self.status = status
+        self.info = ErrorInfo(message, _KINDS.get(status, _phrase(status)), param, code or status)
         self.headers = dict(headers or {})
 
 
@@ -75,7 +86,9 @@ def as_refusal(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestError):
-        return Refusal(error.http_status, str(error), param=error.parameter)
+        code = CONTEXT_LENGTH if isinstance(error, ContextLengthExceeded) else None
+        text = error.described(_as_json)
+        return Refusal(error.http_status, text, param=error.parameter, code=code)
     if isinstance(error, CapacityError):
         return Refusal(error.http_status, str(error), headers=_retry(error.retry_after_s))
     if isinstance(error, EngineDeadError):
@@ -91,7 +104,7 @@ def error_response(error: BaseException) -> Response:
     refusal = as_refusal(error)
     return Response(
         error_json(refusal),
-        status_code=refusal.info.code,
+        status_code=refusal.status,
         media_type=JSON,
         headers=refusal.headers,
     )
@@ -100,6 +113,14 @@ def error_response(error: BaseException) -> Response:
 def error_json(error: BaseException) -> bytes:
     """`error` as the JSON of an error object."""
     return msgspec.json.encode(ErrorBody(as_refusal(error).info))
+
+
+def _as_json(value: object) -> str:
+    """A value as its sender wrote it."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, UnicodeEncodeError):
+        return repr(value)
 
 
 def _retry(after_s: float | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.server.http.failures import error_response
+from quire.server.http.fields import HEADER, IGNORED_SLOT
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ ID_SLOT = "quire.request_id"
 """Key of the request's id in the state of its scope."""
 TRACE_SLOT = "quire.traceparent"
 """Key of the `traceresponse` header of the request's span, once it has one."""
+_MAX_NAMES = 32
+"""How many ignored fields the header names."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/load", "/version", "/metrics"})
 
@@ -149,6 +152,9 @@ class _LoggedSend:
                 headers.append((b"x-request-id", self._name.encode()))
             if TRACE_SLOT in self._state:
                 headers.append((b"traceresponse", self._state[TRACE_SLOT].encode()))
+            if IGNORED_SLOT in self._state:
+                names = ", ".join(self._state[IGNORED_SLOT][:_MAX_NAMES])
+                headers.append((HEADER, names.encode("ascii", "backslashreplace")))
             message = {**message, "headers": headers}
         else:
             self.num_bytes += len(message.get("body", b""))

@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.responses.items import conversation
 
 _SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
+_INCLUDES = (
+    *(_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results"),
+    *("web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs"),
+    *("computer_call_output.output.image_url", "message.input_image.image_url"),
+)
+"""What an output may be asked to include; of calls that other servers run there is nothing."""
 _REFUSED = {
-    "conversation": "Send previous_response_id, or the whole input.",
     "prompt": "Send the text itself: there are no stored prompts here.",
     "max_tool_calls": "Leave it out: tools are the caller's to run.",
 }
 
 
+_OF_ITEMS = frozenset(
+    {
+        *("type", "role", "content", "id", "status", "call_id", "name", "arguments", "output"),
+        *("summary", "encrypted_content", "input", "namespace"),
+    }
+)
+_OF_PARTS = frozenset({"type", "text", "refusal", "logprobs", "image_url", "file_id", "detail"})
+
+
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How much the model may think; a `summary` is never made."""
+    """How much the model may think."""
 
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The shape of the answer."""
 
     format: dict[str, Any] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ConversationName(msgspec.Struct, forbid_unknown_fields=True):
+    """A conversation by its id."""
+
+    id: str
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -45,6 +63,11 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only
 
 class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`."""
+
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
+        *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+        "truncation",
+    )
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -64,7 +87,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     chat_template_kwargs: dict[str, Any] | None = None
 
-    conversation: Any = None
+    conversation: str | ConversationName | None = None
     prompt: Any = None
     max_tool_calls: int | None = None
     user: str | None = None
@@ -73,24 +96,34 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    def objects(self) -> Iterator[PlainObject]:
+        """The items and their parts: see `FieldRules.settle`."""
+        yield from objects_in("input", self.input, _OF_ITEMS)
+        for index, item in enumerate(self.input if isinstance(self.input, list) else ()):
+            yield from objects_in(f"input[{index}].content", item.get("content"), _OF_PARTS)
+
     def check(self) -> None:
         """Raise InvalidParameter for what this server does not do."""
         for name, hint in _REFUSED.items():
             if getattr(self, name) is not None:
                 raise NotBuiltYet(name, getattr(self, name), hint)
-        if self.truncation == "auto":
-            hint = "Shorten the input: nothing is left out silently here."
-            raise NotBuiltYet("truncation", "auto", hint)
         for name in self.include or ():
             if name not in _INCLUDES:
                 raise InvalidParameter("include", name, f"one of {', '.join(_INCLUDES)}")
-        if self.text and self.text.verbosity not in (None, "medium"):
-            raise NotBuiltYet("text.verbosity", self.text.verbosity, "Ask for it in words.")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            allowed = "it must be at least 1"
+            raise InvalidParameter("max_output_tokens", self.max_output_tokens, allowed)
+        if self.conversation is not None and self.previous_response_id is not None:
+            allowed = "a response goes on from one of conversation and previous_response_id"
+            raise InvalidParameter("conversation", self.conversation_id, allowed)
         if self.background and self.store is False:
             raise InvalidParameter("background", True, "it needs store=true")
-        if self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary):
-            hint = "Leave it out: the reasoning itself is in the output."
-            raise NotBuiltYet("reasoning.summary", self.reasoning.summary, hint)
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response belongs to."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named
 
     @property
     def wants_logprobs(self) -> bool:

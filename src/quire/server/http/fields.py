@@ -1,0 +1,219 @@
+"""The fields of a body that its type does not declare.
+
+Clients send fields that were made for other servers. One that is null counts as left out. One that
+other servers know and that cannot change what the caller gets (`HARMLESS`) is left out, named in
+the response's header `HEADER` and logged once. Any other is refused, with the name that was
+probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+from msgspec import inspect
+
+from quire.server.http.failures import Refusal
+
+logger = logging.getLogger(__name__)
+
+HEADER = b"x-ignored-fields"
+IGNORED_SLOT = "quire.ignored_fields"
+"""Key of the names of ignored fields in the state of a request's scope."""
+
+_MAX_SHOWN = 200
+_SIMILARITY = 0.75
+"""From which ratio (difflib) on a name is taken for a misspelt one."""
+
+Accepts = Callable[[Any], bool]
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+def _only(*neutral: Any) -> Accepts:
+    return lambda value: any(value == one and type(value) is type(one) for one in neutral)
+
+
+def _empty(value: Any) -> bool:
+    return value in ({}, [], "", False)
+
+
+def _keeps_all(value: Any) -> bool:
+    """Whether an Anthropic `context_management` leaves the whole conversation in place."""
+    edits = value.get("edits", []) if isinstance(value, dict) else value
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict) and edit.get("keep") == "all" for edit in edits
+    )
+
+
+HARMLESS: Mapping[str, Accepts] = {
+    # who asks, and what is kept about it
+    **dict.fromkeys(
+        ("user", "metadata", "store", "service_tier", "safety_identifier", "session_id", "chat_id",
+         "client_metadata", "litellm_metadata", "litellm_call_id", "litellm_session_id",
+         "litellm_trace_id", "prompt_cache_key", "prompt_cache_retention", "cache_prompt",
+         "cache_control", "inference_geo", "anthropic_version", "anthropic_beta", "betas",
+         "diagnostics"),
+        _any,
+    ),
+    # where and how other servers run a model
+    **dict.fromkeys(
+        ("provider", "usage", "route", "keep_alive", "num_ctx", "num_gpu", "num_thread",
+         "num_batch", "use_mmap", "low_vram", "n_keep", "id_slot", "slot_id",
+         "guided_decoding_backend", "timings_per_token", "return_progress"),
+        _any,
+    ),
+    # what tools look like elsewhere
+    **dict.fromkeys(("input_examples", "eager_input_streaming", "allowed_callers"), _any),
+    # how much is said, where the model has no such setting
+    **dict.fromkeys(
+        ("verbosity", "enable_thinking", "summary", "generate_summary", "include_obfuscation"), _any
+    ),
+    # nothing is asked for
+    **dict.fromkeys(
+        ("audio", "extra_body", "extra_headers", "extra_query", "files", "mcp_servers", "container",
+         "defer_loading", "mm_processor_kwargs", "media_io_kwargs", "plugins", "transforms",
+         "tool_ids", "web_search", "background", "stop_reason", "skills", "lora_request"),
+        _empty,
+    ),
+    "context_management": _keeps_all,
+    "truncation": _only("auto", "disabled"),
+    "modalities": _only(["text"]),
+    "speed": _only("standard"),
+    # settings of other samplers at the value that has no effect
+    **dict.fromkeys(("typical_p", "tfs", "tfs_z", "dynatemp_exponent"), _only(1, 1.0)),
+    **dict.fromkeys(
+        ("top_a", "mirostat", "mirostat_mode", "dry_multiplier", "xtc_probability", "nsigma",
+         "top_n_sigma", "no_repeat_ngram_size", "smoothing_factor", "dynatemp_range",
+         "epsilon_cutoff", "eta_cutoff"),
+        _only(0, 0.0),
+    ),
+}  # fmt: skip
+"""Fields of other servers of this kind, and with which values they have no effect here."""
+
+PlainObject = tuple[str, dict[str, Any], frozenset[str]]
+"""Where an object is in its body, the object, and the names of its fields."""
+
+
+@runtime_checkable
+class HasObjects(Protocol):
+    """A body with objects that are decoded as dicts, such as messages."""
+
+    def objects(self) -> Iterator[PlainObject]:
+        """Those objects."""
+        ...
+
+
+def objects_in(place: str, items: Any, known: frozenset[str]) -> Iterator[PlainObject]:
+    """The objects of a list, if it is one."""
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict):
+            yield f"{place}[{index}]", item, known
+
+
+HARMLESS_IN_OBJECTS: Mapping[str, Accepts] = dict.fromkeys(
+    ("annotations", "audio", "cache_control", "id", "index", "parsed", "provider_specific_fields",
+     "reasoning_details", "reasoning_items", "images", "thinking_blocks", "timestamp", "created_at",
+     "metadata", "model", "status", "phase", "citations", "logprobs", "stop_reason", "is_error",
+     "additional_kwargs", "response_metadata"),
+    _any,
+)  # fmt: skip
+"""What frameworks leave in the messages that they send back."""
+
+
+class FieldRules:
+    """How strict the fields of bodies are read. `is_strict`: a field that is not declared is
+    refused, whatever it is.
+    """
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
+        self._logged: set[str] = set()
+        self._kinds: dict[type[Any], inspect.Type] = {}
+
+    def convert(self, data: bytes, kind: type[Any]) -> tuple[Any, list[str]]:
+        """Decode `data`, which has fields that `kind` does not declare, to a `kind`; also returns
+        the names of those that were left out. Raises Refusal, msgspec.ValidationError.
+        """
+        body = msgspec.json.decode(data)
+        ignored: list[str] = []
+        if kind not in self._kinds:
+            self._kinds[kind] = inspect.type_info(kind)
+        self._settle(body, self._kinds[kind], "", ignored)
+        return msgspec.convert(body, kind), ignored
+
+    def settle(self, body: object) -> list[str]:
+        """Apply the rules to the plain objects of a decoded body, in place. Returns the names of
+        the fields that were left out there, and of those that are declared without having an
+        effect. Raises Refusal.
+        """
+        ignored: list[str] = []
+        for name in getattr(body, "WITHOUT_EFFECT", ()):
+            if getattr(body, name) is not None:
+                self._note(name)
+                ignored.append(name)
+        if isinstance(body, HasObjects):
+            for place, item, known in body.objects():
+                if not item.keys() <= known:
+                    self._settle_names(item, known, HARMLESS_IN_OBJECTS, place, ignored)
+        return ignored
+
+    def _settle(self, value: Any, kind: inspect.Type, place: str, ignored: list[str]) -> None:
+        if isinstance(kind, inspect.UnionType):
+            for part in kind.types:
+                self._settle(value, part, place, ignored)
+        elif isinstance(kind, inspect.ListType) and isinstance(value, list):
+            for index, item in enumerate(value):
+                self._settle(item, kind.item_type, f"{place}[{index}]", ignored)
+        elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
+            fields = {field.encode_name: field for field in kind.fields}
+            self._settle_names(value, fields, HARMLESS, place, ignored)
+            for name, item in value.items():
+                self._settle(item, fields[name].type, _joined(place, name), ignored)
+
+    def _settle_names(
+        self,
+        given: dict[str, Any],
+        known: Collection[str],
+        harmless: Mapping[str, Accepts],
+        place: str,
+        ignored: list[str],
+    ) -> None:
+        """Leave out of `given` what has no effect. Raises Refusal for what would have one."""
+        for name in [name for name in given if name not in known]:
+            value, param = given[name], _joined(place, name)
+            if self.is_strict:
+                raise _unknown(param, name, known)
+            if value is not None:
+                if name not in harmless or not harmless[name](value):
+                    raise _unknown(param, name, known)
+                self._note(name)
+                ignored.append(param)
+            del given[name]
+
+    def _note(self, name: str) -> None:
+        if name not in self._logged:
+            self._logged.add(name)
+            logger.info("Requests have the field %s, which has no effect here.", name)
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _unknown(param: str, name: str, known: Collection[str]) -> Refusal:
+    near = difflib.get_close_matches(name[:_MAX_SHOWN], known, 1, _SIMILARITY)
+    if near:
+        hint = f'Did you mean "{near[0]}"?'
+    elif name in HARMLESS:
+        hint = "It is accepted only where it has no effect. Remove it."
+    else:
+        hint = "Remove it, or look at /openapi.json."
+    shown = param[:_MAX_SHOWN]
+    text = f'{shown}: "{name[:_MAX_SHOWN]}" is not a field here. {hint}'
+    return Refusal(400, text, param=shown)
