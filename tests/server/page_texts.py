@@ -41,8 +41,9 @@ HOSTILE = """<script>window.harmed = 1</script>
 UNITS = (
     *(">", "- ", "1. a\n\n", "# ", "```a", "|-", "|a\n|-\n", "-" + " " * 99),
     *("*", "**a ", "*a", "_a", "[", "![a](b ", "`a``", "<a>", "\\"),
+    *("```" + "a" * 200_000 + "`", "|a\n-" + " " * 200_000 + "x", "# " + " " * 200_000 + "\r"),
 )
-"""What makes careless scans slow if it is repeated."""
+"""What makes careless scans slow: short ones repeated, long ones as they are."""
 
 GROWING = "- a\n\n- b\n\n  c\n\n-\n- d\n\ne | f\n- | -\n1 | 2\n"
 

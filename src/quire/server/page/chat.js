@@ -2,7 +2,7 @@
 
 const NUM_ALTERNATIVES = 5;
 const SAVE_EVERY_MS = 2000; // while an answer streams
-const MAX_CHARS_TOLD = 300; // a longer answer is not read out as a whole
+const MAX_ANNOUNCED_CHARS = 300; // a longer answer is not read out as a whole
 
 const settings = byId("settings");
 const runs = new Map(); // conversation -> the AbortController of its answer
@@ -79,7 +79,7 @@ async function answer(conversation) {
   showState();
   follow();
   byId("speed").value = "";
-  tell("The model is answering.");
+  announce("The model is answering.");
   const speed = await written(message, conversation, asked, run.signal);
   runs.delete(conversation);
   if (conversations.has(conversation.id)) keep(conversation); // it may have been deleted
@@ -88,8 +88,8 @@ async function answer(conversation) {
   showState();
   if (conversation !== current) return;
   byId("speed").value = speed;
-  const said = message.content.length > MAX_CHARS_TOLD ? `The answer is complete. ${speed}` : message.content;
-  tell(`${message.note ?? ""} ${said}`);
+  const isShort = message.content.length <= MAX_ANNOUNCED_CHARS;
+  announce(`${message.note ?? ""} ${isShort ? message.content : `The answer is complete. ${speed}`}`);
 }
 
 // Writes the answer into `message`, and returns how fast it came.
@@ -126,10 +126,10 @@ async function written(message, conversation, asked, signal) {
 }
 
 function speedOf(count, firstMs, restMs) {
-  const told = `${count} token${count === 1 ? "" : "s"}`;
-  if (count < 2) return told;
+  const total = `${count} token${count === 1 ? "" : "s"}`;
+  if (count < 2) return total;
   const rate = (1000 * (count - 1)) / restMs;
-  return `${told}, first after ${Math.round(firstMs)} ms, then ${rate.toFixed(1)} a second`;
+  return `${total}, first after ${Math.round(firstMs)} ms, then ${rate.toFixed(1)} a second`;
 }
 
 function keep(conversation) {

@@ -10,8 +10,8 @@ const TILES = [
   ["Waiting", (m) => m.gauge("num_requests_waiting"), whole],
   ["KV cache in use", (m) => m.gauge("kv_cache_usage_perc"), share],
   ["Prefix cache hits", (m) => m.ratio("prefix_cache_hits_total", "prefix_cache_queries_total"), share],
-  ["Generated tokens a second", (m) => m.rate("generation_tokens_total"), whole],
-  ["Prompt tokens a second", (m) => m.rate("prompt_tokens_total"), whole],
+  ["Generated tokens/s", (m) => m.rate("generation_tokens_total"), whole],
+  ["Prompt tokens/s", (m) => m.rate("prompt_tokens_total"), whole],
 ];
 
 const HISTOGRAMS = [

@@ -1,15 +1,15 @@
 // The list of conversations, and what can be done with the one that is shown.
 
-let shownHistory = ""; // what the list says: it is not made again while that stays, since it may have the focus
+let shownEntries = ""; // the list is not made again while they stay the same, since it may have the focus
 
 function showHistory() {
   const hash = current.messages.length ? `#${current.id}` : "";
   if (location.hash !== hash) history.replaceState(null, "", location.pathname + location.search + hash);
   for (const id of ["rename", "delete", "export-markdown", "export-json"]) byId(id).disabled = !hash;
   const entries = newestFirst().map((conversation) => [conversation, conversation.title || "Untitled"]);
-  const says = JSON.stringify([current.id, entries.map(([{ id }, title]) => [id, title])]);
-  if (says === shownHistory) return;
-  shownHistory = says;
+  const shown = JSON.stringify([current.id, entries.map(([{ id }, title]) => [id, title])]);
+  if (shown === shownEntries) return;
+  shownEntries = shown;
   const list = byId("conversations");
   const hadFocus = list.contains(document.activeElement);
   list.replaceChildren(...entries.map(([conversation, title]) => {

@@ -217,7 +217,6 @@ function inline(text, isInLink = false) {
   if (text.length > MAX_INLINE_CHARS) return [text];
   const open = [{ nodes: [] }]; // emphasis that has begun, each mark at most once, in the text itself
   const put = (node) => open.at(-1).nodes.push(node);
-  const unclosed = new Set(); // lengths of runs of ticks that no later run closes
   let at = 0;
   for (;;) {
     SIGN.lastIndex = at;
@@ -227,7 +226,7 @@ function inline(text, isInLink = false) {
     at = next;
     let found;
     if ((found = matchAt(ESCAPE, text, at))) put(found[1]);
-    else if ((found = codeAt(text, at, unclosed))) put(make("code", "", [found[1]]));
+    else if ((found = codeAt(text, at))) put(make("code", "", [found[1]]));
     else if (!isInLink && (found = matchAt(LINK, text, at))) put(linkTo(found[2], inline(found[1] || found[2], true)));
     else if (!isInLink && (found = matchAt(ADDRESS, text, at))) put(linkTo(found[1], [found[1]]));
     else if ((found = matchAt(EMPHASIS, text, at))) emphasise(open, found[0], text[at - 1] ?? " ", text[at + found[0].length] ?? " ");
@@ -243,9 +242,9 @@ function matchAt(pattern, text, at) {
   return pattern.exec(text);
 }
 
-function codeAt(text, at, unclosed) {
+function codeAt(text, at) {
   const ticks = matchAt(TICKS, text, at)?.[0];
-  if (!ticks || unclosed.has(ticks.length)) return null;
+  if (!ticks) return null;
   const from = at + ticks.length;
   for (let end = text.indexOf(ticks, from); end >= 0; ) {
     const { length } = matchAt(TICKS, text, end)[0];
@@ -256,7 +255,6 @@ function codeAt(text, at, unclosed) {
     }
     end = text.indexOf(ticks, end + length);
   }
-  unclosed.add(ticks.length);
   return null;
 }
 

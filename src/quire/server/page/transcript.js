@@ -184,11 +184,11 @@ messageList.addEventListener("click", async ({ target }) => {
   await copyText(kind === "code" ? target.closest(".code").querySelector("code").textContent : whole);
   target.focus();
   target.textContent = "Copied";
-  tell("Copied");
+  announce("Copied");
   setTimeout(() => (target.textContent = "Copy"), 1500);
 });
 
-// For screen readers, which would be talked over by every token.
-function tell(text) {
+// To screen readers: the end of an answer rather than each of its tokens.
+function announce(text) {
   byId("news").textContent = text;
 }
