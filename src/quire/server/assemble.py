@@ -17,8 +17,9 @@ from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Se
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
-from quire.server.openai.requests import Limits
+from quire.server.openai.requests import EXTRA_ARGS, Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
+from quire.server.responses.conversation_store import ConversationStore
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 
@@ -65,6 +66,7 @@ def build_server(
             stop_strings=args.max_stop_strings,
             token_ids=_NO_VOCABULARY if tokenizer is None else tokenizer.vocab_size,
             reader_timeout_s=args.reader_timeout_s,
+            extra_args=None if plan.logits_processors else EXTRA_ARGS,
         ),
         sampling_defaults=plan.sampling_defaults,
         chat=ChatSettings(
@@ -87,6 +89,7 @@ def build_server(
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),
+        conversations=ConversationStore(args.num_stored_responses),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
         plan={

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, o
 from quire.server.http.security import KEY_SLOT
 from quire.server.openai.requests import GenerationFields, Limits
 from quire.server.output_parsing import ParserPlan
+from quire.server.responses.conversation_store import ConversationStore
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 
@@ -84,6 +85,7 @@ class Server:
     plan: Mapping[str, Any] = field(default_factory=dict)
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    conversations: ConversationStore = field(default_factory=ConversationStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
 
@@ -162,7 +164,7 @@ class Server:
             given,
             prompt.params,
             priority=_priority(request, body.priority),
-            data_parallel_rank=_rank(request),
+            data_parallel_rank=_rank(request, body.data_parallel_rank),
             trace_headers={n: request.headers[n] for n in HEADERS if n in request.headers},
         )
         if mailbox.traceparent is not None:
@@ -205,6 +207,11 @@ class RequestName:
         base = own_request_id(request) or asked or request.scope["state"][ID_SLOT]
         return cls(f"{prefix}{base}", f"{prefix}{secrets.token_hex(12)}", int(time.time()))
 
+    def another(self) -> RequestName:
+        """A name for a further part of the same request."""
+        prefix = self.shown.partition("-")[0]
+        return replace(self, key=f"{prefix}-{secrets.token_hex(12)}")
+
     @classmethod
     def random(cls, prefix: str) -> RequestName:
         """An id that no client can choose or guess."""
@@ -223,10 +230,12 @@ def _priority(request: Request, asked: int | None) -> int:
         raise Refusal(400, "The priority header must be an integer.", param="priority") from None
 
 
-def _rank(request: Request) -> int | None:
-    """The core that the client requests; values that are not numbers are ignored."""
+def _rank(request: Request, asked: int | None) -> int | None:
+    """The core that the client requests, by the body or by a header; a header that is no number is
+    ignored.
+    """
     text = request.headers.get("x-data-parallel-rank", "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked
 
 
 _INLINE_CHARS = 4096
@@ -244,10 +253,13 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """One route: methods, path, handler, and the types of its bodies (None: without one)."""
+    """One route: methods, path, handler, and the types of its bodies (None: without one).
+    `is_alias`: another path of a route that is documented by its own.
+    """
 
     methods: str
     path: str
     handler: Handler
     takes: type | None = None
     gives: type | None = None
+    is_alias: bool = False

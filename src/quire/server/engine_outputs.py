@@ -103,13 +103,14 @@ async def last_outputs(request: Request, streams: Sequence[Outputs]) -> list[Req
     Raises EngineGenerateError when a completion ended with an error, ClientDisconnect when the
     client disconnects, after which nothing of the request is left in the engine.
     """
-    outputs = await while_connected(request, asyncio.gather(*map(_last, streams)))
+    outputs = await while_connected(request, asyncio.gather(*map(last_output, streams)))
     for output in outputs:
         raise_error(output)
     return outputs
 
 
-async def _last(stream: Outputs) -> RequestOutput:
+async def last_output(stream: Outputs) -> RequestOutput:
+    """The last output of a stream, which is closed then."""
     async with aclosing(stream):
         outputs = [output async for output in stream]
     return outputs[-1]

@@ -5,7 +5,7 @@ import asyncio
 import openai
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams
 
 PROMPT = "def add(a, b):"
 BEGIN = "<|begin|>"  # a token like others, where tokens are listed
@@ -140,7 +140,7 @@ def test_t26_equal_ids_of_two_requests_do_not_mix(server):
     ("fields", "param"),
     [
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"n": 4, "best_of": 3}, "best_of"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -153,7 +153,7 @@ def test_t26_equal_ids_of_two_requests_do_not_mix(server):
         ({"top_p": 2}, "top_p"),
         ({"stop": ["a"] * 100}, "stop"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
-        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"seed": 1, "extra_body": {"use_beam_search": True}}, "seed"),
         ({"extra_body": {"kv_transfer_params": {"tp_size": 2**40}}}, "kv_transfer_params"),
         ({"extra_body": {"cache_salt": "a@b"}}, "cache_salt"),
         ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
@@ -168,7 +168,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(client, fields, param, strea
     with pytest.raises(openai.BadRequestError) as refusal:
         create(client, stream=stream, **fields)
     assert refusal.value.body["param"] == param
-    assert refusal.value.body["code"] == 400
+    assert refusal.value.body["code"] in (400, "context_length_exceeded")
 
 
 def test_options_of_a_stream_go_with_one(client):
@@ -180,3 +180,81 @@ def test_options_of_a_stream_go_with_one(client):
 def test_an_unknown_model_is_not_found(client):
     with pytest.raises(openai.NotFoundError, match="quire-embedded"):
         create(client, model="other")
+
+
+def test_best_of_returns_the_completions_with_the_highest_mean_logprob(client):
+    drawn = create(client, n=6, temperature=1, seed=3, logprobs=0)
+    means = {c.text: sum(c.logprobs.token_logprobs) / len(c.logprobs.tokens) for c in drawn.choices}
+    reply = create(client, n=2, best_of=6, temperature=1, seed=3)
+    right = sorted(means, key=means.get, reverse=True)[:2]
+    assert [choice.text for choice in reply.choices] == right
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    assert reply.choices[0].logprobs is None
+    assert reply.usage.completion_tokens == drawn.usage.completion_tokens
+    for fields in ({"n": 2, "best_of": 1}, {"best_of": 3, "stream": True}, {"best_of": 1000}):
+        with pytest.raises(openai.BadRequestError, match="best_of"):
+            create(client, temperature=1, **fields)
+
+
+@pytest.mark.parametrize("penalty", [1.0, -2.0])
+def test_beam_search_finds_what_llm_finds(client, llm, penalty):
+    params = BeamSearchParams(beam_width=3, max_tokens=8, length_penalty=penalty)
+    [right] = llm.beam_search([PROMPT], params)
+    texts = [llm.get_tokenizer().decode(beam.tokens, skip_special_tokens=True) for beam in
+             right.sequences]  # fmt: skip
+    extra = {"use_beam_search": True, "length_penalty": penalty, "return_token_ids": True}
+    reply = create(client, n=3, max_tokens=8, extra_body=extra)
+    assert [PROMPT + choice.text for choice in reply.choices] == texts
+    assert [c.index for c in reply.choices] == [0, 1, 2]
+    assert all(len(c.model_extra["token_ids"]) <= 8 for c in reply.choices)
+    two = create(client, prompt=[PROMPT, "x ="], n=2, max_tokens=3, extra_body={
+        "use_beam_search": True})  # fmt: skip
+    assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"stop": "a"}, "stop"),
+        ({"n": 11}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"use_beam_search": False, "length_penalty": 1.5}, "length_penalty"),
+    ],
+)
+def test_what_a_beam_search_cannot_honour_is_refused(server, fields, param):
+    body = {"prompt": PROMPT, "use_beam_search": True, "n": 2, **fields}
+    reply = server.post("/v1/completions", body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+
+
+def test_a_beam_search_of_a_conversation(server):
+    body = {"messages": [{"role": "user", "content": "hello"}], "n": 2, "max_tokens": 4,
+            "use_beam_search": True, "temperature": 0, "logprobs": True}  # fmt: skip
+    reply = server.post("/v1/chat/completions", body).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+    assert len(reply["choices"][0]["logprobs"]["content"]) <= 4
+
+
+def test_other_names_and_places_of_fields(server):
+    body = {"prompt": PROMPT, "max_completion_tokens": 3, "temperature": 0}
+    assert server.post("/v1/completions", body).json()["usage"]["completion_tokens"] == 3
+    silent = server.post("/v1/completions", {**body, "detokenize": False, "return_token_ids": True})
+    [choice] = silent.json()["choices"]
+    assert choice["text"] == "" and len(choice["token_ids"]) == 3
+    assert server.post("/v1/completions", {**body, "data_parallel_rank": 0}).status_code == 200
+    assert server.post("/v1/completions", {**body, "data_parallel_rank": 7}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"vllm_xargs": {"timeouts": 1}}, "vllm_xargs.timeouts"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ],
+)
+def test_what_nothing_reads_is_refused(server, fields, param):
+    reply = server.post("/v1/completions", {"prompt": PROMPT, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param

@@ -50,7 +50,7 @@ def document(entries: Sequence[RouteEntry]) -> dict[str, Any]:
     refused = schemas[-1]
     paths: dict[str, Any] = {}
     for entry in entries:
-        if entry.handler is unserved:
+        if entry.handler is unserved or entry.is_alias:
             continue
         operations = paths.setdefault(entry.path.replace(":path", ""), {})
         for method in entry.methods.split():

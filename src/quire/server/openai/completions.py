@@ -23,6 +23,7 @@ from quire.server.openai.replies import (
     Usage,
 )
 from quire.server.openai.requests import CompletionRequest
+from quire.server.openai.selection import best
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -52,12 +53,14 @@ async def completion_prompts(server: Server, body: CompletionRequest) -> list[Pr
 
 
 def _params(server: Server, body: CompletionRequest, prompt_len: int) -> SamplingParams:
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    given = getattr(body, name)
+    asked = DEFAULT_MAX_TOKENS if given is None else given
     asked = 1 if _is_only_echo(body) else asked
-    budget = output_budget(asked, "max_tokens", {}, prompt_len, server.limits.max_model_len)
-    params = body.sampling_params(
-        server.sampling_defaults, max_tokens=budget, logprobs=body.logprobs
-    )
+    budget = output_budget(asked, name, {}, prompt_len, server.limits.max_model_len)
+    is_ranked = body.num_drawn > (body.n or 1)
+    logprobs = 0 if is_ranked and body.logprobs is None else body.logprobs
+    params = body.sampling_params(server.sampling_defaults, max_tokens=budget, logprobs=logprobs)
     if body.echo and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs
     return params
@@ -83,6 +86,8 @@ class _CompletionWriter(ReplyWriter):
         choices = []
         for index, output in enumerate(outputs):
             self.usage.add(index, output)
+            if self._body.num_drawn > (self._body.n or 1):
+                output = best(output, self._body.n or 1)
             choices += [self._choice(index, output, c) for c in output.outputs]
         return CompletionReply(
             **self.head,

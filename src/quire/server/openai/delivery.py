@@ -26,6 +26,7 @@ from quire.server.openai.replies import (
     Usage,
 )
 from quire.server.openai.requests import GenerationFields
+from quire.server.openai.selection import beam_outputs, check_beams
 
 U = TypeVar("U", Usage, StreamUsage)
 
@@ -41,6 +42,10 @@ async def deliver(
     """Run the prompts and send what `reply` makes of their outputs. Errors in them are raised
     before anything is sent.
     """
+    if body.use_beam_search:
+        check_beams(body, server.engine.front_end.inputs.limits.max_logprobs)
+        found = await beam_outputs(server, request, body, name, prompts)
+        return Response(msgspec.json.encode(reply.whole(found)), media_type=JSON)
     streams = await server.start(request, body, name, prompts)
     if body.stream:
         return server.stream(_events(streams, reply), streams)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter, NotBuiltYet, UnknownParameter
 from quire.params import SamplingParams
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
@@ -27,15 +27,21 @@ _PASSED_ON = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p"),
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
+    "detokenize",
     *("bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids"),
     *("prompt_logprobs", "thinking_token_budget", "stream_interval"),
 )
 
 
+EXTRA_ARGS = frozenset({"timeout_s"})
+"""What the engine itself reads of `vllm_xargs`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds on one request. `completions`: prompts times n; `token_ids`: the ids of one list, of
-    which more than the vocabulary has make no sense.
+    which more than the vocabulary has make no sense; `extra_args`: what `vllm_xargs` may have, None
+    for anything, since logits processors of the operator read it.
     """
 
     max_model_len: int
@@ -45,6 +51,7 @@ class Limits:
     stop_strings: int = 16
     token_ids: int = 2**18
     reader_timeout_s: float = 120.0
+    extra_args: frozenset[str] | None = EXTRA_ARGS
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -97,6 +104,9 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
     guided_whitespace_pattern: str | None = None
 
     use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    detokenize: bool | None = None
+    data_parallel_rank: Annotated[int, Meta(ge=0, lt=2**16)] | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
     user: str | None = None
@@ -107,13 +117,20 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
     prompt_cache_key: str | None = None
     session_id: str | None = None
 
+    @property
+    def num_drawn(self) -> int:
+        """How many completions are generated for each prompt."""
+        return 1 if self.n is None else self.n
+
     def check_amounts(self, limits: Limits, num_prompts: int = 1) -> None:
-        """Raise InvalidParameter for more completions, stop strings or ids than a request may have.
-        This is checked here because each of them costs work before the engine checks it.
+        """Raise InvalidParameter for more completions, stop strings or ids than a request may have,
+        UnknownParameter for an extra argument that is not read. This is checked here because each
+        of them costs work before the engine checks it.
         """
-        if num_prompts * (self.n or 1) > limits.completions:
+        if num_prompts * self.num_drawn > limits.completions:
             allowed = f"a request may have {limits.completions} completions in all"
-            raise InvalidParameter("n", self.n, allowed)
+            name = "n" if self.num_drawn == (self.n or 1) else "best_of"
+            raise InvalidParameter(name, self.num_drawn, allowed)
         if isinstance(self.stop, list) and len(self.stop) > limits.stop_strings:
             allowed = f"a request may have {limits.stop_strings} stop strings"
             raise InvalidParameter("stop", len(self.stop), allowed)
@@ -121,12 +138,15 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
             if len(getattr(self, name) or ()) > limits.token_ids:
                 allowed = f"the model has {limits.token_ids} tokens"
                 raise InvalidParameter(name, len(getattr(self, name)), allowed)
+        for name in self.vllm_xargs or ():
+            if limits.extra_args is not None and name not in limits.extra_args:
+                raise UnknownParameter(f"vllm_xargs.{name[:80]}", "no logits processor reads it")
 
     def refuse_unbuilt(self) -> None:
         """Raise NotBuiltYet for a documented field that this release does not implement."""
-        if self.use_beam_search:
-            hint = "Leave it out; LLM.beam_search offline has it."
-            raise NotBuiltYet("use_beam_search", True, hint)
+        if self.length_penalty is not None and not self.use_beam_search:
+            allowed = "it goes with use_beam_search=true only"
+            raise InvalidParameter("length_penalty", self.length_penalty, allowed)
         if self.kv_transfer_params:
             raise NotBuiltYet("kv_transfer_params", self.kv_transfer_params, "Leave it out.")
 
@@ -144,7 +164,8 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         Raises InvalidParameter.
         """
         fields = {**defaults, **self._given(_PASSED_ON)}
-        fields |= {"n": self.n, "max_tokens": max_tokens, "logprobs": logprobs}
+        num = 1 if self.use_beam_search else self.num_drawn
+        fields |= {"n": num, "max_tokens": max_tokens, "logprobs": logprobs}
         if shape := self._given(SHAPE_FIELDS):
             fields["structured_outputs"] = structured_outputs(shape)
         if (found := self.repetition_detection) is not None:
@@ -169,6 +190,7 @@ class CompletionRequest(GenerationFields):
     """`POST /v1/completions`."""
 
     prompt: str | list[Any]
+    max_completion_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -196,9 +218,19 @@ class CompletionRequest(GenerationFields):
         if self.suffix:
             hint = "Leave it out: this model does not fill in the middle."
             raise InvalidParameter("suffix", self.suffix, "it must be empty", hint)
-        if self.best_of not in (None, self.n or 1):
-            hint = "Leave it out and choose among n completions yourself."
-            raise InvalidParameter("best_of", self.best_of, "it must be n", hint)
+        if self.best_of is not None:
+            if self.best_of < (self.n or 1):
+                raise InvalidParameter(
+                    "best_of", self.best_of, f"it must be n={self.n or 1} or more"
+                )
+            if self.stream and self.best_of > (self.n or 1):
+                hint = "Leave out stream: which completions are best is known at the end."
+                raise InvalidParameter("best_of", self.best_of, "a stream cannot have it", hint)
+
+    @property
+    def num_drawn(self) -> int:
+        """How many completions are generated for each prompt."""
+        return super().num_drawn if self.best_of is None else self.best_of
 
 
 _OF_MESSAGES = frozenset(

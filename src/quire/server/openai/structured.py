@@ -77,6 +77,10 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
 def _of_guided(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {kind: given[name] for name, kind in _GUIDED.items() if given.get(name) is not None}
     fields = {kind: value for kind, value in fields.items() if value is not False}
+    if "guided_whitespace_pattern" in given and not {"json", "json_object"} & fields.keys():
+        pattern = given["guided_whitespace_pattern"]
+        allowed = "it goes with guided_json or guided_json_object"
+        raise InvalidParameter("guided_whitespace_pattern", pattern, allowed)
     if fields and "guided_whitespace_pattern" in given:
         fields["whitespace_pattern"] = given["guided_whitespace_pattern"]
     return fields
