@@ -93,7 +93,8 @@ def render_chat(
     render = template.render_open if continue_final_message else template.render
     if not as_text:
         return render(conversation, variables)
-    conversation = with_calls_as_text(conversation)
+    if any("tool_calls" in message or message["role"] == "tool" for message in conversation):
+        conversation = with_calls_as_text(conversation)
     if not tools:
         return render(conversation, variables)
     return _render_described(render, conversation, variables, describe_tools(tools), form)
@@ -146,14 +147,22 @@ def normalize_messages(
             "messages must be a list with at least one message.", parameter="messages"
         )
     plain = [plain_data(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if any(map(_is_legacy, plain)):
+        plain = with_tool_calls(plain)
     whole = [
-        _normalize(message, content_format, f"messages[{i}]")
-        for i, message in enumerate(with_tool_calls(plain))
+        _normalize(message, content_format, f"messages[{i}]") for i, message in enumerate(plain)
     ]
     has_developer = any(message["role"] == "developer" for message in whole)
     if not has_developer or _knows_developer(template_source):
         return whole
     return _with_one_system_message(whole)
+
+
+def _is_legacy(message: Any) -> bool:
+    """Whether a message has the form of function calls before tools."""
+    return isinstance(message, dict) and (
+        message.get("function_call") is not None or message.get("role") == "function"
+    )
 
 
 def _normalize(message: Any, content_format: ContentFormat, name: str) -> Message:

@@ -33,7 +33,8 @@ class ParserPlan:
     """What is decided once for a model; each output then gets its own parser.
 
     `is_needed`: the model has a format of its own, so that every output has to be parsed.
-    `is_generic`: tools are described and calls written in the generic form. Raises ValueError if
+    `tools_as_text`: prompts describe tools in the generic form; None: if the chat template reads no
+    `tools`. Raises ValueError if
     the two formats do not go together.
     """
 
@@ -42,16 +43,12 @@ class ParserPlan:
     ) -> None:
         self.tool_format = tool_format
         self.reasoning = reasoning
-        self.is_generic = tool_format is GENERIC
-        has_own_calls = tool_format is not None and not self.is_generic
+        is_generic = tool_format is GENERIC
+        self.tools_as_text = None if tool_format is None else is_generic
+        has_own_calls = tool_format is not None and not is_generic
         self.is_needed = has_own_calls or reasoning is not None
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
-
-    @property
-    def tools_as_text(self) -> bool | None:
-        """Whether prompts describe tools as text; None: if the chat template reads no `tools`."""
-        return None if self.tool_format is None else self.is_generic
 
     @property
     def described(self) -> str:
