@@ -74,7 +74,11 @@ class NotBuiltYet(InvalidParameter, NotImplementedError):
         super().__init__(name, value, "this release does not implement it", hint)
 
 
-class PromptTooLong(RequestError):
+class ContextLengthExceeded(RequestError):
+    """Prompt and output are longer than the model's context."""
+
+
+class PromptTooLong(ContextLengthExceeded):
     """The prompt leaves no room for a single new token."""
 
     def __init__(self, num_tokens: int, max_model_len: int) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from quire.server.anthropic.routes import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.in_flight import InFlightMiddleware
@@ -80,4 +81,6 @@ async def _refuse(request: Request, error: Exception) -> Response:
         404: "There is no such route here; GET /openapi.json lists them.",
         405: f"{request.method} is not a method of this route.",
     }.get(error.status_code, "The request was refused.")
-    return error_response(Refusal(error.status_code, text, headers=error.headers))
+    refusal = Refusal(error.status_code, text, headers=error.headers)
+    is_anthropic = request.url.path.startswith(("/v1/messages", "/messages"))
+    return anthropic_error(refusal) if is_anthropic else error_response(refusal)

@@ -19,6 +19,7 @@ from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
 from quire.server.openai.requests import EXTRA_ARGS, Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
+from quire.server.responses.conversation_store import ConversationStore
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 
@@ -88,6 +89,7 @@ def build_server(
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),
+        conversations=ConversationStore(args.num_stored_responses),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
         plan={

@@ -25,6 +25,7 @@ from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, o
 from quire.server.http.security import KEY_SLOT
 from quire.server.openai.requests import GenerationFields, Limits
 from quire.server.output_parsing import ParserPlan
+from quire.server.responses.conversation_store import ConversationStore
 from quire.server.responses.store import ResponseStore
 from quire.text.tokenizer import Tokenizer
 
@@ -84,6 +85,7 @@ class Server:
     plan: Mapping[str, Any] = field(default_factory=dict)
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    conversations: ConversationStore = field(default_factory=ConversationStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
 
@@ -252,7 +254,7 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
     """One route: methods, path, handler, the types of its bodies (None: without one) and of its
-    query.
+    query. `is_alias`: another path of a route that is documented by its own.
     """
 
     methods: str
@@ -261,3 +263,4 @@ class RouteEntry:
     takes: type | None = None
     gives: type | None = None
     query: type | None = None
+    is_alias: bool = False

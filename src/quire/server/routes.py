@@ -4,6 +4,8 @@ from the table of the routes that control the engine (admin.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.server import health, tokens
 from quire.server.anthropic import routes as messages
 from quire.server.anthropic.replies import Count, MessageReply
@@ -16,9 +18,10 @@ from quire.server.openai.completions import completions
 from quire.server.openai.replies import ChatReply, CompletionReply
 from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.page import page
+from quire.server.responses import conversations
 from quire.server.responses import routes as responses
 from quire.server.responses.input_items import InputItems
-from quire.server.responses.replies import ResponseObject
+from quire.server.responses.replies import CompactedResponse, InputTokens, ResponseObject
 from quire.server.responses.requests import ResponsesRequest
 
 HEALTH_ROUTES: tuple[RouteEntry, ...] = (
@@ -40,7 +43,7 @@ UNSERVED = (
 )
 """Paths of this field's servers that need another kind of model: answered with 501."""
 
-ROUTES: tuple[RouteEntry, ...] = (
+_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/", page),
     *HEALTH_ROUTES,
     *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
@@ -57,10 +60,30 @@ ROUTES: tuple[RouteEntry, ...] = (
         ChatRequest, rendering.Rendered,
     ),
     RouteEntry("POST", "/v1/responses", responses.create, ResponsesRequest, ResponseObject),
+    RouteEntry(
+        "POST", "/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest, InputTokens
+    ),
+    RouteEntry(
+        "POST", "/v1/responses/compact", responses.compact, ResponsesRequest, CompactedResponse
+    ),
     RouteEntry("GET", "/v1/responses/{id}", responses.retrieve, gives=ResponseObject),
     RouteEntry("DELETE", "/v1/responses/{id}", responses.delete, gives=responses.Deleted),
     RouteEntry("GET", "/v1/responses/{id}/input_items", responses.input_items, gives=InputItems),
     RouteEntry("POST", "/v1/responses/{id}/cancel", responses.cancel, gives=ResponseObject),
+    RouteEntry("POST", "/v1/conversations", conversations.create,
+               conversations.CreateConversation, conversations.ConversationObject),
+    RouteEntry("GET", "/v1/conversations/{id}", conversations.retrieve,
+               gives=conversations.ConversationObject),
+    RouteEntry("POST", "/v1/conversations/{id}", conversations.update,
+               conversations.UpdateConversation, conversations.ConversationObject),
+    RouteEntry("DELETE", "/v1/conversations/{id}", conversations.delete,
+               gives=conversations.ConversationDeleted),
+    RouteEntry("GET", "/v1/conversations/{id}/items", conversations.list_items, gives=InputItems),
+    RouteEntry("POST", "/v1/conversations/{id}/items", conversations.create_items,
+               conversations.CreateItems, InputItems),
+    RouteEntry("GET", "/v1/conversations/{id}/items/{item_id}", conversations.retrieve_item),
+    RouteEntry("DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
+               gives=conversations.ConversationObject),
     RouteEntry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
     RouteEntry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
     RouteEntry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
@@ -68,3 +91,17 @@ ROUTES: tuple[RouteEntry, ...] = (
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply
     ),
 )  # fmt: skip
+
+ROUTES: tuple[RouteEntry, ...] = (
+    *_ROUTES,
+    *(
+        replace(entry, path=entry.path.removeprefix("/v1"), is_alias=True)
+        for entry in _ROUTES
+        if entry.path.startswith("/v1/")
+        and entry.path.removeprefix("/v1") not in {other.path for other in _ROUTES}
+    ),
+)
+"""All routes; those of /v1 are also served without it, for clients whose base URL lacks it."""
+
+TOKENIZER_INFO = RouteEntry("GET", "/tokenizer_info", tokens.tokenizer_info)
+"""Served with --enable-tokenizer-info-endpoint."""

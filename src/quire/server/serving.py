@@ -13,7 +13,7 @@ from quire.server.admin import ADMIN_ROUTES
 from quire.server.app import build_app
 from quire.server.assemble import Siblings, access_of, build_server, listening_of
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
-from quire.server.routes import HEALTH_ROUTES, ROUTES
+from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,12 @@ async def serve(
     assert plan is not None, "engines for serving are made from plans"
     server = build_server(engine, engine.tokenizer, plan, args, keys, siblings)
     how, access = listening_of(args), access_of(args, keys)
-    admin = ADMIN_ROUTES if args.enable_admin and admin_listener is None else ()
-    served = [(make_listener(build_app(server, access, (*ROUTES, *admin)), how), listener)]
+    routes = list(ROUTES)
+    if args.enable_tokenizer_info_endpoint:
+        routes.append(TOKENIZER_INFO)
+    if args.enable_admin and admin_listener is None:
+        routes += ADMIN_ROUTES
+    served = [(make_listener(build_app(server, access, routes), how), listener)]
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how), admin_listener))

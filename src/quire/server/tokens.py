@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,15 +13,38 @@ from starlette.responses import Response
 from quire.errors import InvalidParameter
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import JSON
+from quire.server.openai.chat import counted_conversation
+from quire.server.openai.requests import ChatRequest
+
+_CHAT_FIELDS = (
+    *("tools", "add_generation_prompt", "continue_final_message", "chat_template"),
+    "chat_template_kwargs",
+)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text to be cut into tokens."""
+    """A text or a conversation to be cut into tokens. The other fields than `prompt` are those of
+    a chat completion.
+    """
 
-    prompt: str
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def as_chat(self) -> ChatRequest:
+        """The conversation as a chat request. Raises InvalidParameter without one."""
+        if self.messages is None or self.prompt is not None:
+            allowed = "either prompt or messages must be given"
+            raise InvalidParameter("prompt", self.prompt, allowed)
+        names = ("messages", "add_special_tokens", *_CHAT_FIELDS)
+        return ChatRequest(**{name: getattr(self, name) for name in names})
 
 
 class TokenizeReply(msgspec.Struct):
@@ -47,13 +70,11 @@ class DetokenizeReply(msgspec.Struct):
 
 
 async def tokenize(server: Server, request: Request) -> Response:
-    """The ids of a text, and if asked for their own texts."""
+    """The ids of a text or a conversation, and if asked for their own texts."""
     body = await server.read(request, TokenizeRequest)
     server.check_model(body.model)
     tokenizer = server.need_tokenizer()
-    special = body.add_special_tokens is not False
-    encode = partial(tokenizer.encode, body.prompt, add_special_tokens=special)
-    ids = await off_loop(len(body.prompt), encode)
+    ids = await _ids_of(server, body)
     return _reply(
         TokenizeReply(
             len(ids),
@@ -61,6 +82,35 @@ async def tokenize(server: Server, request: Request) -> Response:
             ids,
             tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
         )
+    )
+
+
+async def _ids_of(server: Server, body: TokenizeRequest) -> list[int]:
+    if body.prompt is None or body.messages is not None:
+        _, ids = await counted_conversation(server, body.as_chat())
+        return ids
+    for name in _CHAT_FIELDS:
+        if getattr(body, name) is not None:
+            raise InvalidParameter(name, getattr(body, name), "it goes with messages only")
+    special = body.add_special_tokens is not False
+    encode = partial(server.need_tokenizer().encode, body.prompt, add_special_tokens=special)
+    found: list[int] = await off_loop(len(body.prompt), encode)
+    return found
+
+
+async def tokenizer_info(server: Server, request: Request) -> Response:
+    """What a client needs to use the tokenizer as the server does (--enable-tokenizer-info-endpoint
+    serves it).
+    """
+    tokenizer = server.need_tokenizer()
+    return _reply(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": server.limits.max_model_len,
+            "chat_template": server.chat.template or tokenizer.chat_template,
+            **tokenizer.special_tokens_map,
+        }
     )
 
 

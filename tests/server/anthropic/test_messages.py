@@ -129,3 +129,29 @@ def test_arguments_that_are_no_object_are_shown_as_they_stand(arguments):
     message = ask(text, tools=[WEATHER])
     assert [block.text for block in message.content] == [arguments]
     assert message.stop_reason == "end_turn"
+
+
+def test_a_model_without_reasoning_thinks_within_any_budget(client):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    message = create(client, max_tokens=1100, stop_sequences=["e"], thinking=thinking)
+    assert [block.type for block in message.content] == ["text"]
+
+
+def test_fields_that_clients_send_by_themselves_are_accepted(client):
+    tool = {"name": "f", "input_schema": {"type": "object", "additionalProperties": False},
+            "input_examples": [{}], "eager_input_streaming": True}  # fmt: skip
+    extra = {"context_management": {"edits": []}, "container": None, "mcp_servers": []}
+    message = create(
+        client,
+        max_tokens=200,
+        tools=[tool],
+        tool_choice={"type": "tool", "name": "f"},
+        extra_body=extra,
+    )
+    assert message.content[0].name == "f"
+
+
+def test_a_thread_is_refused_so_that_clients_go_on_without(client):
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        create(client, extra_body={"thread": {"type": "create"}})
+    assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"

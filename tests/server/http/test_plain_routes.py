@@ -1,5 +1,7 @@
 """Models, tokens, health, ids, errors: raw requests to a real server."""
 
+import time
+
 import psutil
 import pytest
 
@@ -61,7 +63,7 @@ def shape(reply):
         ("GET", "/nope", None, None, (404, "NotFoundError")),
         ("GET", "/v1/models/", None, None, (404, "NotFoundError")),
         ("GET", "/V1/models", None, None, (404, "NotFoundError")),
-        ("GET", "//v1/models", None, None, (404, "NotFoundError")),
+        ("GET", "/v1//models", None, None, (404, "NotFoundError")),
         ("GET", "/v1/completions", None, None, (405, "Method Not Allowed")),
         ("DELETE", "/health", None, None, (405, "Method Not Allowed")),
         ("POST", "/v1/completions", b"{}", "text/plain", (400, "BadRequestError")),
@@ -110,3 +112,65 @@ def test_a_server_whose_engine_is_dead_stops_with_1():
         for child in psutil.Process(server.process.pid).children(recursive=True):
             child.kill()
         assert server.wait() == 1, server.log
+
+
+def running(server):
+    [line] = [line for line in server.get("/metrics").text.splitlines()
+              if line.startswith("vllm:num_requests_running{")]  # fmt: skip
+    return float(line.rpartition(" ")[2])
+
+
+def test_the_gauges_fall_when_the_last_stream_is_cancelled():
+    """Without waiting for the next request, whose first step would bring new statistics."""
+    with serving() as server:
+        body = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        with server.client().stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()  # whose end would end the stream
+            next(lines)
+            deadline = time.monotonic() + 20
+            while running(server) == 0 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert running(server) == 1
+        while running(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert running(server) == 0
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_a_conversation_can_be_tokenized(server):
+    shown = server.post("/v1/chat/completions/render", {"messages": HELLO}).json()
+    found = server.post("/tokenize", {"messages": HELLO}).json()
+    assert found["tokens"] == shown["token_ids"]
+    closed = {"messages": HELLO, "add_generation_prompt": False}
+    assert server.post("/tokenize", closed).json()["count"] < found["count"]
+    long = [{"role": "user", "content": "a b " * 4096}]
+    assert server.post("/tokenize", {"messages": long}).json()["count"] > found["max_model_len"]
+    for wrong in ({}, {"prompt": "a", "messages": HELLO}, {"prompt": "a", "tools": []}):
+        assert server.post("/tokenize", wrong).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/models", "/messages"])
+def test_routes_are_served_without_v1(server, path):
+    bodies = {"/chat/completions": {"messages": HELLO, "max_tokens": 1, "seed": 1},
+              "/completions": {"prompt": "a", "max_tokens": 1, "temperature": 0},
+              "/messages": {"messages": HELLO, "max_tokens": 1}}  # fmt: skip
+    if path == "/models":
+        assert server.get(path).json() == server.get(f"/v1{path}").json()
+        return
+    assert server.post(path, bodies[path]).status_code == 200
+    assert server.post(path, {}).status_code == 400
+
+
+def test_an_unknown_route_of_messages_is_refused_as_its_clients_expect(server):
+    reply = server.post("/v1/messages/no_such", {})
+    assert (reply.status_code, reply.json()["type"]) == (404, "error")
+    assert reply.json()["error"]["type"] == "not_found_error"
+
+
+def test_the_tokenizer_is_described_if_it_may_be(server):
+    assert server.get("/tokenizer_info").status_code == 404
+    with serving("--enable-tokenizer-info-endpoint") as other:
+        info = other.get("/tokenizer_info").json()
+    assert info["eos_token"] and "messages" in info["chat_template"]

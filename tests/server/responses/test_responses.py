@@ -122,7 +122,7 @@ def test_responses_are_their_key_s_own(guarded):
         ({"include": ["no_such"]}, "include"),
         ({"background": True, "store": False}, "background"),
         ({"no_such": 1}, "no_such"),
-        ({"max_output_tokens": 0}, "max_completion_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(server, fields, param):

@@ -156,6 +156,9 @@ class ServerArgs(CommandLineOptions):
     enable_prompt_tokens_details: bool = _REPLY.flag(
         False, "Tell in usage how many prompt tokens came from the prefix cache."
     )
+    enable_tokenizer_info_endpoint: bool = _REPLY.flag(
+        False, "Serve /tokenizer_info: the chat template and the special tokens."
+    )
     enable_request_id_headers: bool = _REPLY.flag(True, "Answer with the header X-Request-Id.")
     sse_keep_alive_interval: float = _REPLY.number(
         15.0,

@@ -92,7 +92,7 @@ class EngineCoreProc(UnbuiltProcMethods):
         self._num_sent = 0
         self._decoders: dict[bytes, _Decoding] = {
             _Kind.ADD.value: _decoding(EngineCoreRequest, self.add_request),
-            _Kind.ABORT.value: _decoding(list[int], core.abort_requests),
+            _Kind.ABORT.value: _decoding(list[int], self.abort_requests),
             _Kind.UTILITY.value: _decoding(UtilityRequest, self._serve_utility),
             _Kind.SHUTDOWN.value: _decoding(float, self.request_shutdown),
         }
@@ -134,6 +134,14 @@ class EngineCoreProc(UnbuiltProcMethods):
             logger.error("Failed to add a request.", exc_info=error)
             text = f"{type(error).__name__}: {error}"
             self._end(request.handle, FinishReason.ERROR, text)
+
+    def abort_requests(self, handles: list[int]) -> None:
+        """Abort requests. Where no step follows, whose outputs would have the statistics, they are
+        sent at once.
+        """
+        self.core.abort_requests(handles)
+        if self._message.plan.log_stats and not self.core.has_work:
+            self._send(self.core.step())
 
     def request_shutdown(self, drain_s: float) -> None:
         """Take no more requests; those there are may run for `drain_s`, then they are aborted."""

@@ -123,9 +123,9 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
 
-    def generation(self) -> ChatRequest:
-        """The chat request that is run."""
-        budget = self.thinking.budget_tokens if self.thinking else None
+    def generation(self, *, has_reasoning: bool) -> ChatRequest:
+        """The chat request that is run. A model without reasoning thinks within any budget."""
+        budget = self.thinking.budget_tokens if self.thinking and has_reasoning else None
         return self.as_chat(
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,

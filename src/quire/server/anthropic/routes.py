@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -38,7 +39,7 @@ async def messages(server: Server, request: Request) -> Response:
     except ClientDisconnect:
         raise
     except Exception as error:
-        return _error_response(error)
+        return error_response(error)
 
 
 async def count_tokens(server: Server, request: Request) -> Response:
@@ -51,7 +52,7 @@ async def count_tokens(server: Server, request: Request) -> Response:
     except ClientDisconnect:
         raise
     except Exception as error:
-        return _error_response(error)
+        return error_response(error)
     num_tokens = len(prompt.ids)
     count = Count(num_tokens, {"original_input_tokens": num_tokens})
     return Response(msgspec.json.encode(count), media_type=JSON)
@@ -60,7 +61,7 @@ async def count_tokens(server: Server, request: Request) -> Response:
 async def _messages(server: Server, request: Request) -> Response:
     body = await server.read(request, MessagesRequest)
     server.check_model(body.model)
-    chat = body.generation()
+    chat = body.generation(has_reasoning=server.chat.parser_plan.reasoning is not None)
     prompt = await chat_prompt(server, chat)
     name = RequestName.random("msg_")
     [answer] = open_answers(server, chat, prompt, "assistant")
@@ -111,10 +112,13 @@ def _refusal(error: BaseException) -> Refusal:
 
 def _error_json(refusal: Refusal) -> bytes:
     kind = _KINDS.get(refusal.status, "api_error")
-    error = {"type": kind, "message": refusal.info.message}
+    error: dict[str, Any] = {"type": kind, "message": refusal.info.message}
+    if refusal.info.param == "thread":  # so that clients send whole conversations from now on
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return msgspec.json.encode({"type": "error", "error": error})
 
 
-def _error_response(error: BaseException) -> Response:
+def error_response(error: BaseException) -> Response:
+    """`error` as a whole response of this API."""
     refusal = _refusal(error)
     return Response(_error_json(refusal), refusal.status, headers=refusal.headers, media_type=JSON)

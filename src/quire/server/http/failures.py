@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from quire.errors import (
     CapacityError,
+    ContextLengthExceeded,
     EngineDeadError,
     EngineError,
-    PromptTooLong,
     RequestError,
 )
 
@@ -86,7 +86,7 @@ def as_refusal(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestError):
-        code = CONTEXT_LENGTH if isinstance(error, PromptTooLong) else None
+        code = CONTEXT_LENGTH if isinstance(error, ContextLengthExceeded) else None
         text = error.described(_as_json)
         return Refusal(error.http_status, text, param=error.parameter, code=code)
     if isinstance(error, CapacityError):

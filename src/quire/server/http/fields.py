@@ -57,7 +57,8 @@ HARMLESS: Mapping[str, Accepts] = {
         ("user", "metadata", "store", "service_tier", "safety_identifier", "session_id", "chat_id",
          "client_metadata", "litellm_metadata", "litellm_call_id", "litellm_session_id",
          "litellm_trace_id", "prompt_cache_key", "prompt_cache_retention", "cache_prompt",
-         "cache_control", "inference_geo", "anthropic_version", "anthropic_beta", "betas"),
+         "cache_control", "inference_geo", "anthropic_version", "anthropic_beta", "betas",
+         "diagnostics"),
         _any,
     ),
     # where and how other servers run a model

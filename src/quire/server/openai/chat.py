@@ -39,7 +39,7 @@ from quire.server.openai.replies import (
     Usage,
 )
 from quire.server.openai.requests import ChatRequest
-from quire.server.output_parsing import NO_TOOLS
+from quire.server.output_parsing import NO_TOOLS, ToolUse
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
@@ -58,14 +58,29 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     body.check_amounts(server.limits)
     is_parsed = server.chat.parser_plan.is_needed or bool(body.tools or body.tool_choice)
     tools = tool_use(server, body) if is_parsed else NO_TOOLS
-    text = await render(server, body, tools.in_prompt)
-    ids = await prompt_ids(server, text, body, add_special_tokens=bool(body.add_special_tokens))
+    text, ids = await conversation_ids(server, body, tools)
     params = _params(server, body, len(ids))
     if not is_parsed:
         return ChatPrompt(text, ids, params)
     place = place_of(server, body, text)
     adapt_params(server, params, tools, place)
     return ChatPrompt(text, ids, params, tools, place)
+
+
+async def conversation_ids(
+    server: Server, body: ChatRequest, tools: ToolUse
+) -> tuple[str, list[int]]:
+    """Render a conversation; the text and its ids. Raises RequestError or Refusal."""
+    text = await render(server, body, tools.in_prompt)
+    special = bool(body.add_special_tokens)
+    return text, await prompt_ids(server, text, body, add_special_tokens=special)
+
+
+async def counted_conversation(server: Server, body: ChatRequest) -> tuple[str, list[int]]:
+    """Render a conversation to be counted, however long it is. Raises RequestError or Refusal."""
+    body.check()
+    tools = tool_use(server, body) if body.tools else NO_TOOLS
+    return await conversation_ids(server, body, tools)
 
 
 def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParams:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from quire.errors import InvalidParameter, PromptTooLong
+from quire.errors import ContextLengthExceeded, InvalidParameter, PromptTooLong
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
@@ -75,14 +75,17 @@ def output_budget(
     """Return how many tokens may be generated: the requested number, else the model's default, else
     as many as fit; never more than fit.
 
-    Raises InvalidParameter, PromptTooLong.
+    Raises InvalidParameter, ContextLengthExceeded.
     """
     room = max_model_len - prompt_len
     if room <= 0:
         raise PromptTooLong(prompt_len, max_model_len)
     if asked is not None and asked > max_model_len:
-        allowed = f"the model holds {max_model_len} tokens of prompt and output together"
-        raise InvalidParameter(name, asked, allowed)
+        text = (
+            f"This model's maximum context length is {max_model_len} tokens of prompt and output "
+            f"together, and {name} asks for {asked} tokens of output. Ask for fewer."
+        )
+        raise ContextLengthExceeded(text, parameter=name, value=asked)
     wanted = asked if asked is not None else defaults.get("max_tokens")
     if wanted is not None and wanted < 1:
         raise InvalidParameter(name, wanted, "max_tokens must be at least 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.responses.compaction import message_of
 
 Message = dict[str, Any]
 
@@ -41,6 +42,8 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
                 raise InvalidParameter(f"{name}.output", output, "a string or parts are expected")
             call_id = _text(item, "call_id", name)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        case "compaction" | "compaction_summary":
+            messages.append(message_of(item, name))
         case other:
             raise NotBuiltYet(f"{name}.type", other, "Send messages, calls and their outputs.")
 

@@ -88,6 +88,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
     status: Status = "in_progress"
     background: bool = False
+    conversation: dict[str, str] | None = None
     error: Any = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -109,3 +110,20 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None = None
     service_tier: str | None = None
     metadata: dict[str, str] = {}
+
+
+class InputTokens(msgspec.Struct):
+    """How many tokens an input has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class CompactedResponse(msgspec.Struct, kw_only=True):
+    """A conversation made short: the user's messages and a `compaction` item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage

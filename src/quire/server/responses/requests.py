@@ -23,7 +23,6 @@ _INCLUDES = (
 )
 """What an output may be asked to include; of calls that other servers run there is nothing."""
 _REFUSED = {
-    "conversation": "Send previous_response_id, or the whole input.",
     "prompt": "Send the text itself: there are no stored prompts here.",
     "max_tool_calls": "Leave it out: tools are the caller's to run.",
 }
@@ -48,6 +47,12 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The shape of the answer."""
 
     format: dict[str, Any] | None = None
+
+
+class ConversationName(msgspec.Struct, forbid_unknown_fields=True):
+    """A conversation by its id."""
+
+    id: str
 
 
 class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -82,7 +87,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     chat_template_kwargs: dict[str, Any] | None = None
 
-    conversation: Any = None
+    conversation: str | ConversationName | None = None
     prompt: Any = None
     max_tool_calls: int | None = None
     user: str | None = None
@@ -105,8 +110,20 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
         for name in self.include or ():
             if name not in _INCLUDES:
                 raise InvalidParameter("include", name, f"one of {', '.join(_INCLUDES)}")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            allowed = "it must be at least 1"
+            raise InvalidParameter("max_output_tokens", self.max_output_tokens, allowed)
+        if self.conversation is not None and self.previous_response_id is not None:
+            allowed = "a response goes on from one of conversation and previous_response_id"
+            raise InvalidParameter("conversation", self.conversation_id, allowed)
         if self.background and self.store is False:
             raise InvalidParameter("background", True, "it needs store=true")
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response belongs to."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named
 
     @property
     def wants_logprobs(self) -> bool:

@@ -13,16 +13,32 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import RequestName, Server
-from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
+from quire.server.engine_outputs import (
+    Outputs,
+    close_all,
+    last_outputs,
+    raise_error,
+    while_connected,
+)
 from quire.server.http.event_stream import EventData, event
 from quire.server.http.failures import JSON, Refusal, as_refusal
 from quire.server.http.security import KEY_SLOT
-from quire.server.openai.chat import chat_prompt
+from quire.server.openai.chat import chat_prompt, counted_conversation
 from quire.server.openai.parsed_chat import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
+from quire.server.responses import compaction
+from quire.server.responses.conversation_store import Conversation
+from quire.server.responses.conversations import kept as kept_conversation
 from quire.server.responses.input_items import named_items, page_of
 from quire.server.responses.items import conversation
-from quire.server.responses.replies import CallItem, MessageItem, ReasoningItem, ResponseObject
+from quire.server.responses.replies import (
+    CallItem,
+    CompactedResponse,
+    InputTokens,
+    MessageItem,
+    ReasoningItem,
+    ResponseObject,
+)
 from quire.server.responses.requests import ResponsesRequest
 from quire.server.responses.store import StoredResponse
 from quire.server.responses.writer import ResponseWriter, empty_usage
@@ -41,7 +57,8 @@ async def create(server: Server, request: Request) -> Response:
     body = await server.read(request, ResponsesRequest)
     server.check_model(body.model)
     body.check()
-    before = _before(server, request, body)
+    talk = _talk(server, request, body)
+    before = _history(server, request, body)
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
     prompt = await chat_prompt(server, chat)
@@ -60,7 +77,7 @@ async def create(server: Server, request: Request) -> Response:
     except BaseException:
         server.responses.remove(name.shown)
         raise
-    return await _deliver(server, request, body, _Run(server, writer, stored, streams))
+    return await _deliver(server, request, body, _Run(server, writer, stored, streams, talk))
 
 
 async def _deliver(server: Server, request: Request, body: ResponsesRequest, run: _Run) -> Response:
@@ -91,6 +108,49 @@ async def retrieve(server: Server, request: Request) -> Response:
     if not after.removeprefix("-").isdecimal() or len(after) > 9:
         raise InvalidParameter("starting_after", after, "it must be the number of an event")
     return server.stream(stored.follow(max(0, int(after) + 1)), [])
+
+
+async def input_tokens(server: Server, request: Request) -> Response:
+    """How many tokens the prompt of an input has."""
+    body = await server.read(request, ResponsesRequest)
+    server.check_model(body.model)
+    body.check()
+    chat = body.as_chat(_history(server, request, body))
+    _, ids = await counted_conversation(server, chat)
+    return Response(msgspec.json.encode(InputTokens(len(ids))), media_type=JSON)
+
+
+async def compact(server: Server, request: Request) -> Response:
+    """Make a conversation short: see compaction.py."""
+    body = await server.read(request, ResponsesRequest)
+    server.check_model(body.model)
+    body.check()
+    history = _history(server, request, body)
+    chat = body.as_chat(history)
+    chat.messages.append({"role": "user", "content": compaction.REQUEST})
+    chat.tools = chat.tool_choice = chat.response_format = None
+    chat.max_completion_tokens = body.max_output_tokens or compaction.MAX_SUMMARY_TOKENS
+    prompt = await chat_prompt(server, chat)
+    name = RequestName.random("resp_")
+    [answer] = open_answers(server, chat, prompt, "assistant")
+    streams = await server.start(request, chat, name, [prompt])
+    try:
+        [output] = await last_outputs(request, streams)
+    finally:
+        await close_all(streams)
+    [completion] = output.outputs
+    summary = answer.message(completion.text).content or ""
+    own = named_items(body.input, name.shown)
+    users = [item for item in own if item.get("role") == "user"]
+    item = {"type": "compaction", "id": f"cmp_{name.shown.removeprefix('resp_')}",
+            "encrypted_content": compaction.sealed(summary)}  # fmt: skip
+    usage = empty_usage(len(prompt.ids))
+    usage.output_tokens = len(completion.token_ids)
+    usage.total_tokens += usage.output_tokens
+    made = CompactedResponse(
+        id=name.shown, created_at=name.created, output=[*users, item], usage=usage
+    )
+    return Response(msgspec.json.encode(made), media_type=JSON)
 
 
 async def input_items(server: Server, request: Request) -> Response:
@@ -128,8 +188,10 @@ class _Run:
         writer: ResponseWriter,
         stored: StoredResponse,
         streams: Sequence[Outputs],
+        talk: Conversation | None = None,
     ) -> None:
         self.stored = stored
+        self._talk = talk
         self.streams = streams
         self.error: Exception | None = None
         self._server = server
@@ -152,7 +214,10 @@ class _Run:
                 raise_error(output)
                 for data in self._writer.take(output):
                     yield self._encode(data)
-            self.stored.messages += _said(self.stored.response)
+            said = _output_items(self.stored.response)
+            self.stored.messages += conversation(said)
+            if self._talk is not None:
+                self._talk.extend([*self.stored.input_items, *said])
         except Exception as error:
             self.error = error
             info = as_refusal(error).info
@@ -180,6 +245,7 @@ def _writer(
         id=name.shown,
         created_at=name.created,
         background=bool(body.background),
+        conversation={"id": body.conversation_id} if body.conversation_id else None,
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         model=server.names[0],
@@ -200,6 +266,18 @@ def _writer(
     return ResponseWriter(response, chat, answer, server.need_tokenizer())
 
 
+def _talk(server: Server, request: Request, body: ResponsesRequest) -> Conversation | None:
+    """The conversation that the response belongs to. Raises Refusal for an unknown one."""
+    id = body.conversation_id
+    return None if id is None else kept_conversation(server, request, id)
+
+
+def _history(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The messages that the input goes on from."""
+    talk = _talk(server, request, body)
+    return _before(server, request, body) if talk is None else conversation(talk.items)
+
+
 def _before(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
     """The messages of the response that the request goes on from."""
     if body.background and not server.responses.is_open:
@@ -212,10 +290,11 @@ def _before(server: Server, request: Request, body: ResponsesRequest) -> list[di
     return list(stored.messages)
 
 
-def _said(response: ResponseObject) -> list[dict[str, Any]]:
-    """The output as messages of a later request."""
+def _output_items(response: ResponseObject) -> list[dict[str, Any]]:
+    """The output as items of a later request."""
     items = [item for item in response.output if _is_meaningful(item)]
-    return conversation(msgspec.to_builtins(items))
+    found: list[dict[str, Any]] = msgspec.to_builtins(items)
+    return found
 
 
 def _is_meaningful(item: ReasoningItem | MessageItem | CallItem) -> bool:

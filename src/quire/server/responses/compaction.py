@@ -1,0 +1,45 @@
+"""`/v1/responses/compact`: a long conversation made short by the model itself.
+
+The reply has the user's messages as they were and one `compaction` item with a summary of the
+rest. Sent back as input, the item stands for that summary.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from quire.errors import InvalidParameter
+
+_PREFIX = "quire-summary-1:"
+MAX_SUMMARY_TOKENS = 1024
+REQUEST = (
+    "Summarise this conversation for somebody who will go on with it: the goals, the decisions and "
+    "their reasons, names, numbers and file names that matter, the results of tools, and what is "
+    "still to be done. Write the summary only."
+)
+"""What the model is asked at the end of the conversation."""
+_OPENING = "Summary of the conversation before this point:\n\n"
+
+
+def sealed(summary: str) -> str:
+    """A summary as the `encrypted_content` of an item. It is not secret: its owner wrote the
+    conversation.
+    """
+    return base64.b64encode((_PREFIX + summary).encode()).decode()
+
+
+def message_of(item: dict[str, Any], name: str) -> dict[str, Any]:
+    """The message that a `compaction` item stands for. Raises InvalidParameter for content that
+    this server did not make.
+    """
+    content = item.get("encrypted_content")
+    try:
+        text = base64.b64decode(content or "", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError, TypeError, ValueError):
+        text = ""
+    if not text.startswith(_PREFIX):
+        allowed = "it must be what /v1/responses/compact of this server returned"
+        raise InvalidParameter(f"{name}.encrypted_content", content, allowed)
+    return {"role": "user", "content": _OPENING + text.removeprefix(_PREFIX)}
