@@ -194,5 +194,6 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_ctrl_c_ends_a_stream_without_a_traceback():
     with stream_of_a_long_answer() as process:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=120)
         assert (process.returncode, err) == (130, b"")
+        assert out.endswith(b"\n")

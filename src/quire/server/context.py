@@ -256,7 +256,7 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
     """One route: methods, path, handler, the types of its bodies (None: without one) and of its
-    query.
+    query. `is_alias`: another path of a route that is documented by its own.
     """
 
     methods: str
@@ -265,3 +265,4 @@ class RouteEntry:
     takes: type | None = None
     gives: type | None = None
     query: type | None = None
+    is_alias: bool = False

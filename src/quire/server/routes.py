@@ -103,7 +103,7 @@ _ROUTES: tuple[RouteEntry, ...] = (
 ROUTES: tuple[RouteEntry, ...] = (
     *_ROUTES,
     *(
-        replace(entry, path=entry.path.removeprefix("/v1"))
+        replace(entry, path=entry.path.removeprefix("/v1"), is_alias=True)
         for entry in _ROUTES
         if entry.path.startswith("/v1/")
         and entry.path.removeprefix("/v1") not in {other.path for other in _ROUTES}

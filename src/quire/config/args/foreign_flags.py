@@ -98,8 +98,6 @@ _INSTEAD: dict[str, str] = {
         disable-fastapi-docs enable-offline-docs""",
     "Use --max-header-bytes and --header-timeout-s.": """
         h11-max-incomplete-event-size h11-max-header-count""",
-    "Leave it out: /tokenize and /detokenize are always served.": """
-        enable-tokenizer-info-endpoint""",
     "Use `chat_template_kwargs` of a request or --default-chat-template-kwargs.": """
         anthropic-disabled-thinking-effort""",
     # names of earlier releases

@@ -1,7 +1,7 @@
 """The OpenAPI document of a table of routes, in the forms that generators of clients accept.
 
 An operation is named as OpenAI and Anthropic name it where they have it, else by its method and
-path. A path without /v1 that another route has with it is left out: it is the same operation.
+path. Aliases are left out.
 """
 
 from __future__ import annotations
@@ -36,6 +36,16 @@ _NAMES = {
     "DELETE /v1/responses/{id}": "deleteResponse",
     "GET /v1/responses/{id}/input_items": "listInputItems",
     "POST /v1/responses/{id}/cancel": "cancelResponse",
+    "POST /v1/responses/input_tokens": "countResponseInputTokens",
+    "POST /v1/responses/compact": "compactResponse",
+    "POST /v1/conversations": "createConversation",
+    "GET /v1/conversations/{id}": "getConversation",
+    "POST /v1/conversations/{id}": "updateConversation",
+    "DELETE /v1/conversations/{id}": "deleteConversation",
+    "GET /v1/conversations/{id}/items": "listConversationItems",
+    "POST /v1/conversations/{id}/items": "createConversationItems",
+    "GET /v1/conversations/{id}/items/{item_id}": "getConversationItem",
+    "DELETE /v1/conversations/{id}/items/{item_id}": "deleteConversationItem",
     "POST /v1/messages": "createMessage",
     "POST /v1/messages/count_tokens": "countMessageTokens",
 }
@@ -77,10 +87,8 @@ def document(entries: Sequence[RouteEntry]) -> Schema:
 
 
 def _shown(entries: Sequence[RouteEntry]) -> list[RouteEntry]:
-    """The routes that serve, each once."""
-    serving = [entry for entry in entries if entry.handler is not unserved]
-    paths = {entry.path for entry in serving}
-    return [entry for entry in serving if f"/v1{entry.path}" not in paths]
+    """The routes that serve, each by its own path."""
+    return [entry for entry in entries if entry.handler is not unserved and not entry.is_alias]
 
 
 def _path(entry: RouteEntry) -> str:
