@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from quire.errors import InvalidParameter, RequestError
 from quire.server.output_parsing.formats import reasoning_formats, tool_formats
+from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
 from quire.text.chat_template import ChatTemplate
@@ -91,7 +92,7 @@ def _tool_parser_for(template: str | None, reasoning: str | None) -> str | None:
         return found
     if reasoning in REASONING_PARSERS and REASONING_PARSERS[reasoning].table is not None:
         return found
-    return tool_formats.GENERIC.name
+    return GENERIC.name
 
 
 def _shows_tools(template: str) -> bool:
