@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.server.openai.replies import TokenLogprobs
 
@@ -45,13 +46,14 @@ class MessageItem(msgspec.Struct, tag="message", tag_field="type"):
 
 
 class CallItem(msgspec.Struct, tag="function_call", tag_field="type"):
-    """A call of a tool."""
+    """A call of a tool; `namespace`: the one that it belongs to."""
 
     id: str
     call_id: str
     name: str
     arguments: str = ""
     status: Status = "in_progress"
+    namespace: str | UnsetType = UNSET
 
 
 class CustomCallItem(msgspec.Struct, tag="custom_tool_call", tag_field="type"):

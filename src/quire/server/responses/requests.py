@@ -12,7 +12,7 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
-from quire.server.responses.items import conversation
+from quire.server.responses.items import conversation, in_namespace
 
 _SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
          "max_tool_calls")  # fmt: skip
@@ -149,7 +149,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
             top_logprobs=self.top_logprobs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=_format(self.text),
-            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
+            tools=list(_tools(self.tools)) if self.tools else None,
             tool_choice=_choice(self.tool_choice),
         )
 
@@ -164,10 +164,25 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
 
 
+def _tools(given: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Tools as chat has them; those of a namespace have it in their names."""
+    for tool in given:
+        if tool.get("type") != "namespace":
+            yield _tool(tool)
+            continue
+        space, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(space, str) or not isinstance(inner, list):
+            raise InvalidParameter("tools", tool, "a namespace has a name and tools")
+        for one in inner:
+            if not isinstance(one, dict):
+                raise InvalidParameter("tools", one, "an object is expected")
+            yield _tool({**one, "name": in_namespace(space, str(one.get("name")))})
+
+
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in ("function", "custom"):
-        hint = "Only function and custom tools exist: run the others yourself."
+        hint = "Only function and custom tools exist: switch this one off in the client."
         raise NotBuiltYet("tools.type", kind, hint)
     return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 

@@ -14,6 +14,7 @@ from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText
+from quire.server.responses.items import in_namespace
 from quire.server.responses.replies import (
     CallItem,
     CustomCallItem,
@@ -82,9 +83,19 @@ class ResponseWriter:
             case CallStarted(_, call_id, name) if name in self._answer.tools.custom:
                 yield from self._begin(CustomCallItem(_id("ctc"), call_id, name))
             case CallStarted(_, call_id, name):
-                yield from self._begin(CallItem(_id("fc"), call_id, name))
+                yield from self._begin(self._call(call_id, name))
             case ArgumentText(_, text):
                 yield self._argument(text)
+
+    def _call(self, call_id: str, name: str) -> CallItem:
+        """A call by the name that the model knows: its own, or one in a namespace."""
+        item = CallItem(_id("fc"), call_id, name)
+        for tool in self.response.tools:
+            if tool.get("type") == "namespace":
+                prefix = in_namespace(tool["name"], "")
+                if name.startswith(prefix):
+                    item.name, item.namespace = name.removeprefix(prefix), tool["name"]
+        return item
 
     def _argument(self, text: str) -> EventData:
         """Add to the arguments or the input of the open call."""
