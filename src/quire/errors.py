@@ -84,8 +84,8 @@ class PromptTooLong(ContextLengthExceeded):
     def __init__(self, num_tokens: int, max_model_len: int) -> None:
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens of prompt and output "
-            f"together, and the prompt has {num_tokens} tokens. Shorten the prompt or raise "
-            f"max_model_len.",
+            f"together, and the prompt is too long: it has {num_tokens} tokens. Shorten it or "
+            f"raise max_model_len.",
             parameter="prompt",
             value=num_tokens,
         )

@@ -199,12 +199,21 @@ def test_a_question_that_cannot_be_served_is_forgotten(monkeypatch, capsys):
     assert talk.messages == []
 
 
-def test_an_interrupted_answer_is_kept(monkeypatch, capsys):
+def test_an_interrupted_answer_is_kept(capsys):
     model = Parrot()
     model.fails = KeyboardInterrupt()
-    talk, _, seen = say(monkeypatch, capsys, "abc", model=model)
-    assert seen.out == "c\n"
+    talk = chat.Talk(model, {}, None)
+    assert talk.ask("abc").is_interrupted
+    assert capsys.readouterr().out == "c\n"
     assert talk.messages[-1] == {"role": "assistant", "content": "c"}
+
+
+def test_questions_that_are_not_typed_end_with_the_interrupted_one(monkeypatch, capsys):
+    model = Parrot()
+    model.fails = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        say(monkeypatch, capsys, "abc", "def", model=model)
+    assert capsys.readouterr().out == "c\n"
 
 
 def test_chat_on_the_embedded_model(monkeypatch, capsys):

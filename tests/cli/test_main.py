@@ -74,10 +74,18 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["generat"], "invalid choice: 'generat'"),
-        (["generate", "x", "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["generat"], "unknown command 'generat'; did you mean generate? "),
+        (["translate"], "unknown command 'translate' (see"),
+        (["generate", "x", "y"], "unexpected argument: y "),
+        (["generate", "x", "--no-such-flag"], "unknown option --no-such-flag (see"),
+        (
+            ["serve", "--max-model-length", "9"],
+            "quire serve: error: unknown option --max-model-length; did you mean --max-model-len? ",
+        ),
+        (["serve", "--max_model_lenght=9"], "--max-model-lenght; did you mean --max-model-len? "),
+        (["chat", "--temprature", "1", "--sede", "2"], "--temperature?; unknown option --sede; "),
         (["generate", "x", "--max-tokens", "many"], "--max-tokens"),
-        (["bench", "speed"], "invalid choice: 'speed'"),
+        (["bench", "throughputs"], "unknown 'throughputs'; did you mean throughput?"),
     ],
     ids=str,
 )
@@ -186,5 +194,6 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_ctrl_c_ends_a_stream_without_a_traceback():
     with stream_of_a_long_answer() as process:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=120)
         assert (process.returncode, err) == (130, b"")
+        assert out.endswith(b"\n")

@@ -2,9 +2,14 @@
 
 import json
 
+import pytest
+
 from quire import embedded
 from quire.cli import main
+from quire.cli.doctor import describe
 from quire.config.args.engine_args import EngineArgs
+from quire.ops.catalog import CATALOG
+from quire.ops.select import Choice
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 
@@ -36,6 +41,36 @@ def test_doctor_reports_every_part(capsys):
         assert any(line.startswith(word) for line in out.splitlines()), word
     assert main.main(["doctor", "--json"]) == 0
     assert "cpu features" in json.loads(capsys.readouterr().out)
+
+
+def test_doctor_says_of_every_op_who_serves_it_and_why_the_others_do_not(capsys):
+    main.main(["doctor"])
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    served = {words[1]: words[2] for words in lines if words[0] == "op"}
+    assert set(served) == set(CATALOG)
+    for op, text in served.items():
+        provider, _, reasons = text.partition(" (")
+        others = {"cpu", "torch", "fa3", "triton"} - {provider}
+        assert all(other in reasons for other in others), (op, text)
+    assert served["attend"].startswith("cpu (torch: the fallback after cpu; ")
+    assert "fa3, triton: for NVIDIA GPUs" in served["attend"]
+    assert served["penalize"].startswith("torch (cpu: has no penalize; ")
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (Choice("attend", "fa3", ""), "fa3 (triton: the next choice after fa3; torch: the fallback "
+         "after fa3; cpu: for CPUs)"),
+        (Choice("norm", "triton", ""), "triton (fa3: has no norm; torch: the fallback after "
+         "triton; cpu: for CPUs)"),
+        (Choice("attend", "triton", "fa3: not installed"), "triton (fa3: not installed; torch: "
+         "the fallback after triton; cpu: for CPUs)"),
+    ],
+    ids=["best", "lacking", "refused"],
+)  # fmt: skip
+def test_doctor_describes_a_choice_on_a_gpu(choice, text):
+    assert describe(choice, "cuda") == text
 
 
 def test_doctor_names_what_does_not_work(capsys, monkeypatch):

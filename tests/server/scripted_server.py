@@ -21,7 +21,7 @@ TEMPLATE = (
 
 class ScriptedServer:
     """`says`: the model's next outputs. `seen`: the requests that its core got, `prompt(i)` as
-    text. `openai`: a client of it.
+    text. `url`: where it is. `openai`: a client of it.
     """
 
     def __init__(self, parser_plan, tokens_per_step):
@@ -35,7 +35,7 @@ class ScriptedServer:
     def start(self):
         self._thread.start()
         assert self._is_up.wait(60)
-        self.openai = OpenAI(base_url=f"{self._url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def stop(self):
         self.openai.close()
@@ -56,7 +56,7 @@ class ScriptedServer:
         )
         with bind(None, 0, None) as socket:
             self._listener = make_listener(app, Listening())
-            self._url = f"http://127.0.0.1:{socket.getsockname()[1]}"
+            self.url = f"http://127.0.0.1:{socket.getsockname()[1]}"
             socket.listen()
             self._is_up.set()
             await self._listener.serve([socket])

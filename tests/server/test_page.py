@@ -1,19 +1,32 @@
 """The page at `/`: served without a key, nothing from outside, and used in a real browser.
 
-The browser part needs Playwright's Python package and a Chromium on the PATH.
+The browser part needs a Chromium on the PATH and what `pip install '.[browser]'` brings:
+Playwright's package, and axe-core, which checks accessibility.
 """
 
 import base64
 import hashlib
+import importlib.util
+import json
 import re
 import shutil
+import time
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
 
 import httpx
 import pytest
 
+from quire.server.output_parsing import ParserPlan
 from tests.server.conftest import KEYS
+from tests.server.page_texts import GROWING, HOSTILE, LONG, MARKDOWN, RICH, UNITS
+from tests.server.scripted_server import scripted
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+DESKTOP = {"viewport": {"width": 1280, "height": 800}}
+STORED = "quire-conversation-1-"
 
 
 def test_the_page_needs_no_key_and_brings_all_it_needs(guarded):
@@ -31,7 +44,7 @@ def test_a_browser_may_run_only_what_is_in_the_page(server):
         (inner,) = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", reply.text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-    assert "unsafe" not in policy
+    assert "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
 
 
 @pytest.fixture(scope="module")
@@ -45,61 +58,133 @@ def browser():
         running.close()
 
 
-@pytest.fixture
-def page(browser):
-    """A page of a new context; anything that it says on the console as an error fails the test."""
-    context = browser.new_context()
-    opened = context.new_page()
+@contextmanager
+def visit(browser, **options):
+    """A page of a new context; anything that it logs as an error fails the test."""
+    context = browser.new_context(**{**DESKTOP, **options})
     errors = []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    yield opened
+
+    def watch(opened):
+        opened.set_default_timeout(20_000)
+        opened.on("pageerror", lambda error: errors.append(str(error)))
+        opened.on(
+            "console", lambda line: errors.append(line.text) if line.type == "error" else None
+        )
+
+    context.on("page", watch)
+    yield context.new_page()
     context.close()
     # the browser itself logs a reply of 400 or 401, which the tests provoke
     assert [text for text in errors if "Failed to load resource" not in text] == []
+
+
+@pytest.fixture
+def page(browser):
+    with visit(browser) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A server whose model says what a test tells it to."""
+    with scripted(ParserPlan(), tokens_per_step=3) as running:
+        yield running
+
+
+def send(page, text):
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def wait_for_the_end(page):
+    page.locator("#stop").wait_for(state="hidden")
+
+
+def ask(page, text):
+    send(page, text)
+    wait_for_the_end(page)
+
+
+def has_focus(locator):
+    return locator.evaluate("element => element === document.activeElement")
+
+
+def is_at_the_end(page):
+    return page.locator("#transcript").evaluate(
+        "e => e.scrollHeight - e.clientHeight - e.scrollTop < 4"
+    )
+
+
+def store(page, *messages, name="stored", title="Stored"):
+    """Have the browser find a conversation that it kept earlier."""
+    text = json.dumps({"id": name, "title": title, "changed": 1, "messages": messages})
+    page.evaluate("([name, text]) => localStorage.setItem(name, text)", [STORED + name, text])
+
+
+def wait_until(page, expression, timeout_s=20):
+    """Ask until it is true. (Playwright's own function needs `eval`, which the policy forbids.)"""
+    end = time.monotonic() + timeout_s
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(20)
+
+
+def answer_of(text):
+    return {"role": "assistant", "content": text}
 
 
 def test_a_conversation_by_keyboard(server, page):
     page.goto(server.url)
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Tokens at most").fill("24")
-    page.get_by_label("Message", exact=True).fill("def add(a, b):")
-    page.keyboard.press("Enter")
+    send(page, "def add(a, b):")
     page.locator("#speed", has_text="24 tokens").wait_for()
-    answer = page.locator("#messages li.assistant .text")
+    assert page.locator(".token").count() == 0, "the tint is off until it is asked for"
+    page.get_by_label("Show how sure").check()
+    page.get_by_role("button", name="Regenerate").click()
+    page.locator("#speed", has_text="24 tokens").wait_for()
+    answer = page.locator("#messages > li.assistant .text")
     question = {"role": "user", "content": "def add(a, b):"}
     body = {"messages": [question], "temperature": 0, "max_tokens": 24}
     reply = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
     assert answer.text_content() == reply["choices"][0]["message"]["content"]
-    page.locator("#messages").focus()
+    page.locator("#transcript").focus()
     page.keyboard.press("ArrowRight")
     rows = page.locator("#odds tr").all_text_contents()
     assert len(rows) >= 5 and all(row.endswith("%") for row in rows)
     page.keyboard.press("Escape")
     assert page.locator("#odds").is_hidden()
-    page.get_by_role("button", name="Again").click()
-    page.locator("#stop").wait_for(state="hidden")
-    assert page.locator("#messages li").count() == 2
+    page.get_by_label("Show how sure").uncheck()
+    assert page.locator(".token").count() == 0 and page.locator(".prose").count() == 1
+    assert page.locator("#messages > li").count() == 2
 
 
-def test_stopping_keeps_what_there_is(server, page):
-    page.goto(server.url)
+def test_stopping_keeps_what_there_is(model, page):
+    page.goto(model.url)
+    model.says = LONG
     page.locator("select[name=mode]").select_option("complete")
     page.get_by_label("Tokens at most").fill("1500")
-    page.get_by_label("Message", exact=True).fill("import os\n")
-    page.get_by_role("button", name="Send").click()
-    page.locator(".token").nth(3).wait_for()
-    page.get_by_role("button", name="Stop").click()
-    page.locator("#stop").wait_for(state="hidden")
-    assert page.locator(".failed").count() == 0
-    assert page.get_by_role("button", name="Send").is_enabled()
+    send(page, "import os\n")
+    answer = page.locator("li.assistant")
+    stops = [lambda: page.keyboard.press("Escape"), page.get_by_role("button", name="Stop").click]
+    for stop in stops:
+        wait_until(page, "document.querySelector('li.assistant .text').innerText.length > 9")
+        stop()
+        answer.locator(".note", has_text="Stopped.").wait_for()
+        kept = answer.locator(".text").text_content()
+        assert len(kept) > 9 and page.get_by_role("button", name="Send").is_enabled()
+        assert has_focus(page.locator("#prompt"))
+        if stop is stops[0]:
+            page.get_by_role("button", name="Regenerate").click()
+    page.reload()
+    assert answer.locator(".text").text_content() == kept
+    assert answer.locator(".note").text_content() == "Stopped."
 
 
 def test_a_refusal_is_shown(server, page):
     page.goto(server.url)
     page.get_by_label("Temperature").fill("-3")
-    page.get_by_label("Message", exact=True).fill("hello")
-    page.get_by_role("button", name="Send").click()
+    send(page, "hello")
     page.locator(".failed", has_text="temperature").wait_for()
 
 
@@ -110,3 +195,264 @@ def test_the_dashboard_asks_for_the_key_once(guarded, page):
     page.get_by_role("tab", name="Dashboard").click()
     page.locator(".tile .value", has_text="0").first.wait_for()
     assert page.locator("#key-dialog").is_hidden()
+
+
+def test_the_dashboard_has_its_numbers_before_a_second_period(server, page):
+    page.goto(server.url)
+    page.get_by_label("Tokens at most").fill("8")
+    ask(page, "def")
+    page.get_by_role("tab", name="Dashboard").click()
+    numbers = "[...document.querySelectorAll('.tile .value')].every(v => /\\d/.test(v.textContent))"
+    wait_until(page, numbers, timeout_s=1.9)
+
+
+def test_the_newest_line_stays_in_view(model, page):
+    page.goto(model.url)
+    model.says = LONG
+    # Made after the page's own observer, hence called after it and before anything is painted.
+    page.evaluate("""() => {
+        window.overlaps = [];
+        new ResizeObserver(() => {
+            const text = document.querySelector("li.assistant .text");
+            if (!text?.textContent) return;
+            const range = document.createRange();
+            range.selectNodeContents(text);
+            const lastLine = [...range.getClientRects()].at(-1).bottom;
+            overlaps.push(lastLine - document.querySelector("#ask").getBoundingClientRect().top);
+        }).observe(document.querySelector("#messages"));
+    }""")
+    ask(page, "go on")
+    overlaps = page.evaluate("overlaps")
+    assert len(overlaps) > 10 and max(overlaps) <= 0, "a line is under the composer"
+    height = page.locator("#messages").evaluate("e => e.offsetHeight")
+    assert height > 2 * DESKTOP["viewport"]["height"]
+    assert "limit of tokens" in page.locator("li.assistant .note").text_content()
+    assert has_focus(page.locator("#prompt"))
+
+
+def test_a_reader_who_scrolls_up_is_left_there(model, page):
+    page.goto(model.url)
+    model.says = LONG
+    send(page, "go on")
+    wait_until(page, "document.querySelector('#transcript').scrollTop > 300")
+    page.locator("#transcript").hover()
+    page.mouse.wheel(0, -200)
+    page.locator("#latest").wait_for()
+    assert page.locator("#stop").is_visible(), "the answer ended before it was scrolled"
+    page.wait_for_timeout(200)  # wheels are animated
+    top = page.locator("#transcript").evaluate("e => e.scrollTop")
+    wait_for_the_end(page)
+    assert page.locator("#transcript").evaluate("e => e.scrollTop") == top
+    assert not is_at_the_end(page)
+    page.get_by_role("button", name="Jump to latest").click()
+    page.locator("#latest").wait_for(state="hidden")
+    assert is_at_the_end(page)
+
+
+def test_regenerating_asks_the_same_again(model, page):
+    page.goto(model.url)
+    for model.says in ("first", "second"):
+        ask(page, f"say {model.says}")
+    model.says = "third"
+    page.get_by_role("button", name="Regenerate").click()
+    page.locator("li.assistant", has_text="third").wait_for()
+    assert page.locator("#messages > li .text").all_text_contents() == [
+        "say first",
+        "first",
+        "say second",
+        "third",
+    ]
+    assert model.prompt(-1) == model.prompt(-2)
+    wait_for_the_end(page)
+    assert has_focus(page.locator("#prompt"))
+
+
+def test_conversations_survive_a_reload(model, page):
+    page.goto(model.url)
+    for number in ("one", "two"):
+        model.says = f"answer **{number}**"
+        ask(page, f"question {number}")
+        page.get_by_role("button", name="New conversation").click()
+    assert has_focus(page.locator("#prompt")) and page.locator("#messages > li").count() == 0
+    titles = page.locator("#conversations button")
+    assert titles.all_text_contents() == ["question two", "question one"]
+    titles.nth(1).click()
+    page.get_by_role("button", name="Rename").first.click()
+    page.get_by_label("Title").fill("Named")
+    page.keyboard.press("Enter")
+    page.reload()
+    assert titles.all_text_contents() == ["Named", "question two"]
+    assert page.locator("#messages > li .text").all_text_contents() == [
+        "question one",
+        "answer one",
+    ]
+    with page.context.expect_page() as opened:
+        page.evaluate("window.open(location.pathname)")
+    other = opened.value
+    other.get_by_role("button", name="question two").click()
+    other.locator("#delete").click()
+    other.locator("#delete-dialog").get_by_role("button", name="Delete").click()
+    wait_until(page, "document.querySelectorAll('#conversations button').length === 1")
+    other.locator("li.assistant", has_text="answer one").wait_for()
+
+
+def test_a_conversation_is_exported(model, page):
+    page.goto(model.url)
+    model.says = "# Answer\n"
+    ask(page, "Was ist <das>?")
+    wanted = {"Save as Markdown": "Was-ist-das.md", "Save as JSON": "Was-ist-das.json"}
+    texts = {}
+    for label, name in wanted.items():
+        with page.expect_download() as download:
+            page.get_by_role("button", name=label).click()
+        assert download.value.suggested_filename == name
+        texts[label] = Path(download.value.path()).read_text()
+    assert texts["Save as Markdown"].startswith("# Was ist <das>?\n\n## You\n\nWas ist <das>?\n")
+    assert "## Model\n\n# Answer\n" in texts["Save as Markdown"]
+    assert [m["content"] for m in json.loads(texts["Save as JSON"])["messages"]] == [
+        "Was ist <das>?",
+        "# Answer\n",
+    ]
+
+
+def test_storage_may_be_full_or_corrupt(model, page):
+    page.goto(model.url)
+    store(page, {"role": "user", "content": "kept"}, title="Kept")
+    for name, text in {"a": "{", "b": "null", "c": '{"id": "c", "messages": [{}]}'}.items():
+        page.evaluate("pair => localStorage.setItem(...pair)", [STORED + name, text])
+    page.reload()
+    assert page.locator("#conversations button").all_text_contents() == ["Kept"]
+    page.evaluate("""() => {
+        for (let size = 2 ** 22; size >= 1; size /= 2) {
+            try { localStorage.setItem(`other-${size}`, "x".repeat(size)); } catch {}
+        }
+    }""")
+    model.says = "short"
+    ask(page, "much " * 1000)
+    assert "full" in page.locator("#storage-note").text_content()
+    assert page.locator("li.assistant .text").text_content() == "short"
+
+
+def test_storage_may_be_blocked(model, page):
+    page.add_init_script("""
+        const get = () => { throw new DOMException("", "SecurityError"); };
+        for (const name of ["localStorage", "sessionStorage"])
+            Object.defineProperty(window, name, {get});
+    """)
+    page.goto(model.url)
+    model.says = "fine"
+    ask(page, "hello")
+    assert page.locator("li.assistant .text").text_content() == "fine"
+    assert "no history" in page.locator("#storage-note").text_content()
+
+
+def test_code_and_answers_are_copied(model, page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=model.url)
+    page.goto(model.url)
+    model.says = RICH
+    ask(page, "all of it")
+    page.locator(".code button").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("x = 1  # a line")
+    page.locator("li.assistant .actions button").first.click()
+    wait_until(page, "document.querySelectorAll('.actions button')[2].textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == RICH
+
+
+def test_a_hostile_answer_does_no_harm(model, page):
+    asked, dialogs = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.goto(model.url)
+    model.says = HOSTILE
+    ask(page, "<img src=x onerror=window.harmed=8>")
+    page.reload()
+    prose = page.locator("li.assistant .prose")
+    for tag in ("script", "img", "iframe", "svg", "style", "base", "form", "link", "meta"):
+        assert prose.locator(tag).count() == 0
+    assert page.locator("li.user img, #conversations img").count() == 0
+    text = prose.text_content()
+    assert "<script>window.harmed = 1</script>" in text and "</code></pre><iframe" in text
+    links = prose.locator("a").evaluate_all(
+        "all => all.map(a => [a.href, a.rel, a.attributes.length])"
+    )
+    assert links and all(
+        re.match("https?://", href) and rel == "noopener noreferrer" and count == 3
+        for href, rel, count in links
+    )
+    assert page.evaluate("window.harmed") is None and not dialogs
+    assert all(url.startswith((f"{model.url}/", "data:,")) for url in asked), asked
+
+
+def test_hostile_lengths_are_drawn_in_time(model, page):
+    page.goto(model.url)
+    messages = [answer_of(unit * max(1, 19_000 // len(unit))) for unit in UNITS]
+    store(page, *messages, answer_of("word" * 50_000), answer_of("the end"))
+    page.goto(f"{model.url}/#stored")
+    page.reload()
+    page.get_by_text("the end").wait_for()
+    width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1]
+
+
+@pytest.fixture
+def draw(page):
+    """Draws texts into one element, as an answer that grows, and returns its HTML."""
+    script = (files("quire.server.page") / "markdown.js").read_text()
+    page.evaluate(f"""{script};
+        window.draw = texts => {{
+            const parent = document.createElement("div");
+            const markdown = new Markdown(parent);
+            for (const text of texts) markdown.draw(text);
+            return parent.innerHTML;
+        }};
+        0""")
+    return lambda *texts: page.evaluate("texts => draw(texts)", texts)
+
+
+def test_markdown_is_drawn(draw):
+    for text, html in MARKDOWN.items():
+        assert draw(text) == html
+
+
+def test_an_answer_that_grows_is_drawn_as_if_it_came_at_once(draw):
+    for text in (RICH, HOSTILE, GROWING, "\n\n".join(MARKDOWN)):
+        assert draw(*(text[:end] for end in range(len(text) + 1))) == draw(text)
+
+
+def serious_findings(page):
+    results = page.evaluate("axe.run({resultTypes: ['violations']})")
+    return [
+        (found["id"], [node["target"] for node in found["nodes"]])
+        for found in results["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_nothing_is_inaccessible(model, browser, theme, device):
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("axe_playwright_python is not installed: pip install '.[browser]'")
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text()
+    failed = {**answer_of("No."), "note": "The connection was lost.", "isFailed": True}
+    with visit(browser, color_scheme=theme, **device) as page:
+        page.goto(model.url)
+        store(page, {"role": "user", "content": "?"}, answer_of(RICH + LONG[:400]), failed)
+        page.goto(f"{model.url}/#stored")
+        page.reload()
+        page.evaluate(axe)
+        assert serious_findings(page) == []
+        if device is PHONE:
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
+            for panel in ("Sampling", "Conversations"):
+                page.locator("summary", has_text=panel).click()
+                assert serious_findings(page) == []
+        page.locator("#transcript").evaluate("e => { e.scrollTop = 50; }")
+        page.locator("#latest").wait_for()
+        page.locator("#delete").click()
+        assert serious_findings(page) == []
+        page.keyboard.press("Escape")
+        page.get_by_role("tab", name="Dashboard").click()
+        page.locator(".tile .value", has_text="0").first.wait_for()
+        assert serious_findings(page) == []

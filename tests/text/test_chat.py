@@ -98,6 +98,10 @@ WRONG = {
     ),
     "tool call no object": ({"role": "assistant", "tool_calls": ["x"]}, r"tool_calls\[0\]='x'"),
     "tool calls no list": ({"role": "assistant", "tool_calls": "x"}, "tool_calls='x'"),
+    "custom call without input": (
+        {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "f"}}]},
+        r"tool_calls\[0\].custom=",
+    ),
     "no function": (
         {"role": "assistant", "tool_calls": [{"type": "function"}]},
         "function=None",

@@ -49,33 +49,82 @@ class Model(Protocol):
         ...
 
 
-def show(pieces: Pieces, *, stats: bool = False) -> str:
-    """Print an answer as it comes and give its text; Ctrl-C ends it early, the last line is ended
-    in any case. With `stats` standard error gets a line of figures.
+class Answer(NamedTuple):
+    """An answer that was printed: the text to keep, and whether Ctrl-C ended it."""
+
+    text: str
+    is_interrupted: bool = False
+
+
+class Statistics:
+    """Tokens and times of one answer.
+
+    A server counts tokens when the answer is over; of one that is interrupted the pieces are
+    counted, which are tokens as a rule.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._first = self._last = time.perf_counter()
+        self._num_tokens = self._num_pieces = 0
+
+    def take(self, piece: Piece) -> None:
+        """Count a piece that came now."""
+        self._num_tokens += piece.num_tokens
+        if not piece.text:
+            return
+        self._last = time.perf_counter()
+        self._num_pieces += 1
+        if self._num_pieces == 1:
+            self._first = self._last
+
+    def __str__(self) -> str:
+        count = self._num_tokens or self._num_pieces
+        text = f"{count} tokens" if self._num_tokens or not count else f"about {count} tokens"
+        if self._num_pieces:
+            text += f", the first after {self._first - self._start:.3f} s"
+        if count > 1 and self._last > self._first:
+            text += f", then {(count - 1) / (self._last - self._first):.1f} tokens/s"
+        return text
+
+
+def show(pieces: Pieces, *, stats: bool = False) -> Answer:
+    """Print an answer as it comes and return it; Ctrl-C ends it early, the last line is ended in
+    any case. With `stats` standard error gets a line of figures.
     """
     kept: list[str] = []
-    start = time.perf_counter()
-    first, num_tokens, last = start, 0, ""
-    was_thought = False
+    statistics = Statistics()
+    last, was_thought, is_interrupted = "", False, False
     try:
         for piece in _closing(pieces):
+            statistics.take(piece)
             if was_thought and not piece.is_thought and piece.text:
                 _write("\n\n")
-            if first == start and piece.text:
-                first = time.perf_counter()
             _write(piece.text)
-            num_tokens += piece.num_tokens
             last = piece.text or last
             was_thought = piece.is_thought if piece.text else was_thought
             kept.append("" if piece.is_thought else piece.text)
     except KeyboardInterrupt:
-        pass  # what came so far is the answer
+        is_interrupted = True  # what came so far is the answer
     finally:
-        if not last.endswith("\n"):
+        if is_interrupted or not last.endswith("\n"):
             _write("\n")
     if stats:
-        _print_stats(start, first, time.perf_counter(), num_tokens)
-    return "".join(kept)
+        print(f"({statistics})", file=sys.stderr)
+    return Answer("".join(kept), is_interrupted)
+
+
+def raise_interrupt(answer: Answer) -> None:
+    """End the command by KeyboardInterrupt if Ctrl-C ended its only answer."""
+    if answer.is_interrupted:
+        raise KeyboardInterrupt
+
+
+def go_on_after(answer: Answer) -> None:
+    """At a terminal Ctrl-C ends one answer; where the questions come from a file or a pipe, it ends
+    the command.
+    """
+    if not sys.stdin.isatty():
+        raise_interrupt(answer)
 
 
 def _closing(pieces: Pieces) -> Pieces:
@@ -89,14 +138,8 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _print_stats(start: float, first: float, end: float, num_tokens: int) -> None:
-    rate = f", then {(num_tokens - 1) / (end - first):.1f} tokens/s" if num_tokens > 1 else ""
-    text = f"{num_tokens} tokens, the first after {first - start:.3f} s{rate}"
-    print(f"({text})", file=sys.stderr)
-
-
 def lines(greeting: str) -> Iterator[str]:
-    """What the user types, until the input ends."""
+    """What the user types, until the input ends. At a terminal Ctrl-C discards the line."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 (its import gives input() line editing)
@@ -104,6 +147,12 @@ def lines(greeting: str) -> Iterator[str]:
         print(greeting)
     while True:
         try:
-            yield input("> ") if is_terminal else input()
+            line = input("> ") if is_terminal else input()
         except EOFError:
             return
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print("\n(Ctrl-D ends the session.)")
+            continue
+        yield line

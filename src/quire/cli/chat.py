@@ -11,9 +11,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from quire.cli.answers import PASSING, Message, Model, lines, show
+from quire.cli.answers import (
+    PASSING,
+    Answer,
+    Message,
+    Model,
+    go_on_after,
+    lines,
+    raise_interrupt,
+    show,
+)
 from quire.cli.model_choice import add_answer_flags, open_model
 from quire.cli.session import explain
+from quire.config.args.command_line import QuireParser
 
 _MAX_TOKENS = 512
 _HELP = """\
@@ -26,12 +36,12 @@ _HELP = """\
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire chat`."""
     parser.usage = "quire chat [flags]"
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this one question and stop")
-    add_answer_flags(parser)
+    add_answer_flags(parser, ("quick", "system_prompt"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     with open_model(args, _MAX_TOKENS) as (model, sampling):
         talk = Talk(model, sampling, args.system_prompt, stats=args.stats)
         if args.quick is not None:
-            talk.ask(args.quick)
+            raise_interrupt(talk.ask(args.quick))
             return 0
         return converse(talk)
 
@@ -76,14 +86,15 @@ class Talk:
         del self.messages[-2:]
         return True
 
-    def ask(self, question: str) -> None:
+    def ask(self, question: str) -> Answer:
         """Put a question and print the answer as it comes.
 
         An interrupted answer is kept as far as it got. After an error the question is forgotten.
         """
         messages = [*self.messages, {"role": "user", "content": question}]
         answer = show(self._model.chat(messages, self._sampling), stats=self._stats)
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+        return answer
 
 
 def converse(talk: Talk) -> int:
@@ -103,7 +114,7 @@ def _serve(talk: Talk, line: str) -> None:
         if line.startswith("/"):
             obey(talk, line)
         else:
-            talk.ask(line)
+            go_on_after(talk.ask(line))
     except PASSING as error:
         print(f"({error} The talk so far is kept; /reset or /undo makes room.)", file=sys.stderr)
 

@@ -11,18 +11,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from quire.cli.answers import PASSING, Model, lines, show
+from quire.cli.answers import PASSING, Model, go_on_after, lines, raise_interrupt, show
 from quire.cli.model_choice import add_answer_flags, open_model
 from quire.cli.session import explain
+from quire.config.args.command_line import QuireParser
 
 _MAX_TOKENS = 128
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire complete`."""
     parser.usage = "quire complete [flags]"
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="continue this one text and stop")
-    add_answer_flags(parser)
+    add_answer_flags(parser, ("quick",))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return explain(args)
     with open_model(args, _MAX_TOKENS) as (model, sampling):
         if args.quick is not None:
-            show(model.complete(args.quick, sampling), stats=args.stats)
+            raise_interrupt(show(model.complete(args.quick, sampling), stats=args.stats))
         else:
             converse(model, sampling, stats=args.stats)
     return 0
@@ -43,6 +44,6 @@ def converse(model: Model, sampling: Mapping[str, Any], *, stats: bool) -> None:
         if not prompt:
             continue
         try:
-            show(model.complete(prompt, sampling), stats=stats)
+            go_on_after(show(model.complete(prompt, sampling), stats=stats))
         except PASSING as error:
             print(f"({error})", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""Print what this machine offers: cores, CPU features, memory, torch, providers, the embedded
-model.
+"""Print what this machine offers: cores, CPU features, memory, torch, the embedded model; and for
+each op the provider that serves it, with the reason why the others do not.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ import json
 import platform
 from collections.abc import Callable
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from quire.config.kv_pool_size import gib
 from quire.environment import VARIABLES, read_environment
 
+if TYPE_CHECKING:
+    from quire.ops.select import Choice
+
 _PACKAGES = ("torch", "numpy", "msgspec", "tokenizers", "safetensors", "huggingface_hub", "jinja2")
 _EXTRAS = ("transformers",)
+_DEVICES = {"cpu": "CPUs", "cuda": "NVIDIA GPUs"}
 
 Lines = list[tuple[str, str]]
 
@@ -128,7 +133,7 @@ def _gpu() -> Lines:
 
 
 def _gpu_providers() -> Lines:
-    """Who would serve what on the GPU, fast and deterministic."""
+    """Which providers serve on the GPU, fast and deterministic."""
     import torch
 
     from quire.ops import select
@@ -139,7 +144,7 @@ def _gpu_providers() -> Lines:
     for deterministic in (False, True):
         ops = select(device="cuda", dtype=torch.bfloat16, deterministic=deterministic)
         served = [choice for choice in ops.report() if not deterministic]
-        lines += [(f"gpu op {op}", f"{provider}: {why}") for op, provider, why in served]
+        lines += [(f"gpu op {choice.op}", describe(choice, "cuda")) for choice in served]
         name = "gpu batch invariant" + (", deterministic" if deterministic else "")
         lines.append((name, "yes" if ops.batch_invariant else f"no: {ops.invariance_reason}"))
     return lines
@@ -157,9 +162,28 @@ def _providers() -> Lines:
     from quire.ops import select
 
     ops = select(device="cpu", dtype=torch.bfloat16)
-    lines = [(f"op {op}", f"{provider}: {why}") for op, provider, why in ops.report()]
+    lines = [(f"op {choice.op}", describe(choice, "cpu")) for choice in ops.report()]
     invariant = "yes" if ops.batch_invariant else f"no: {ops.invariance_reason}"
     return [*lines, ("batch invariant", invariant)]
+
+
+def describe(choice: Choice, device: str) -> str:
+    """Which provider serves an op on a device, and why each other provider does not."""
+    from quire.ops.select import PLAIN, PROVIDERS
+
+    order = PROVIDERS[device]
+    rank = order.index(choice.provider)
+    reasons = [choice.why] if choice.why else []
+    unnamed = [name for name in order[:rank] if f"{name}: " not in choice.why]
+    reasons += [f"{name}: has no {choice.op}" for name in unnamed]
+    for name in order[rank + 1 :]:
+        fallback = "the fallback" if name == PLAIN else "the next choice"
+        reasons.append(f"{name}: {fallback} after {choice.provider}")
+    for other, names in PROVIDERS.items():
+        foreign = [name for name in names if name not in order]
+        if foreign:
+            reasons.append(f"{', '.join(foreign)}: for {_DEVICES[other]}")
+    return f"{choice.provider} ({'; '.join(reasons)})"
 
 
 def _embedded() -> Lines:

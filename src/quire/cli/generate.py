@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.sampling_flags import add_sampling_flags, given_sampling
-from quire.cli.session import Session, add_engine_flags, explain
+from quire.cli.sampling_flags import FIRST_SAMPLING_FLAGS, add_sampling_flags, given_sampling
+from quire.cli.session import FIRST_ENGINE_FLAGS, Session, add_engine_flags, explain
+from quire.config.args.command_line import QuireParser
 from quire.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NEED_JSON = ("logprobs", "prompt_logprobs", "logprob_token_ids")
 """Fields whose figures only JSON has room for."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire generate`."""
     parser.usage = "quire generate [PROMPT] [flags]"
     parser.add_argument("prompt", nargs="?", help="text to continue; none or -: standard input")
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--echo", action="store_true", help="print the prompt first")
     add_sampling_flags(parser)
     add_engine_flags(parser)
+    parser.first_flags = {
+        "Prompt and output": ("prompt", "file", "json", "echo"),
+        "Model": FIRST_ENGINE_FLAGS,
+        "Sampling": FIRST_SAMPLING_FLAGS,
+    }
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,33 +80,39 @@ def with_defaults(given: dict[str, Any], model: dict[str, Any], max_tokens: int)
 def generate(
     session: Session, prompt: str, sampling: dict[str, Any], args: argparse.Namespace
 ) -> None:
-    """Run the one request and print its output."""
+    """Run the one request and print its output; after Ctrl-C what there is of it, and the
+    KeyboardInterrupt goes on.
+    """
     num_completions = sampling.get("n", 1)
     streams = not args.json and num_completions == 1
     outputs = session.stream(prompt, sampling, is_delta=streams)
-    if args.json:
-        (final,) = outputs
-        print(json.dumps(as_json(final), ensure_ascii=False))
-    elif streams:
-        print_stream(outputs, prompt if args.echo else "")
-    else:
-        (final,) = outputs
+    start = prompt if args.echo else ""
+    if streams:
+        print_stream(outputs, start)
+        return
+    for final in outputs:
+        if args.json:
+            print(json.dumps(as_json(final), ensure_ascii=False))
+            continue
         for completion in final.outputs:
             print(f"--- {completion.index + 1} of {num_completions}")
-            print((prompt if args.echo else "") + completion.text)
+            print(start + completion.text)
 
 
 def print_stream(outputs: Iterable[RequestOutput], start: str) -> None:
-    """Write new text at once; the last line is ended in any case."""
-    text = start
+    """Write new text at once, and end the last line, also of an answer that is cut short."""
+    text, is_over = start, False
     sys.stdout.write(start)
-    for output in outputs:
-        piece = output.outputs[0].text
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-        text = piece or text
-    if not text.endswith("\n"):
-        sys.stdout.write("\n")
+    try:
+        for output in outputs:
+            piece = output.outputs[0].text
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            text = piece or text
+        is_over = True
+    finally:
+        if (text or is_over) and not text.endswith("\n"):
+            sys.stdout.write("\n")
 
 
 def as_json(output: RequestOutput) -> dict[str, Any]:

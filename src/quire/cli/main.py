@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from quire.config.args.command_help import meant
 from quire.config.args.command_line import QuireParser
 
 COMMANDS = {
@@ -86,6 +87,8 @@ def _no_command(words: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, help in COMMANDS.items():
         commands.add_parser(name, help=help, add_help=False)
+    if words and not words[0].startswith("-"):
+        parser.error(f"unknown command {words[0]!r}{meant(words[0], COMMANDS)}")
     args = parser.parse_args(words)
     if args.version:
         from quire import __version__

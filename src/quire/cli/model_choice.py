@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from quire.cli.answers import Model
 from quire.cli.generate import NEED_JSON, with_defaults
-from quire.cli.sampling_flags import add_sampling_flags, given_sampling
-from quire.cli.session import Session, add_engine_flags
+from quire.cli.sampling_flags import FIRST_SAMPLING_FLAGS, add_sampling_flags, given_sampling
+from quire.cli.session import FIRST_ENGINE_FLAGS, Session, add_engine_flags
+from quire.config.args.command_line import QuireParser
 from quire.config.args.engine_args import EngineArgs
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
@@ -22,8 +23,10 @@ DEFAULT_URL = "http://localhost:8000/v1"
 _REMOTE_FLAGS = ("model_name", "api_key")
 
 
-def add_answer_flags(parser: argparse.ArgumentParser) -> None:
-    """Where answers come from, sampling, and the engine's flags."""
+def add_answer_flags(parser: QuireParser, first: Sequence[str]) -> None:
+    """Where answers come from, sampling, and the engine's flags. `first`: the command's own flags,
+    which lead the help.
+    """
     parser.add_argument(
         "--stats", action="store_true", help="print the time to the first token and tokens/s"
     )
@@ -39,6 +42,12 @@ def add_answer_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key", metavar="KEY", help="default OPENAI_API_KEY, or QUIRE_API_KEY")
     add_sampling_flags(parser)
     add_engine_flags(parser)
+    parser.first_flags = {
+        "Questions": (*first, "stats"),
+        "Server": ("url", *_REMOTE_FLAGS),
+        "Model": FIRST_ENGINE_FLAGS,
+        "Sampling": FIRST_SAMPLING_FLAGS,
+    }
 
 
 @contextmanager

@@ -45,6 +45,9 @@ FLAGS: dict[str, tuple[Any, str]] = {
 }
 """Field -> (type or form, what it does)."""
 
+FIRST_SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
+"""What `--help` alone lists of them."""
+
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """One flag per entry of the table; what is not given does not appear in the namespace."""

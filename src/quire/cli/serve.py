@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
 from quire.cli.session import add_engine_flags, explain
+from quire.config.args.command_line import QuireParser
 from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.option import options_of
 from quire.config.args.server_args import ServerArgs
@@ -27,8 +28,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FIRST_FLAGS = {
+    "Model": (
+        *("model_tag", "served_model_name", "dtype", "quantization", "max_model_len"),
+        *("hf_overrides", "device"),
+    ),
+    "Serving": ("host", "port", "api_key", "allowed_origins", "config"),
+    "Memory and batching": (
+        *("gpu_memory_utilization", "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens"),
+        "data_parallel_size",
+    ),
+    "Chat": ("chat_template", "tool_call_parser", "reasoning_parser"),
+}
+"""What `quire serve --help` lists."""
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: QuireParser) -> None:
     """The flags of `quire serve`."""
     from quire.server.output_parsing import REASONING_PARSERS, TOOL_PARSERS
 
@@ -41,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="flags in YAML; those given here rule")
     ServerArgs.add_cli_args(parser)
     add_engine_flags(parser, AsyncEngineArgs, without=options_of(ServerArgs))
+    parser.first_flags = _FIRST_FLAGS
 
 
 def run(args: argparse.Namespace) -> int:

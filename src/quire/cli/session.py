@@ -14,6 +14,9 @@ from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
 
+FIRST_ENGINE_FLAGS = ("model", "dtype", "quantization", "max_model_len", "device", "seed")
+"""What the help of a command that runs a model lists without being asked for more."""
+
 if TYPE_CHECKING:
     from quire.engine.llm_engine import LLMEngine
     from quire.outputs import RequestOutput
@@ -68,8 +71,11 @@ class Session:
     ) -> Generator[RequestOutput, None, None]:
         """Outputs as they come: new text only (`is_delta`), or one at the end.
 
-        Closing the iterator ends the generation.
+        Closing the iterator ends the generation. Ctrl-C aborts the request after the step that is
+        running: the last output, with what was generated until then, is followed by the
+        KeyboardInterrupt.
         """
+        from quire.engine.offline import DeferredInterrupt
         from quire.params import RequestOutputKind, SamplingParams
 
         kind = RequestOutputKind.DELTA if is_delta else RequestOutputKind.FINAL_ONLY
@@ -79,8 +85,14 @@ class Session:
         options = {"add_special_tokens": add_special_tokens}
         self._engine.add_request(name, prompt, params, tokenization_kwargs=options)
         try:
-            while self._engine.has_unfinished_requests():
-                yield from self._engine.step()
+            with DeferredInterrupt() as interrupt:
+                while self._engine.has_unfinished_requests():
+                    yield from self._engine.step()
+                    interrupt.check()
+        except KeyboardInterrupt:
+            self._engine.abort_request(name)
+            yield from self._engine.step()
+            raise
         finally:
             self._engine.discard_all()
 

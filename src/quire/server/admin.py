@@ -110,7 +110,8 @@ def _route(
         return Response() if reply is None else _reply(reply(given, answer))
 
     handler.__doc__ = (verb.__doc__ or "").partition("\n\n")[0]
-    return RouteEntry(methods, path, handler, takes if has_body else None)
+    body, query = (takes, None) if has_body else (None, takes)
+    return RouteEntry(methods, path, handler, body, query=query)
 
 
 async def collective_rpc(server: Server, request: Request) -> Response:

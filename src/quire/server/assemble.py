@@ -12,6 +12,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.input_processor import ReasoningMarks
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
+from quire.server.anthropic.batch_store import BatchStore
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
 from quire.server.http.fields import FieldRules
@@ -89,6 +90,7 @@ def build_server(
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
         responses=ResponseStore(args.num_stored_responses),
+        batches=BatchStore(args.num_stored_responses),
         conversations=ConversationStore(args.num_stored_responses),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,

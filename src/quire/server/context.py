@@ -16,6 +16,7 @@ from starlette.responses import Response
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
+from quire.server.anthropic.batch_store import BatchStore
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
@@ -85,6 +86,7 @@ class Server:
     plan: Mapping[str, Any] = field(default_factory=dict)
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    batches: BatchStore = field(default_factory=BatchStore)
     conversations: ConversationStore = field(default_factory=ConversationStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
@@ -253,8 +255,8 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """One route: methods, path, handler, and the types of its bodies (None: without one).
-    `is_alias`: another path of a route that is documented by its own.
+    """One route: methods, path, handler, the types of its bodies (None: without one) and of its
+    query. `is_alias`: another path of a route that is documented by its own.
     """
 
     methods: str
@@ -262,4 +264,5 @@ class RouteEntry:
     handler: Handler
     takes: type | None = None
     gives: type | None = None
+    query: type | None = None
     is_alias: bool = False

@@ -7,7 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.server import health, tokens
+from quire.server.anthropic import batches
 from quire.server.anthropic import routes as messages
+from quire.server.anthropic.batch_store import BatchObject
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import RouteEntry
@@ -85,6 +87,12 @@ _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
                gives=conversations.ConversationObject),
     RouteEntry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
+    RouteEntry("POST", "/v1/messages/batches", batches.create, batches.CreateBatch, BatchObject),
+    RouteEntry("GET", "/v1/messages/batches", batches.list_batches, gives=batches.BatchList),
+    RouteEntry("GET", "/v1/messages/batches/{id}", batches.retrieve, gives=BatchObject),
+    RouteEntry("GET", "/v1/messages/batches/{id}/results", batches.results),
+    RouteEntry("POST", "/v1/messages/batches/{id}/cancel", batches.cancel, gives=BatchObject),
+    RouteEntry("DELETE", "/v1/messages/batches/{id}", batches.delete, gives=batches.BatchDeleted),
     RouteEntry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
     RouteEntry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
     RouteEntry(

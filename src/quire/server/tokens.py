@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +13,7 @@ from quire.errors import InvalidParameter
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import JSON
 from quire.server.openai.chat import counted_conversation
+from quire.server.openai.prompts import text_ids
 from quire.server.openai.requests import ChatRequest
 
 _CHAT_FIELDS = (
@@ -93,9 +93,7 @@ async def _ids_of(server: Server, body: TokenizeRequest) -> list[int]:
         if getattr(body, name) is not None:
             raise InvalidParameter(name, getattr(body, name), "it goes with messages only")
     special = body.add_special_tokens is not False
-    encode = partial(server.need_tokenizer().encode, body.prompt, add_special_tokens=special)
-    found: list[int] = await off_loop(len(body.prompt), encode)
-    return found
+    return await text_ids(server, body.prompt, add_special_tokens=special)
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:

@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, RequestError
 from quire.text.chat_template import ChatTemplate, plain_data
+from quire.text.chat_tools import (
+    describe_tools,
+    with_calls_as_text,
+    with_system_in_user,
+    with_system_text,
+)
 from quire.text.content_format import ContentFormat
+from quire.text.legacy_calls import with_tool_calls
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,28 +68,54 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
+    tools_as_text: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt of one conversation, to be encoded without special tokens.
 
     `chat_template` is a template's text or the name of one of the tokenizer's. `content_format`
-    "auto" reads the format from the template. `chat_template_kwargs` become template variables as
-    far as the template reads them; the call's own settings rule over them. Raises RequestError (or
-    a subclass that names the parameter).
+    "auto" reads the format from the template. `tools_as_text`: tools are described in the system
+    message, calls and results are text of messages; None: if the template reads no `tools`.
+    `chat_template_kwargs` become template variables as far as the template reads them; the call's
+    own settings rule over them. Raises RequestError (or a subclass that names the parameter).
     """
     template = tokenizer.compiled_chat_template(chat_template, tools)
-    conversation = normalize_messages(
-        messages, resolve_content_format(content_format, template), template.source
-    )
+    form = resolve_content_format(content_format, template)
+    conversation = normalize_messages(messages, form, template.source)
+    as_text = not template.knows_tools if tools_as_text is None else tools_as_text
     variables = {
         **tokenizer.special_tokens_map,
         **_template_variables(template, chat_template_kwargs or {}),
-        "tools": None if tools is None else list(tools),
+        "tools": None if tools is None or as_text else list(tools),
         "add_generation_prompt": add_generation_prompt,
     }
     variables.setdefault("documents", None)
     render = template.render_open if continue_final_message else template.render
-    return render(conversation, variables)
+    if not as_text:
+        return render(conversation, variables)
+    if any("tool_calls" in message or message["role"] == "tool" for message in conversation):
+        conversation = with_calls_as_text(conversation)
+    if not tools:
+        return render(conversation, variables)
+    return _render_described(render, conversation, variables, describe_tools(tools), form)
+
+
+def _render_described(
+    render: Callable[[Sequence[Message], Mapping[str, Any]], str],
+    conversation: Sequence[Message],
+    variables: Mapping[str, Any],
+    description: str,
+    form: ContentFormat,
+) -> str:
+    """Render with a description of the tools in the system message, or where the template takes no
+    system message, in the user's first one.
+    """
+    described = with_system_text(conversation, description, as_parts=form == "openai")
+    try:
+        text = render(described, variables)
+    except RequestError:
+        text = ""
+    return text if description in text else render(with_system_in_user(described), variables)
 
 
 def resolve_content_format(content_format: str, template: ChatTemplate) -> ContentFormat:
@@ -113,14 +146,23 @@ def normalize_messages(
         raise RequestError(
             "messages must be a list with at least one message.", parameter="messages"
         )
+    plain = [plain_data(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if any(map(_is_legacy, plain)):
+        plain = with_tool_calls(plain)
     whole = [
-        _normalize(plain_data(message, f"messages[{i}]"), content_format, f"messages[{i}]")
-        for i, message in enumerate(messages)
+        _normalize(message, content_format, f"messages[{i}]") for i, message in enumerate(plain)
     ]
     has_developer = any(message["role"] == "developer" for message in whole)
     if not has_developer or _knows_developer(template_source):
         return whole
     return _with_one_system_message(whole)
+
+
+def _is_legacy(message: Any) -> bool:
+    """Whether a message has the form of function calls before tools."""
+    return isinstance(message, dict) and (
+        message.get("function_call") is not None or message.get("role") == "function"
+    )
 
 
 def _normalize(message: Any, content_format: ContentFormat, name: str) -> Message:
@@ -220,13 +262,26 @@ def _copy_assistant_keys(message: Message, normal: Message, name: str) -> None:
 def _tool_call(call: Any, name: str) -> Message:
     if not isinstance(call, dict):
         raise InvalidType(name, call, "an object is expected")
+    if call.get("type") == "custom":
+        call = _function_call(call, name)
     if call.get("type") != "function":
-        raise InvalidParameter(f"{name}.type", call.get("type"), "only 'function' exists")
+        allowed = "only 'function' exists, and 'custom'"
+        raise InvalidParameter(f"{name}.type", call.get("type"), allowed)
     function = call.get("function")
     if not isinstance(function, dict):
         raise InvalidType(f"{name}.function", function, "an object is expected")
     arguments = _parsed_arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _function_call(call: Message, name: str) -> Message:
+    """A call of a custom tool as one of a function with the input as its argument."""
+    custom = call.get("custom")
+    if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+        raise InvalidType(f"{name}.custom", custom, "an object with name and input is expected")
+    function = {"name": custom.get("name"), "arguments": {"input": custom["input"]}}
+    rest = {key: value for key, value in call.items() if key != "custom"}
+    return {**rest, "type": "function", "function": function}
 
 
 def _parsed_arguments(arguments: Any) -> dict[str, Any]:

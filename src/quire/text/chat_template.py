@@ -76,6 +76,11 @@ class ChatTemplate:
                 "The chat template is nested too deeply.", parameter="chat_template"
             ) from error
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it reads the variable `tools`."""
+        return "tools" in self.variables
+
     def render(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
         """The prompt for `messages`; `variables` are all other names, the special tokens' roles
         among them.

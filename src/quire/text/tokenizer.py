@@ -68,9 +68,11 @@ class Tokenizer:
         self.model_max_length = facts.model_max_length
         ids = (library.token_to_id(text) for text in self.all_special_tokens)
         self.all_special_ids = [index for index in ids if index is not None]
+        added = library.get_added_tokens_decoder()
         self.added_token_texts: dict[int, str] = {
-            index: token.content for index, token in library.get_added_tokens_decoder().items()
+            index: token.content for index, token in added.items()
         }
+        self.control_tokens = [token.content for token in added.values() if token.special]
         self.pieces = TokenPieces(library)
         self._vocab_size: int | None = None
         self._token_texts = TokenTexts(library)

@@ -174,3 +174,16 @@ def test_the_tokenizer_is_described_if_it_may_be(server):
     with serving("--enable-tokenizer-info-endpoint") as other:
         info = other.get("/tokenizer_info").json()
     assert info["eos_token"] and "messages" in info["chat_template"]
+
+
+def test_a_text_that_begins_with_bos_gets_no_second_one(server):
+    def ids(text, **fields):
+        return server.post("/tokenize", {"prompt": text, **fields}).json()["tokens"]
+
+    right = ids("def f")
+    assert ids("<|begin|>def f") == right
+    assert ids("<|begin|><|begin|>def f") == [right[0], right[0], *right]
+    assert ids("<|begin|>def f", add_special_tokens=False) == right
+    sent = {"prompt": "<|begin|>def f", "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+    [choice] = server.post("/v1/completions", sent).json()["choices"]
+    assert choice["prompt_token_ids"] == right

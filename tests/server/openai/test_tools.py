@@ -18,6 +18,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
+NAMED = {"type": "function", "function": {"name": "weather"}}
 NOW = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bönn \\"1\\""}}\n</tool_call>'
 ARGUMENTS = '{"city": "Bönn \\"1\\""}'
@@ -201,7 +202,8 @@ def test_reasoning_is_counted(server):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"tool_choice": "auto"}, "it goes with tools only"),
+        ({"tool_choice": "required"}, "it goes with tools only"),
+        ({"tools": [], "tool_choice": NAMED}, "it goes with tools only"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].function=null"),
         ({"tools": [{"type": "browser"}]}, 'tools[0].type="browser"'),
@@ -236,9 +238,6 @@ def test_marks_that_are_special_tokens_are_seen():
 def test_arguments_can_be_read(server):
     found = gathered(ask(server, CALL, tools=[WEATHER], stream=True))
     assert json.loads(found["calls"][0][2]) == {"city": 'Bönn "1"'}
-
-
-NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def test_required_calls_are_a_form_that_begins_behind_the_reasoning(server):
@@ -281,10 +280,39 @@ def test_a_response_format_begins_behind_the_reasoning_too(server):
     assert form.starts_after == "</think>"
 
 
-def test_a_forced_call_and_a_response_format_do_not_go_together(server):
-    options = {"tools": [WEATHER], "tool_choice": NAMED}
-    with pytest.raises(openai.BadRequestError, match="a form of its own"):
-        ask(server, "x", response_format={"type": "json_object"}, **options)
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_forced_call_rules_over_a_response_format(server, choice):
+    says = '{"city": "Bonn"}' if choice is NAMED else f"[{json.dumps(BONN)}]"
+    options = {"tools": [WEATHER], "tool_choice": choice}
+    found = said(ask(server, f"<think>hm</think>{says}", response_format=ANY_JSON, **options))
+    assert [call[1:] for call in found["calls"]] == [["weather", '{"city": "Bonn"}']]
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert form.json["type"] == ("object" if choice is NAMED else "array")
+    assert form.starts_after == "</think>"
+
+
+BONN = {"name": "weather", "parameters": {"city": "Bonn"}}
+ANY_JSON = {"type": "json_object"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_format_holds_for_content_and_leaves_calls_free(server, stream):
+    for says, content, calls in (("{}", "{}", []), (CALL, "", [["weather", ARGUMENTS]])):
+        says = f"<think>hm</think>{says}"
+        reply = ask(server, says, tools=[WEATHER], response_format=ANY_JSON, stream=stream)
+        found = without_ids(gathered(reply) if stream else said(reply))
+        assert (found["content"], found["calls"]) == (content, calls)
+        form = server.seen[-1].sampling_params.structured_outputs
+        answer, call = json.loads(form.structural_tag)["format"]["elements"]
+        assert answer == {"type": "json_schema", "json_schema": {"type": "object"}}
+        assert call["elements"][0]["value"] == "<tool_call>"
+        assert form.starts_after == "</think>"
+
+
+def test_another_form_of_output_holds_for_calls_too(server):
+    ask(server, "<think>hm</think>yes", tools=[WEATHER], extra_body={"guided_choice": ["yes"]})
+    form = server.seen[-1].sampling_params.structured_outputs
+    assert (form.choice, form.structural_tag) == (["yes"], None)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -305,3 +333,48 @@ def test_the_channels_of_gpt_oss(choice, stream):
         form = server.seen[-1].sampling_params.structured_outputs
         assert (form is None) is (choice == "auto")
         assert form is None or ("functions.weather" in form.grammar and not form.starts_after)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+@pytest.mark.parametrize(
+    "options", [{}, {"logprobs": True, "top_logprobs": 1}], ids=["", "logprobs"]
+)
+def test_no_empty_content_comes_with_a_call(server, choice, options):
+    says = {"auto": CALL, "required": f"[{json.dumps(BONN)}]"}.get(str(choice), '{"city": "Bonn"}')
+    closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
+    given = {"tools": [WEATHER], "tool_choice": choice, "stream": True, "extra_body": closed}
+    first, *chunks = ask(server, says, **given, **options)
+    assert first.choices[0].delta.content == ""
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    has_begun = choice != "auto"
+    for delta in deltas:
+        has_begun = has_begun or bool(delta.tool_calls)
+        assert not (has_begun and delta.content is not None), delta
+    assert deltas[-1].model_dump(exclude_unset=True) == {}
+
+
+def test_without_a_format_forced_calls_have_no_empty_content_either():
+    with scripted(ParserPlan()) as server:
+        options = {"tools": [WEATHER], "tool_choice": NAMED, "stream": True}
+        _, *chunks = ask(server, '{"city": "Bonn"}', **options)
+        deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+        assert all(delta.content is None for delta in deltas)
+        assert deltas[-1].tool_calls is None
+
+
+@pytest.mark.parametrize("options", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_list_of_tools_and_a_choice_without_tools_mean_nothing(server, options, stream):
+    for tools in ({}, {"tools": []}):
+        reply = ask(server, CALL, **tools, **options, stream=stream)
+        found = gathered(reply) if stream else said(reply)
+        assert (found["content"], found["calls"], found["finish"]) == (CALL, [], "stop")
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools(server, mode):
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
+    says = {"auto": CALL, "required": f"<think></think>[{json.dumps(BONN)}]"}[mode]
+    found = said(ask(server, says, tools=[NOW, WEATHER], tool_choice=choice))
+    assert [call[1] for call in found["calls"]] == ["weather"] and found["finish"] == "tool_calls"
+    assert server.prompt().startswith("[tool weather]<user>")

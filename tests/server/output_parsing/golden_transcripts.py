@@ -478,6 +478,45 @@ REASONING = [
         content=" Yes.",
     ),
 ]
+WEATHER_CALL = '{"name": "weather", "arguments": {"city": "Bonn"}}'
+NOW_CALL = '{"name": "now", "parameters": {}}'
+UNKNOWN_CALL = '{"name": "clock", "arguments": {"city": "Bonn"}}'
+
+
+def generic(name: str, output: str, content: str | None, *calls: tuple[str, str]) -> Golden:
+    return Golden(f"generic-{name}", output, "generic", content=content, calls=calls)
+
+
+NOW = ("now", "{}")
+GENERIC = [
+    generic("bare", WEATHER_CALL, None, BONN),
+    generic("list", f"[{WEATHER_CALL}, {NOW_CALL}]", None, BONN, NOW),
+    generic("lines", f"{WEATHER_CALL}\n{NOW_CALL}\n", None, BONN, NOW),
+    generic("commas", f"{WEATHER_CALL}, {NOW_CALL}", None, BONN, NOW),
+    generic("fence", f"I look.\n```json\n{WEATHER_CALL}\n```", "I look.\n", BONN),
+    generic("plain-fence", f"```\n[{WEATHER_CALL},{NOW_CALL}]\n```\nSo.", "\n\nSo.", BONN, NOW),
+    generic("tags", f"<tool_call>\n{WEATHER_CALL}\n</tool_call>\n<tool_call>{NOW_CALL}"
+            "</tool_call>", None, BONN, NOW),
+    generic("tag-of-two", f"<tool_call>{WEATHER_CALL}\n{NOW_CALL}</tool_call>.", ".", BONN, NOW),
+    generic("after-a-line", f"I look:\n{WEATHER_CALL}\nDone.", "I look:\nDone.", BONN),
+    generic("typed", '{"type": "function", "id": "1", "name": "now", "arguments": {}}', None, NOW),
+    generic("arguments-first", '{"parameters": {"city": "Bonn"}, "name": "weather"}', None, BONN),
+    generic("cut", '<tool_call>{"name": "weather", "arguments": {"city": "Bo', None,
+            ("weather", '{"city": "Bo')),
+    generic("unknown-name", UNKNOWN_CALL, UNKNOWN_CALL),
+    generic("unknown-in-tags", f"<tool_call>{UNKNOWN_CALL}</tool_call>",
+            f"<tool_call>{UNKNOWN_CALL}</tool_call>"),
+    generic("unknown-in-list", f"[{NOW_CALL}, {UNKNOWN_CALL}]", f", {UNKNOWN_CALL}]", NOW),
+    generic("name-without-arguments", '{"name": "now"}', '{"name": "now"}'),
+    generic("name-among-data", '{"name": "now", "age": 3}', '{"name": "now", "age": 3}'),
+    generic("call-within-data", f'{{"steps": [{NOW_CALL}]}}', f'{{"steps": [{NOW_CALL}]}}'),
+    generic("fenced-data", '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```'),
+    generic("code", "```\n{\n}\n```\n[1, 2]\n{}", "```\n{\n}\n```\n[1, 2]\n{}"),
+    generic("within-a-line", f"Write {NOW_CALL} for it.", f"Write {NOW_CALL} for it."),
+    generic("empty-list", "[]", "[]"),
+    Golden("generic-after-reasoning", f"<think>\n{NOW_CALL}\n</think>\n\n{WEATHER_CALL}",
+           "generic", "qwen3", thought=f"\n{NOW_CALL}\n", calls=(BONN,)),
+]  # fmt: skip
 NO_FORMAT = [Golden("no-format", "<tool_call> <think>", content="<tool_call> <think>")]
 
 GOLDENS = [
@@ -489,5 +528,6 @@ GOLDENS = [
     *MARKED_SECTIONS,
     *HARMONY,
     *REASONING,
+    *GENERIC,
     *NO_FORMAT,
 ]

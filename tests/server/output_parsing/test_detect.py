@@ -93,7 +93,7 @@ def test_a_template_without_tools_has_no_format():
 
 
 def test_auto_takes_what_is_found_and_a_name_rules_over_it():
-    template = "<tool_call></think>"
+    template = "{{ tools }}<tool_call></think>"
     plan = choose_parsers("auto", "auto", template)
     assert plan.tool_format is TOOL_PARSERS["hermes"]
     assert plan.reasoning is REASONING_PARSERS["qwen3"]
@@ -101,8 +101,32 @@ def test_auto_takes_what_is_found_and_a_name_rules_over_it():
     assert (plan.tool_format, plan.reasoning) == (TOOL_PARSERS["pythonic"], None)
     plan = choose_parsers("none", None, template)
     assert (plan.tool_format, plan.reasoning) == (None, None)
-    plan = choose_parsers("auto", "auto", None)
-    assert (plan.tool_format, plan.reasoning) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "reasoning", "name"),
+    [
+        (None, "auto", "generic"),
+        ("{{ messages }}", "auto", "generic"),
+        ("{{ tools }} in a form that is not known", "auto", "generic"),
+        ("<tool_call> of the past, and no tools", "auto", "generic"),
+        ("{% if tools %}<tool_call>", "auto", "hermes"),
+        ("{% if tools", "auto", "generic"),
+        ("{% if tools <tool_call>", "auto", "hermes"),
+        ("{{ messages }}", "openai_gptoss", None),
+        ("<|channel|><|message|>functions.analysis", "auto", "openai"),
+    ],
+)
+def test_the_generic_form_is_for_templates_that_show_no_tools(template, reasoning, name):
+    plan = choose_parsers("auto", reasoning, template)
+    assert plan.tool_format is (name and TOOL_PARSERS[name])
+    assert plan.tools_as_text is (None if name is None else name == "generic")
+    assert f"tool parser: {name or 'none'}, " in plan.described
+
+
+def test_a_plan_of_the_generic_form_alone_parses_no_other_outputs():
+    assert not choose_parsers("auto", "auto", None).is_needed
+    assert choose_parsers("auto", "qwen3", None).is_needed
 
 
 def test_what_is_found_exists_and_every_format_that_can_be_found_is_tried():

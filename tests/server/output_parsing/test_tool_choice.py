@@ -29,8 +29,10 @@ def test_no_tools_no_choice():
     for tools in (None, []):
         assert decide_tool_use(tools, None, HERMES) == ToolUse()
         assert decide_tool_use(tools, "none", HERMES) == ToolUse()
-        with pytest.raises(InvalidParameter, match="tool_choice='auto' is not allowed: it goes"):
-            decide_tool_use(tools, "auto", HERMES)
+        assert decide_tool_use(tools, "auto", NO_PARSER) == ToolUse()
+        for choice in ("required", NAMED, allowed("auto", NAMED)):
+            with pytest.raises(InvalidParameter, match="tool_choice=.* it goes with tools only"):
+                decide_tool_use(tools, choice, HERMES)
 
 
 def test_none_shows_the_tools_and_reads_no_calls():
@@ -40,9 +42,9 @@ def test_none_shows_the_tools_and_reads_no_calls():
 
 
 def test_auto_leaves_the_model_free_and_needs_a_format():
-    use = decide_tool_use(TOOLS, None, HERMES, parallel=False)
-    assert use == decide_tool_use(TOOLS, "auto", HERMES, parallel=False)
-    assert (use.tools, use.forced, use.parallel, use.schema) == (tuple(TOOLS), False, False, None)
+    use = decide_tool_use(TOOLS, None, HERMES, max_calls=1)
+    assert use == decide_tool_use(TOOLS, "auto", HERMES, max_calls=1)
+    assert (use.tools, use.forced, use.max_calls, use.schema) == (tuple(TOOLS), False, 1, None)
     for choice in (None, "auto"):
         with pytest.raises(InvalidParameter, match="--tool-call-parser"):
             decide_tool_use(TOOLS, choice, NO_PARSER)
@@ -58,10 +60,48 @@ def test_a_named_tool_forces_its_arguments():
 
 @pytest.mark.parametrize("choice", ["any", 3, {"type": "function"}, {"function": {"name": 1}}, []])
 def test_another_choice_is_refused(choice):
-    if choice == []:
-        choice = {"type": "allowed_tools"}
     with pytest.raises(InvalidParameter, match="it must be none, auto, required or one function"):
         decide_tool_use(TOOLS, choice, HERMES)
+
+
+def allowed(mode, *tools):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_allowed_tools_are_all_that_is_shown_and_called(is_flat):
+    choice = allowed("auto", NAMED)
+    if is_flat:
+        choice = {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "weather"}],
+        }
+    use = decide_tool_use(TOOLS, choice, HERMES)
+    assert use == decide_tool_use(TOOLS[:1], "auto", HERMES)
+    target = choice if is_flat else choice["allowed_tools"]
+    target["mode"] = "required"
+    use = decide_tool_use(TOOLS, choice, NO_PARSER)
+    assert use == decide_tool_use(TOOLS[:1], "required", NO_PARSER)
+    assert not use.is_named
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": []},
+        allowed("none", NAMED),
+        allowed(None, NAMED),
+        allowed("auto"),
+        {"type": "allowed_tools", "mode": "auto", "tools": "weather"},
+    ],
+)
+def test_allowed_tools_need_a_mode_and_names(choice):
+    with pytest.raises(InvalidParameter, match="needs a mode, auto or required"):
+        decide_tool_use(TOOLS, choice, HERMES)
+    with pytest.raises(InvalidParameter, match="the tools are weather, now"):
+        decide_tool_use(TOOLS, allowed("auto", {"type": "function", "name": "clock"}), HERMES)
 
 
 def test_a_tool_that_is_not_there_is_refused_with_those_that_are():
@@ -204,7 +244,7 @@ def test_required_calls_follow_each_tool_s_own_schema(answer, is_valid):
 
 
 def test_without_parallel_calls_one_is_all():
-    schema = decide_tool_use([OTHER], "required", NO_PARSER, parallel=False).schema
+    schema = decide_tool_use([OTHER], "required", NO_PARSER, max_calls=1).schema
     one = {"name": "count", "parameters": {"n": 3}}
     assert jsonschema.Draft202012Validator(schema).is_valid([one])
     assert not jsonschema.Draft202012Validator(schema).is_valid([one, one])

@@ -166,3 +166,19 @@ def test_results_of_calls_go_back_in():
         {"type": "function_call_output", "call_id": "c1", "output": "sun"},
     ]  # fmt: skip
     assert ask("Nice.", input=items, tools=[WEATHER]).output_text == "Nice."
+
+
+def test_a_namespace_of_functions_is_called_by_both_names(server):
+    empty = {"type": "object", "additionalProperties": False}
+    tools = [{"type": "namespace", "name": "agents", "description": "Agents.",
+              "tools": [{"type": "function", "name": "stop", "parameters": empty}]}]  # fmt: skip
+    body = {"input": "hello", "tools": tools, "tool_choice": "required", "max_output_tokens": 60}
+    reply = server.post("/v1/responses", body).json()
+    [call] = reply["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "agents", "stop")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "stopped"}
+    again = {**body, "input": [{"role": "user", "content": "hello"}, call, result]}
+    again["tool_choice"] = "none"
+    assert server.post("/v1/responses", again).status_code == 200
+    for wrong in ({"type": "namespace"}, {"type": "namespace", "name": "a", "tools": [1]}):
+        assert server.post("/v1/responses", {**body, "tools": [wrong]}).status_code == 400

@@ -67,3 +67,34 @@ def test_what_cannot_be_served_is_refused(server):
     ):
         with pytest.raises(openai.BadRequestError, match=complaint):
             ask(server, "x", **options)
+
+
+def test_allowed_tools_and_an_empty_list(server):
+    now = {"type": "function", "name": "now"}
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": "weather"}],
+    }
+    reply = ask(server, SAYS, tools=[now, WEATHER], tool_choice=allowed)
+    assert reply.output[2].name == "weather"
+    assert server.prompt().startswith("[tool weather]<user>")
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        reply = ask(server, SAYS, tools=[], **choice)
+        assert "<tool_call>" in reply.output_text
+    with pytest.raises(openai.BadRequestError, match="it goes with tools only"):
+        ask(server, SAYS, tools=[], tool_choice="required")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_later_calls_than_max_tool_calls_are_left_out(server, stream):
+    says = SAYS[SAYS.index("<tool_call>") :] * 3
+    for most in (1, 2, 5):
+        reply = ask(server, says, max_tool_calls=most, stream=stream)
+        response = list(reply)[-1].response if stream else reply
+        assert [item.type for item in response.output] == ["function_call"] * min(most, 3)
+        assert response.max_tool_calls == most
+    ask(server, "[]", tool_choice="required", max_tool_calls=2)
+    assert server.seen[-1].sampling_params.structured_outputs.json["maxItems"] == 2
+    with pytest.raises(openai.BadRequestError, match="max_tool_calls"):
+        ask(server, says, max_tool_calls=0)

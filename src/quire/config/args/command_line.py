@@ -14,6 +14,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Self
 
+from quire.config.args.command_help import (
+    EVERYTHING,
+    FirstFlags,
+    HelpAction,
+    HelpWithDefaults,
+    help_about,
+    meant,
+    short_help,
+    topics,
+    unknown_words,
+)
 from quire.config.args.config_file import words_of
 from quire.config.args.option import Kind, Option, default_of, fields_of
 from quire.errors import RequestError
@@ -107,6 +118,8 @@ def add_options(
         if only is not None and field.name not in only:
             continue
         option = field.metadata["option"]
+        if isinstance(parser, QuireParser):
+            parser.options[field.name] = option
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         _add_flag(groups[option.group], field, option)
@@ -115,7 +128,9 @@ def add_options(
 
 def _add_flag(group: Any, field: dataclasses.Field[Any], option: Option) -> None:
     flag = "--" + field.name.replace("_", "-")
-    names = (*option.flags, flag)
+    # a command that asks one question has -q for it
+    taken = group._option_string_actions
+    names = (flag, *(alias for alias in option.flags if alias not in taken))
     default = default_of(field)
     help = option.help.replace("%", "%%") if option.is_built else argparse.SUPPRESS
     if option.kind is Kind.FLAG or isinstance(default, bool):
@@ -166,23 +181,31 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that shows a default where there is one to speak of."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        nothing = action.default is None or action.default is False or action.default == {}
-        return action.help if nothing else super()._get_help_string(action)
-
-
 class QuireParser(argparse.ArgumentParser):
-    """argparse with `_` for `-` in flags, dotted pieces of JSON objects, and an error that is one
-    line.
+    """argparse with `_` for `-` in flags, dotted pieces of JSON objects, help by topics, and an
+    error that is one line and names what was probably meant.
+
+    `first_flags`: what `--help` alone lists; None: everything. `options`: of the flags that were
+    made of a declaration.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", HelpWithDefaults)
+        has_help = kwargs.pop("add_help", True)
+        kwargs["add_help"] = False
         super().__init__(*args, **kwargs)
+        self.first_flags: FirstFlags | None = None
+        self.options: dict[str, Option] = {}
+        if has_help:
+            self.add_argument("-h", "--help", action=HelpAction)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The arguments; a word that none of them takes is an error."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(unknown_words(unknown, self._option_string_actions))
+        return found
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Rewrite the words of the command line first, where they were given."""
@@ -191,7 +214,8 @@ class QuireParser(argparse.ArgumentParser):
     def parse_with_config(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments: what the file of `--config` says, and over it what the words say."""
         if "--config" not in self._option_string_actions:
-            return self.parse_args(words)
+            plain: argparse.Namespace = self.parse_args(words)
+            return plain
         probe = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         probe.add_argument("--config")
         path = probe.parse_known_args(rewrite(words))[0].config
@@ -199,7 +223,26 @@ class QuireParser(argparse.ArgumentParser):
             from_file = words_of(path, self._option_string_actions) if path else []
         except RequestError as error:
             self.error(str(error))
-        return self.parse_args(words, self.parse_args(from_file))
+        made: argparse.Namespace = self.parse_args(words, self.parse_args(from_file))
+        return made
+
+    def help_about(self, topic: str | None) -> str:
+        """The text of `--help`, or of `--help=TOPIC`; a topic that there is not is an error."""
+        if topic is None and self.first_flags is not None:
+            return short_help(self, self.first_flags)
+        if topic is None or topic.lower() == EVERYTHING:
+            return self.format_help()
+        text = help_about(self, topic, self.options)
+        if text is None:
+            self.error(f"there is no help about {topic!r}{meant(topic, topics(self))}")
+        return text
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the choice that was probably meant."""
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            text = f"unknown {value!r}{meant(str(value), choices)} (one of {', '.join(choices)})"
+            raise argparse.ArgumentError(action, text)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where the help is; exit code 2."""
@@ -218,10 +261,10 @@ def rewrite(words: Sequence[str]) -> list[str]:
             plain += [word, *rest]
             break
         flag, equals, value = word.partition("=")
-        if not re.match(r"--[A-Za-z]", flag):
+        name, dot, path = flag.partition(".")
+        if not re.match(r"--[A-Za-z]" if not dot else r"--?[A-Za-z]", flag):
             plain.append(word)
             continue
-        name, dot, path = flag.partition(".")
         name = name.replace("_", "-")
         if not dot:
             plain.append(name + equals + value)

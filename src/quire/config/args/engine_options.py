@@ -59,6 +59,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             "int4_weight_only",
         ),
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
+        flags=("-q",),
     )
     seed: int = _MODEL.integer(
         0, "Start of the seeds of requests that bring none.", minimum=-(2**63), maximum=2**63 - 1
@@ -128,6 +129,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         "None: the KV cache gets half of what weights and workspace leave; on a GPU, 0.9.",
         above=0,
         maximum=1,
+        flags=("--device-memory-utilization",),
     )
     kv_cache_memory_bytes: int | None = _MEMORY.size(
         None, "Size of the KV cache; overrides gpu_memory_utilization.", unit="bytes", minimum=1

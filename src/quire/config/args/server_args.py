@@ -127,8 +127,8 @@ class ServerArgs(CommandLineOptions):
     response_role: str = _CHAT.text("assistant", "Role of the answering side.")
     tool_call_parser: str = _CHAT.text(
         "auto",
-        "How calls of tools are written in outputs: auto looks at the chat template, none reads "
-        "no calls.",
+        "How calls of tools are written in outputs: auto looks at the chat template and takes "
+        "generic where that shows no tools; none reads no calls.",
     )
     enable_auto_tool_choice: bool = unbuilt(
         True, "let the model choose to call", "It always may.", False

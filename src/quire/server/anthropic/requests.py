@@ -85,7 +85,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             messages.insert(0, {"role": "system", "content": text})
         config = self.output_config or OutputConfig()
         choice = self.tool_choice
-        if choice is not None and not self.tools and choice.type != "none":
+        if choice is not None and not self.tools and choice.type not in ("none", "auto"):
             raise InvalidParameter("tool_choice", choice.type, "it goes with tools only")
         return ChatRequest(
             messages=messages,

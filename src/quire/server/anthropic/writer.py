@@ -16,7 +16,7 @@ from quire.server.anthropic.replies import (
     ToolUseBlock,
 )
 from quire.server.http.event_stream import EventData
-from quire.server.openai.parsed_chat import ParsedAnswer
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, ReasoningText
 
 

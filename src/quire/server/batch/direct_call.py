@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.types import ASGIApp, Message
 
@@ -17,8 +19,16 @@ class DirectReply:
     body: bytes = b""
 
 
-async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> DirectReply:
-    """POST a JSON body. Cancelling the call is what going away is to a client."""
+async def post(
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    request_id: str,
+    state: Mapping[str, Any] | None = None,
+) -> DirectReply:
+    """POST a JSON body. Cancelling the call is what going away is to a client. `state`: that of the
+    request's scope, for an app without the middleware that fills it.
+    """
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
@@ -37,6 +47,7 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> DirectR
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         "client": None,
         "server": None,
+        "state": dict(state or {}),
     }
     reply, pieces = DirectReply(), []
     sent = asyncio.Event()

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import html
-import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from quire.release import __version__
-from quire.server.context import RouteEntry, Server
-from quire.server.health import unserved
-from quire.server.http.failures import JSON, ErrorBody
+from quire.server.context import Server
+from quire.server.http.failures import JSON
+from quire.server.http.openapi import document
 
-_REF = "#/components/schemas/{name}"
-_STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 _STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -40,57 +35,6 @@ async def docs(server: Server, request: Request) -> Response:
     policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
     made = await asyncio.to_thread(document, request.app.state.entries)
     return HTMLResponse(page(made), headers=policy)
-
-
-def document(entries: Sequence[RouteEntry]) -> dict[str, Any]:
-    """OpenAPI 3.1 for the routes."""
-    types = [kind for entry in entries for kind in (entry.takes, entry.gives) if kind is not None]
-    schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
-    found = dict(zip(map(repr, types), schemas, strict=False))
-    refused = schemas[-1]
-    paths: dict[str, Any] = {}
-    for entry in entries:
-        if entry.handler is unserved or entry.is_alias:
-            continue
-        operations = paths.setdefault(entry.path.replace(":path", ""), {})
-        for method in entry.methods.split():
-            operations[method.lower()] = _operation(entry, found, refused)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Quire", "version": __version__},
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}],
-    }
-
-
-def _operation(
-    entry: RouteEntry, schemas: dict[str, Any], refused: dict[str, Any]
-) -> dict[str, Any]:
-    reply: dict[str, Any] = {"description": "the answer"}
-    if entry.gives is not None:
-        reply["content"] = {JSON: {"schema": schemas[repr(entry.gives)]}}
-        if entry.path in _STREAMS:
-            reply["content"]["text/event-stream"] = {"schema": {"type": "string"}}
-    operation: dict[str, Any] = {
-        "summary": inspect.getdoc(entry.handler) or "",
-        "responses": {
-            "200": reply,
-            "default": {"description": "an error", "content": {JSON: {"schema": refused}}},
-        },
-    }
-    if entry.takes is not None:
-        content = {JSON: {"schema": schemas[repr(entry.takes)]}}
-        operation["requestBody"] = {"required": True, "content": content}
-    if "{" in entry.path:
-        name = entry.path.partition("{")[2].partition("}")[0].partition(":")[0]
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        ]
-    return operation
 
 
 def page(document: dict[str, Any]) -> str:

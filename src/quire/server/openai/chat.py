@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,9 +19,9 @@ from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
 from quire.server.openai.delivery import ReplyWriter, deliver
 from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.parsed_chat import (
     ChatPrompt,
-    ParsedAnswer,
     adapt_params,
     open_answers,
     place_of,
@@ -56,8 +56,8 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
-    is_parsed = server.chat.parser_plan.is_needed or bool(body.tools or body.tool_choice)
-    tools = tool_use(server, body) if is_parsed else NO_TOOLS
+    tools = tool_use(server, body) if body.has_tools else NO_TOOLS
+    is_parsed = server.chat.parser_plan.is_needed or tools.tools is not None
     text, ids = await conversation_ids(server, body, tools)
     params = _params(server, body, len(ids))
     if not is_parsed:
@@ -79,7 +79,7 @@ async def conversation_ids(
 async def counted_conversation(server: Server, body: ChatRequest) -> tuple[str, list[int]]:
     """Render a conversation to be counted, however long it is. Raises RequestError or Refusal."""
     body.check()
-    tools = tool_use(server, body) if body.tools else NO_TOOLS
+    tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     return await conversation_ids(server, body, tools)
 
 
@@ -100,6 +100,8 @@ class PlainAnswer:
     """One of n answers that need no parser: the text is the content."""
 
     reasoning = ""
+    holds_back = False
+    is_call = False
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -207,10 +209,10 @@ class ChatWriter(ReplyWriter):
         delta = answer.delta(completion.text, is_last=is_last)
         logprobs = self._logprobs(completion)
         if _is_empty(delta):
-            # Only text that a parser holds back is not sent.
-            if self._plan.is_needed and not (is_last or logprobs or self._shows_ids):
+            if answer.holds_back and not (is_last or logprobs or self._shows_ids):
                 return None
-            delta.content = ""
+            if not answer.is_call:
+                delta.content = ""
         choice = ChatChunkChoice(completion.index, delta, logprobs)
         if self._shows_ids:
             choice.token_ids = list(completion.token_ids)
@@ -240,7 +242,7 @@ class ChatWriter(ReplyWriter):
 
 
 def _is_empty(delta: ChatDelta) -> bool:
-    return delta.content is UNSET and delta.reasoning is UNSET and delta.tool_calls is UNSET
+    return delta == ChatDelta()
 
 
 def _text_of(message: dict[str, Any]) -> str:

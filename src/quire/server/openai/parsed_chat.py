@@ -1,41 +1,29 @@
 """Chat with output parsing: where tools are given, or the server has a tool or reasoning parser.
 
-Applies a request's tools to its prompt and parameters, and turns the parser's events into messages
-and deltas.
+Applies a request's tools to its prompt and parameters, and opens the parsers of its answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from msgspec import UNSET
+import msgspec
 from msgspec.structs import replace
 
 from quire.errors import InvalidParameter
 from quire.params import SamplingParams
 from quire.params.structured import StructuredOutputsParams
 from quire.server.context import Prompt, Server
-from quire.server.openai.replies import (
-    ChatDelta,
-    ChatMessage,
-    FunctionCall,
-    FunctionDelta,
-    MessageToolCall,
-    ToolCallDelta,
-)
+from quire.server.openai.legacy_functions import is_legacy, tools_and_choice
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import (
     NO_TOOLS,
-    ArgumentText,
-    CallStarted,
-    ContentText,
-    Event,
-    OutputParser,
-    ReasoningText,
     ToolUse,
+    answer_or_calls,
     decide_tool_use,
-    whole,
 )
 
 
@@ -51,11 +39,13 @@ class ChatPrompt(Prompt):
 
 def tool_use(server: Server, body: ChatRequest) -> ToolUse:
     """Return how the request uses its tools. Raises InvalidParameter."""
+    tools, choice = tools_and_choice(body)
+    makes_one = body.parallel_tool_calls is False or is_legacy(body)
     return decide_tool_use(
-        body.tools,
-        body.tool_choice,
+        tools,
+        choice,
         server.chat.parser_plan,
-        parallel=body.parallel_tool_calls is not False,
+        max_calls=1 if makes_one else body.max_tool_calls,
         hides_unused=server.chat.hides_tools,
     )
 
@@ -82,13 +72,11 @@ def adapt_params(server: Server, params: SamplingParams, tools: ToolUse, place: 
 def _constraint(
     server: Server, asked: StructuredOutputsParams | None, tools: ToolUse, place: str
 ) -> StructuredOutputsParams | None:
-    """Return the structured output for forced calls, else the requested one (`asked`). It begins
-    after the reasoning, unless a grammar describes the reasoning too.
+    """Return the structured output for forced calls, else the requested one (`asked`), which calls
+    by choice are exempt from. It begins after the reasoning, unless a grammar describes the
+    reasoning too.
     """
     plan = server.chat.parser_plan
-    if asked is not None and (tools.schema is not None or tools.grammar is not None):
-        allowed = "a forced call has a form of its own"
-        raise InvalidParameter("response_format", asked.kind, allowed, "Leave one of them out.")
     if tools.grammar is not None:
         if place != plan.place(""):
             allowed = "a message that is continued cannot become a call"
@@ -96,91 +84,32 @@ def _constraint(
         return StructuredOutputsParams(grammar=tools.grammar)
     if tools.schema is not None:
         asked = StructuredOutputsParams(json=dict(tools.schema))
+    elif tools.input_grammar is not None:
+        asked = StructuredOutputsParams(grammar=tools.input_grammar)
+    elif asked is not None and tools.tools is not None:
+        asked = _or_calls(server, asked, tools.tools)
     delimiter = plan.answer_delimiter(place)
     if asked is None or delimiter is None or asked.starts_after is not None:
         return asked
     return replace(asked, starts_after=delimiter)
 
 
-class ParsedAnswer:
-    """One of n answers as its parser reads it: deltas for a stream, a message for a whole reply."""
-
-    def __init__(
-        self, role: str, parser: OutputParser, *, shows_reasoning: bool, is_named: bool = False
-    ) -> None:
-        self.role = role
-        self.reasoning = ""
-        self._parser = parser
-        self._shows_reasoning = shows_reasoning
-        self._is_named = is_named
-
-    def delta(self, text: str, *, is_last: bool) -> ChatDelta:
-        """Return what the next piece of text adds: nothing while the parser holds it back."""
-        return self._delta(self.events(text, is_last=is_last))
-
-    def message(self, text: str) -> ChatMessage:
-        """The whole text as a message."""
-        read = whole(self.events(text, is_last=True))
-        calls = [MessageToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in
-                 read.tool_calls]  # fmt: skip
-        reasoning = read.reasoning if self._shows_reasoning else None
-        return ChatMessage(
-            role=self.role,
-            content=read.content if read.content or reasoning or calls else "",
-            tool_calls=calls or UNSET,
-            reasoning=reasoning,
-            reasoning_content=reasoning or UNSET,
-        )
-
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Return the engine's reason, or "tool_calls" if the answer ended with calls by choice."""
-        ends_with_calls = reason == "stop" and self.has_calls and not self._is_named
-        return "tool_calls" if ends_with_calls else reason
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the answer has tool calls."""
-        return self._parser.num_calls > 0
-
-    def events(self, text: str, *, is_last: bool) -> list[Event]:
-        """The events of the next piece of text."""
-        events = self._parser.feed(text)
-        if is_last:
-            events = [*events, *self._parser.finish()]
-        for event in events:
-            if isinstance(event, ReasoningText):
-                self.reasoning += event.text
-        return events
-
-    def _delta(self, events: Iterable[Event]) -> ChatDelta:
-        delta, content, reasoning = ChatDelta(), "", ""
-        calls: dict[int, ToolCallDelta] = {}
-        for event in events:
-            match event:
-                case ContentText(text):
-                    content += text
-                case ReasoningText(text):
-                    reasoning += text
-                case CallStarted(index, id, name):
-                    calls[index] = ToolCallDelta(index, id, "function", FunctionDelta(name, ""))
-                case ArgumentText(index, text):
-                    _add_arguments(calls, index, text)
-        if reasoning and self._shows_reasoning:
-            delta.reasoning = delta.reasoning_content = reasoning
-        if content:
-            delta.content = content
-        elif calls:
-            delta.content = None
-        if calls:
-            delta.tool_calls = list(calls.values())
-        return delta
-
-
-def _add_arguments(calls: dict[int, ToolCallDelta], index: int, text: str) -> None:
-    call = calls.setdefault(index, ToolCallDelta(index, function=FunctionDelta()))
-    assert call.function is not UNSET
-    before = call.function.arguments
-    call.function.arguments = text if before is UNSET else before + text
+def _or_calls(
+    server: Server, asked: StructuredOutputsParams, tools: Sequence[Mapping[str, Any]]
+) -> StructuredOutputsParams:
+    """Return the structured output of an answer in the requested JSON, or of calls. Other requested
+    outputs, and formats whose grammar begins after the calls anyway, stay as they are.
+    """
+    own = server.chat.parser_plan.tool_format
+    is_plain = asked.whitespace_pattern is None and not asked.disable_additional_properties
+    if asked.kind not in ("json", "json_object") or not is_plain or own is None:
+        return asked
+    if own.has_reasoning:
+        return asked
+    schema = {"type": "object"} if asked.json is None else asked.json
+    schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
+    tag = answer_or_calls(schema, own, tools, server.need_tokenizer().control_tokens)
+    return asked if tag is None else replace(asked, json=None, json_object=None, structural_tag=tag)
 
 
 def open_answers(
@@ -191,9 +120,16 @@ def open_answers(
     return [
         ParsedAnswer(
             role,
-            plan.open(prompt.place, tools=use.tools, forced=use.forced, parallel=use.parallel),
+            plan.open(
+                prompt.place,
+                tools=use.tools,
+                forced=use.forced,
+                writes_input=use.writes_input,
+                max_calls=use.max_calls,
+            ),
+            use,
             shows_reasoning=body.include_reasoning is not False,
-            is_named=use.is_named,
+            is_legacy=is_legacy(body),
         )
         for _ in range(body.n or 1)
     ]

@@ -20,12 +20,23 @@ async def prompt_ids(
     Refusal.
     """
     if isinstance(prompt, str):
-        tokenizer = server.need_tokenizer()
-        encode = partial(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-        ids: list[int] = await off_loop(len(prompt), encode)
+        ids = await text_ids(server, prompt, add_special_tokens=add_special_tokens)
     else:
         ids = prompt
     return _truncated(ids, body, server.limits.max_model_len)
+
+
+async def text_ids(server: Server, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Return the ids of a text. One that begins with the BOS token's text gets no second BOS: it is
+    what a client made of ids, and a second one would change every probability.
+    """
+    tokenizer = server.need_tokenizer()
+    encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    ids: list[int] = await off_loop(len(text), encode)
+    bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
+    is_doubled = bos is not None and text.startswith(bos) and ids[:2] == [bos_id, bos_id]
+    is_wanted = bos is not None and text.startswith(bos + bos)
+    return ids[1:] if add_special_tokens and is_doubled and not is_wanted else ids
 
 
 def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> list[int]:
@@ -62,6 +73,7 @@ async def render(
         add_generation_prompt=body.opens_answer,
         continue_final_message=bool(body.continue_final_message),
         tools=tools,
+        tools_as_text=server.chat.parser_plan.tools_as_text,
         chat_template_kwargs={**server.chat.default_kwargs, **kwargs},
     )
     text = await off_loop(_size(body.messages), work)

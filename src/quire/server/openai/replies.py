@@ -63,12 +63,20 @@ class FunctionCall(msgspec.Struct):
     arguments: str
 
 
+class CustomCall(msgspec.Struct):
+    """A call of a custom tool: its name and the text that it is given."""
+
+    name: str
+    input: str
+
+
 class MessageToolCall(msgspec.Struct):
-    """One call in an answer."""
+    """One call in an answer, of a function or of a custom tool."""
 
     id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
+    function: FunctionCall | UnsetType = UNSET
+    type: Literal["function", "custom"] = "function"
+    custom: CustomCall | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct):
@@ -81,7 +89,7 @@ class ChatMessage(msgspec.Struct):
     refusal: str | None = None
     annotations: Any = None
     audio: Any = None
-    function_call: Any = None
+    function_call: FunctionCall | None = None
     tool_calls: list[MessageToolCall] | UnsetType = UNSET
     reasoning: str | None = None
     reasoning_content: str | UnsetType = UNSET
@@ -125,13 +133,21 @@ class FunctionDelta(msgspec.Struct):
     arguments: str | UnsetType = UNSET
 
 
+class CustomDelta(msgspec.Struct):
+    """A piece of a call of a custom tool: the name in the first one, then pieces of the input."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCallDelta(msgspec.Struct):
     """A piece of call number `index` of an answer."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
     function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -141,6 +157,7 @@ class ChatDelta(msgspec.Struct):
     content: str | None | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

@@ -246,6 +246,7 @@ _OF_PARTS = frozenset(
     }
 )
 _OF_TOOLS = frozenset({"type", "function", "custom"})
+_OF_CUSTOM_TOOLS = frozenset({"name", "description", "format"})
 _OF_FUNCTIONS = frozenset({"name", "description", "parameters", "strict", "returns"})
 
 
@@ -258,7 +259,10 @@ class ChatRequest(GenerationFields):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Literal["none", "auto"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None
@@ -280,6 +284,10 @@ class ChatRequest(GenerationFields):
             yield f"tools[{index}]", tool, _OF_TOOLS
             if isinstance(function := tool.get("function"), dict):
                 yield f"tools[{index}].function", function, _OF_FUNCTIONS
+            if isinstance(custom := tool.get("custom"), dict):
+                yield f"tools[{index}].custom", custom, _OF_CUSTOM_TOOLS
+        for index, function in enumerate(self.functions or ()):
+            yield f"functions[{index}]", function, _OF_FUNCTIONS
 
     def check(self) -> None:
         """Raise InvalidParameter for what does not go together."""
@@ -295,6 +303,11 @@ class ChatRequest(GenerationFields):
             hint = "Leave add_generation_prompt out, or send false."
             allowed = "an answer is either continued or begun"
             raise InvalidParameter("continue_final_message", True, allowed, hint)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether it says anything about tools."""
+        return any((self.tools, self.tool_choice, self.functions, self.function_call))
 
     @property
     def opens_answer(self) -> bool:

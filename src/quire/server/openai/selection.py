@@ -19,7 +19,7 @@ NOT_WITH_BEAMS = (
     *("stop", "stop_token_ids", "min_tokens", "logit_bias", "bad_words", "seed", "top_p"),
     *("allowed_token_ids", "logprob_token_ids", "prompt_logprobs", "structured_outputs", "top_k"),
     *("response_format", "repetition_detection", "thinking_token_budget", "vllm_xargs", "min_p"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "echo", "tools"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "echo", "tools", "functions"),
     "stream",
 )
 """Fields that a search for the likeliest texts cannot honour."""

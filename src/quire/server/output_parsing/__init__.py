@@ -7,6 +7,8 @@ new model needs a table and no code.
 Layer 5, pure text: neither torch nor HTTP.
 """
 
+from quire.server.output_parsing.answer_or_calls import answer_or_calls
+from quire.server.output_parsing.custom_inputs import CustomInputs
 from quire.server.output_parsing.events import (
     ArgumentText,
     CallStarted,
@@ -47,6 +49,7 @@ __all__ = [
     "ArgumentText",
     "CallStarted",
     "ContentText",
+    "CustomInputs",
     "Event",
     "Head",
     "ParserState",
@@ -59,6 +62,7 @@ __all__ = [
     "ParsedOutput",
     "ParserPlan",
     "OutputParser",
+    "answer_or_calls",
     "choose_parsers",
     "decide_tool_use",
     "detect_reasoning_parser",

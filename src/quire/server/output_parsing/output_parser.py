@@ -55,8 +55,8 @@ class OutputParser:
     call may begin until its name is known, all of it. Time is linear in the text.
     """
 
-    __slots__ = ("_at", "_home", "_out", "_parameters", "_reader", "_rest", "_table", "_text",
-                 "place", "state")  # fmt: skip
+    __slots__ = ("_at", "_home", "_names", "_out", "_parameters", "_reader", "_rest", "_table",
+                 "_text", "place", "state")  # fmt: skip
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class OutputParser:
         self._table = table
         self._out = Writer(call_id, max_calls, holds_blanks=table.has_calls)
         self._parameters = Parameters(schemas)
+        self._names = schemas.names
         self._text, self._at, self._rest = "", 0, ""
         self._home = self.place = "content"
         self.state = table.states["content"]
@@ -188,7 +189,7 @@ class OutputParser:
             case Reads.HEAD:
                 return HeadReader(state, delimiters)
             case Reads.ENVELOPE:
-                return JsonCall(self._table.format, delimiters)
+                return JsonCall(self._table.format, delimiters, self._names)
             case Reads.JSON:
                 return JsonReader(delimiters)
             case Reads.PYTHON:

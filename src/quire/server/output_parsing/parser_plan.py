@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.server.output_parsing.call_ids import CallId
 from quire.server.output_parsing.events import ParsedOutput, whole
+from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.formats.tool_formats import PLAIN, named_call, required_calls
 from quire.server.output_parsing.output_parser import OutputParser, Table
 from quire.server.output_parsing.state_table import (
@@ -27,8 +28,10 @@ PROMPT_END_CHARS = 256
 class ParserPlan:
     """What is decided once for a model; each output then gets its own parser.
 
-    `is_needed`: there is a format, so that every output has to be parsed. Raises ValueError if the
-    two formats do not go together.
+    `is_needed`: the model has a format of its own, so that every output has to be parsed.
+    `tools_as_text`: prompts describe tools in the generic form; None: if the chat template reads no
+    `tools`. Raises ValueError if
+    the two formats do not go together.
     """
 
     def __init__(
@@ -36,7 +39,10 @@ class ParserPlan:
     ) -> None:
         self.tool_format = tool_format
         self.reasoning = reasoning
-        self.is_needed = tool_format is not None or reasoning is not None
+        is_generic = tool_format is GENERIC
+        self.tools_as_text = None if tool_format is None else is_generic
+        has_own_calls = tool_format is not None and not is_generic
+        self.is_needed = has_own_calls or reasoning is not None
         self._plain = joined(None, reasoning)
         self._with_tools = joined(tool_format, reasoning)
 
@@ -120,29 +126,32 @@ class ParserPlan:
         *,
         tools: Sequence[Any] | None = None,
         forced: str | bool = False,
-        parallel: bool = True,
+        writes_input: bool = False,
+        max_calls: int | None = None,
         call_id: CallId | None = None,
     ) -> OutputParser:
         """A parser of one output that begins at `place` (see there; None: after a prompt that does
         not say).
 
         `tools` are those of the request; None reads no calls. `forced`: a grammar made the output
-        calls in the form of `tool_choice` "required" (True) or of the one named. `parallel=False`
-        leaves out all calls but the first. `call_id` makes ids in place of the format's own.
+        calls in the form of `tool_choice` "required" (True) or of the one named; `writes_input`: in
+        that of a custom tool's input. More calls than
+        `max_calls` are left out. `call_id` makes ids in place of the format's own.
         """
-        table = self._table(tools, forced)
+        table = self._table(tools, forced, writes_input)
         place = self._place("") if place is None else place
         if place == ANSWER:
             place = table.start
         maker = call_id or (self.tool_format or table.format).call_id
-        max_calls = None if parallel else 1
         return OutputParser(table, place, ToolSchemas(tools or ()), maker, max_calls)
 
-    def _table(self, tools: Sequence[Any] | None, forced: str | bool) -> Table:
+    def _table(self, tools: Sequence[Any] | None, forced: str | bool, writes_input: bool) -> Table:
         if forced is False:
             return self._plain if tools is None else self._with_tools
         assert not self.writes_forced_calls_itself, "its grammar makes calls of its own form"
-        return joined(required_calls() if forced is True else named_call(forced), self.reasoning)
+        if forced is True:
+            return joined(required_calls(), self.reasoning)
+        return joined(named_call(forced, as_text=writes_input), self.reasoning)
 
     def read(self, text: str, place: str | None = None, **options: Any) -> ParsedOutput:
         """A whole output at once, for a request that is not streamed; options as for `open`."""
@@ -178,7 +187,8 @@ def reasoning_states(tools: ToolFormat, reasoning: ReasoningFormat) -> Mapping[s
     """
     openings = dict.fromkeys(reasoning.starts, "reasoning")
     ends = dict.fromkeys(reasoning.ends, tools.start)
-    calls = tools.states["content"].delimiters if reasoning.ends_at_calls else {}
+    ends_at_calls = reasoning.ends_at_calls and tools.ends_reasoning
+    calls = tools.states["content"].delimiters if ends_at_calls else {}
     return {
         "before": ParserState(Reads.LEAD, openings, then=tools.start),
         "again": ParserState(Reads.LEAD, openings, then="reasoning"),

@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, RequestError
 from quire.server.output_parsing.formats import reasoning_formats, tool_formats
+from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.parser_plan import ParserPlan
 from quire.server.output_parsing.state_table import ReasoningFormat, ToolFormat
+from quire.text.chat_template import ChatTemplate
 
 AUTO = "auto"
 """The name that selects the format by the chat template."""
@@ -75,9 +77,29 @@ def choose_parsers(
     """The plan of a server whose operator says AUTO, NONE or a name for each, and whose model has
     this chat template. Raises InvalidParameter as `plan_parsers` does.
     """
-    tools = detect_tool_parser(template) if tool_parser == AUTO else tool_parser
     reasoning = detect_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
-    return plan_parsers(None if tools == NONE else tools, None if reasoning == NONE else reasoning)
+    reasoning = None if reasoning == NONE else reasoning
+    tools = _tool_parser_for(template, reasoning) if tool_parser == AUTO else tool_parser
+    return plan_parsers(None if tools == NONE else tools, reasoning)
+
+
+def _tool_parser_for(template: str | None, reasoning: str | None) -> str | None:
+    """The model's own format if the template shows tools to the model, else the generic one, else
+    (for outputs that the reasoning format describes as a whole) none.
+    """
+    found = detect_tool_parser(template)
+    if found is not None and _shows_tools(template or ""):
+        return found
+    if reasoning in REASONING_PARSERS and REASONING_PARSERS[reasoning].table is not None:
+        return found
+    return GENERIC.name
+
+
+def _shows_tools(template: str) -> bool:
+    try:
+        return ChatTemplate(template).knows_tools
+    except RequestError:  # requests that it is rendered for are refused with this error
+        return True
 
 
 def _find(parameter: str, name: str | None, formats: Mapping[str, T]) -> T | None:

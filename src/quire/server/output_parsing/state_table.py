@@ -114,8 +114,11 @@ class ToolFormat:
     """How a family of models writes tool calls.
 
     `states` has at least "content"; `start` is where the answer begins. `call_id` makes the ids.
-    `argument_keys`: keys of an envelope whose value is the arguments. `lone_names`: an envelope
-    without arguments is a call of a tool that takes none. `pads_values`: a VALUE stands on lines of
+    `argument_keys`: keys of an envelope whose value is the arguments. `other_keys`: the keys that
+    it may have besides those and the name; None: any. `lone_names`: an envelope without arguments
+    is a call of a tool that takes none. `only_known_names`: an envelope is a call only with the
+    name of one of the request's tools. `ends_reasoning`: calls may end a reasoning whose format
+    allows it. `pads_values`: a VALUE stands on lines of
     its own. `has_reasoning`: the table has REASONING states of its own, and goes with the reasoning
     format of the same table only. `forced_grammar`: for such a table, the grammar in Lark's
     notation of an output from `start` on that ends with one call of these functions (`{"name",
@@ -128,13 +131,21 @@ class ToolFormat:
     start: str = "content"
     call_id: CallId = plain_call_id
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    other_keys: frozenset[str] | None = None
     lone_names: bool = True
+    only_known_names: bool = False
+    ends_reasoning: bool = True
     pads_values: bool = False
     has_reasoning: bool = False
     forced_grammar: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 
     def __post_init__(self) -> None:
         check_states(self.name, self.states, self.start)
+
+    @property
+    def delimiters(self) -> frozenset[str]:
+        """Every text that its states look for."""
+        return frozenset(text for state in self.states.values() for text in state.delimiters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import InvalidParameter, NotBuiltYet
+from quire.server.output_parsing.call_schemas import parameters_of, required_schema
 from quire.server.output_parsing.parser_plan import ParserPlan
-from quire.server.output_parsing.stream_writer import MAX_HEAD_CHARS
+from quire.server.output_parsing.requested_tools import Tool, check_tools, name_of, names_of
 
-MAX_TOOLS = 512
-CHOICES = "it must be none, auto, required or one function of the tools by its name"
-NO_PARAMETERS = {"type": "object", "properties": {}}
-DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
-"""Keys of a schema whose values are data, not schemas."""
+ALLOWED_TOOLS = "allowed_tools"
+CHOICES = (
+    "it must be none, auto, required or one function of the tools by its name, or allowed_tools"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,32 @@ class ToolUse:
     """What was decided for one request.
 
     `tools`: what the parser of its outputs is given; None: calls are not read. `in_prompt`: what
-    the chat template is given. `forced` and `parallel`: see `ParserPlan.open`. `is_named`: one
-    tool was chosen by its name. `schema`: the JSON schema that the answer must follow; `grammar`:
-    the grammar in Lark's notation that the whole output must follow. None of both: it is free.
+    the chat template is given. `forced`, `writes_input` and `max_calls`: see `ParserPlan.open`.
+    `is_named`: one tool was chosen by its name. `schema`: the JSON schema that the answer must
+    follow; `input_grammar`: the grammar in Lark's notation that it must follow; `grammar`: the one
+    of the whole output, reasoning included. None of them: it is free. `custom`: the names of the
+    tools whose argument is a text.
     """
 
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    in_prompt: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Tool, ...] | None = None
+    in_prompt: tuple[Tool, ...] | None = None
     forced: str | bool = False
-    parallel: bool = True
+    max_calls: int | None = None
     is_named: bool = False
     schema: Mapping[str, Any] | None = None
+    input_grammar: str | None = None
     grammar: str | None = None
+    custom: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the output is made a call."""
+        return self.forced is not False or self.grammar is not None
+
+    @property
+    def writes_input(self) -> bool:
+        """Whether the answer is the input of a custom tool and nothing else."""
+        return self.input_grammar is not None
 
 
 NO_TOOLS = ToolUse()
@@ -45,161 +59,106 @@ def decide_tool_use(
     tool_choice: Any,
     plan: ParserPlan,
     *,
-    parallel: bool = True,
+    max_calls: int | None = None,
     hides_unused: bool = False,
 ) -> ToolUse:
     """What the tools of a request and its `tool_choice` (None: auto if there are tools) ask for.
 
     Required and named calls are made by a grammar, so that they need no format; `auto` leaves the
-    model free and reads what it writes in the format of `plan`. `hides_unused`: with "none" the
-    prompt does not show the tools. Raises InvalidParameter for tools that are not as they should
-    be, a choice that they do not offer, or one that this server's formats cannot serve.
+    model free and reads what it writes in the format of `plan`. There are at most `max_calls`.
+    `hides_unused`: with "none" the prompt does not show the tools. Raises InvalidParameter for
+    tools that are not as they should be, a choice that they do not offer, or one that this server's
+    formats cannot serve.
     """
+    choice = "auto" if tool_choice is None else tool_choice
     if not tools:
-        if tool_choice not in (None, "none"):
-            raise InvalidParameter("tool_choice", tool_choice, "it goes with tools only")
+        if choice not in ("none", "auto"):
+            raise InvalidParameter("tool_choice", choice, "it goes with tools only")
         return NO_TOOLS
-    checked = check_tools(tools)
-    choice = tool_choice or "auto"
+    requested = check_tools(tools)
+    functions = requested.functions
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED_TOOLS:
+        functions, choice = _allowed(functions, choice)
     if choice == "none":
-        return ToolUse(in_prompt=None if hides_unused else checked)
+        return ToolUse(in_prompt=None if hides_unused else functions)
+    custom = frozenset(requested.inputs).intersection(names_of(functions))
+    use = ToolUse(functions, functions, max_calls=max_calls, custom=custom)
     if choice == "auto":
         _need_format(plan)
-        return ToolUse(checked, checked, parallel=parallel)
-    chosen = checked if choice == "required" else (_chosen(checked, choice),)
-    return _forced(checked, chosen, choice, plan, parallel)
+        return use
+    chosen = functions if choice == "required" else (_chosen(functions, choice),)
+    return _forced(use, chosen, choice, plan, requested.grammars)
 
 
 def _forced(
-    tools: tuple[Mapping[str, Any], ...],
-    chosen: tuple[Mapping[str, Any], ...],
+    use: ToolUse,
+    chosen: tuple[Tool, ...],
     choice: Any,
     plan: ParserPlan,
-    parallel: bool,
+    grammars: Mapping[str, str],
 ) -> ToolUse:
-    is_named = choice != "required"
-    if plan.tool_format is not None and plan.tool_format.forced_grammar is not None:
-        functions = [{"name": _name(tool), "parameters": _parameters(tool)} for tool in chosen]
-        grammar = plan.tool_format.forced_grammar(functions)
-        return ToolUse(tools, tools, parallel=parallel, is_named=is_named, grammar=grammar)
-    if plan.writes_forced_calls_itself:
+    """The use with a call of one of the tools `chosen`; `grammars`: those of custom tools' inputs
+    that only a grammar of the answer can enforce.
+    """
+    use = replace(use, is_named=choice != "required")
+    own_grammar = None if plan.tool_format is None else plan.tool_format.forced_grammar
+    if plan.writes_forced_calls_itself and own_grammar is None:
         hint = "Start the server with --tool-call-parser openai."
         raise NotBuiltYet("tool_choice", choice, hint)
-    if is_named:
-        [tool] = chosen
-        return ToolUse(tools, tools, _name(tool), parallel, True, _parameters(tool))
-    return ToolUse(tools, tools, True, parallel, False, required_schema(chosen, parallel))
+    name = name_of(chosen[0])
+    if len(chosen) == 1 and name in grammars and own_grammar is None:
+        return replace(use, forced=name, input_grammar=grammars[name])
+    if unenforced := [each for each in names_of(chosen) if each in grammars]:
+        hint = f"Choose {unenforced[0]} by its name, or leave its grammar out."
+        raise NotBuiltYet("tool_choice", f"{choice} with a grammar in Lark's notation", hint)
+    if own_grammar is not None:
+        functions = [{"name": name_of(tool), "parameters": parameters_of(tool)} for tool in chosen]
+        return replace(use, grammar=own_grammar(functions))
+    if use.is_named:
+        return replace(use, forced=name, schema=parameters_of(chosen[0]))
+    return replace(use, forced=True, schema=required_schema(chosen, use.max_calls))
 
 
-def check_tools(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools, if each is a function with a name of its own and a schema of an object.
-
-    Raises InvalidParameter that names the tool and what is wrong with it.
+def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[Tool, ...], str]:
+    """The tools of `{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}`, or
+    flat as in Responses, and its mode. The model is shown no others.
     """
-    if len(tools) > MAX_TOOLS:
-        raise InvalidParameter("tools", len(tools), f"there may be at most {MAX_TOOLS}")
-    for index, tool in enumerate(tools):
-        _check_tool(f"tools[{index}]", tool)
-    names = _names(tools)
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise InvalidParameter("tools", repeated[0], "each tool must have a name of its own")
-    return tuple(tools)
+    given = choice.get(ALLOWED_TOOLS, choice)
+    given = given if isinstance(given, Mapping) else {}
+    mode, chosen = given.get("mode"), given.get("tools")
+    if mode not in ("auto", "required") or not isinstance(chosen, list) or not chosen:
+        allowed = "allowed_tools needs a mode, auto or required, and tools by their names"
+        raise InvalidParameter("tool_choice", choice, allowed)
+    names = {name_of(_chosen(tools, each)) for each in chosen}
+    return tuple(tool for tool in tools if name_of(tool) in names), mode
 
 
-def _check_tool(place: str, tool: Any) -> None:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, Mapping) else tool
-        hint = "Other tools than functions are for the caller to run."
-        raise InvalidParameter(f"{place}.type", kind, 'it must be "function"', hint)
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        raise InvalidParameter(f"{place}.function", function, "it must be an object with a name")
-    name = function.get("name")
-    if not isinstance(name, str) or not name.strip() or len(name) > MAX_HEAD_CHARS:
-        allowed = f"it must be a text of 1 to {MAX_HEAD_CHARS} characters"
-        raise InvalidParameter(f"{place}.function.name", name, allowed)
-    schema = function.get("parameters")
-    if schema is not None and not (
-        isinstance(schema, Mapping) and schema.get("type", "object") == "object"
-    ):
-        allowed = 'it must be a JSON schema of type "object"'
-        raise InvalidParameter(f"{place}.function.parameters", schema, allowed)
-
-
-def _name(tool: Mapping[str, Any]) -> str:
-    name: str = tool["function"]["name"]
-    return name
-
-
-def _names(tools: Sequence[Any]) -> list[str]:
-    return [_name(tool) for tool in tools]
-
-
-def _chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> Mapping[str, Any]:
+def _chosen(tools: Sequence[Tool], choice: Any) -> Tool:
     name = _chosen_name(choice)
     for tool in tools:
-        if _name(tool) == name:
+        if name_of(tool) == name:
             return tool
-    raise InvalidParameter("tool_choice", name, f"the tools are {', '.join(_names(tools))}")
-
-
-def _need_format(plan: ParserPlan) -> None:
-    if plan.tool_format is None:
-        allowed = "no format of tool calls is known for this model"
-        hint = 'Start the server with --tool-call-parser, or use "required", "none" or a name.'
-        raise InvalidParameter("tool_choice", "auto", allowed, hint)
+    raise InvalidParameter("tool_choice", name, f"the tools are {', '.join(names_of(tools))}")
 
 
 def _chosen_name(choice: Any) -> str:
-    """The name in `{"type": "function", "function": {"name": ...}}`, or flat as in Responses."""
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, Mapping) else None
+    """The name in `{"type": "function", "function": {"name": ...}}` (or "custom"), or flat as in
+    Responses.
+    """
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind in ("function", "custom"):
+        described = choice.get(kind, choice)
+        name = described.get("name") if isinstance(described, Mapping) else None
         if isinstance(name, str):
             return name
     raise InvalidParameter("tool_choice", choice, CHOICES)
 
 
-def required_schema(tools: Sequence[Mapping[str, Any]], parallel: bool) -> dict[str, Any]:
-    """The schema of a list of `{"name": ..., "parameters": ...}`, at least one, of these tools.
-
-    Each tool's schema keeps its own references: it is moved below "$defs" as a whole.
-    """
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": _name(tool)},
-                "parameters": {"$ref": f"#/$defs/{index}"},
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for index, tool in enumerate(tools)
-    ]
-    most = {} if parallel else {"maxItems": 1}
-    moved = {
-        str(index): _moved(_parameters(tool), f"#/$defs/{index}")
-        for index, tool in enumerate(tools)
-    }
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": moved}
-
-
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which are an object even where it does not say so."""
-    return {"type": "object", **(tool["function"].get("parameters") or NO_PARAMETERS)}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references into itself work when it stands at `place` of another."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {key: _moved_value(key, value, place) for key, value in schema.items()}
-
-
-def _moved_value(key: str, value: Any, place: str) -> Any:
-    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-        return place + value.removeprefix("#").rstrip("/")
-    return value if key in DATA_KEYS else _moved(value, place)
+def _need_format(plan: ParserPlan) -> None:
+    if plan.tool_format is None:
+        allowed = "this server reads no tool calls in outputs"
+        hint = (
+            "Start the server with --tool-call-parser auto or the name of a format, "
+            'or use "required", "none" or a name.'
+        )
+        raise InvalidParameter("tool_choice", "auto", allowed, hint)

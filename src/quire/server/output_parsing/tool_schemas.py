@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 MAX_REFERENCES = 16
@@ -24,6 +24,11 @@ class ToolSchemas:
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
                 schema = function.get("parameters")
                 self._schemas[function["name"]] = schema if isinstance(schema, Mapping) else {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the tools."""
+        return self._schemas.keys()
 
     def types(self, tool: str, argument: str) -> frozenset[str]:
         """The JSON types that an argument may have; empty if the schema does not say."""

@@ -12,7 +12,17 @@ from starlette.responses import HTMLResponse, Response
 
 from quire.server.context import Server
 
-_SCRIPTS = ("server.js", "chat.js", "dashboard.js", "page.js")
+_SCRIPTS = (
+    "server.js",
+    "markdown.js",
+    "conversations.js",
+    "odds.js",
+    "transcript.js",
+    "chat.js",
+    "history.js",
+    "dashboard.js",
+    "page.js",
+)
 """In this order, since they share one scope."""
 
 
@@ -32,7 +42,7 @@ def _document() -> tuple[str, str]:
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)};"
         " connect-src 'self'; img-src data:; form-action 'none'; base-uri 'none';"
-        " frame-ancestors 'none'"
+        " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     return text, policy
 

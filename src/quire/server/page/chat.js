@@ -1,10 +1,12 @@
-// The conversation: sending, streaming, and how likely each token was.
+// Asking: what is sent, the answer as it streams, stopping and regenerating it.
 
 const NUM_ALTERNATIVES = 5;
+const SAVE_EVERY_MS = 2000; // while an answer streams
+const MAX_ANNOUNCED_CHARS = 300; // a longer answer is not read out as a whole
 
 const settings = byId("settings");
-const conversation = []; // {role, content}
-let running = null; // the AbortController of the answer that is being written
+const runs = new Map(); // conversation -> the AbortController of its answer
+let current = newConversation(); // the one that is shown
 
 function setting(name) {
   return settings.elements[name].value;
@@ -19,21 +21,19 @@ function samplingFields() {
   return fields;
 }
 
-function chatRequest() {
+function chatRequest(messages) {
   const system = setting("system").trim();
-  const messages = system ? [{ role: "system", content: system }, ...conversation] : conversation;
-  const request = { ...samplingFields(), messages };
-  if (settings.elements.probabilities.checked) Object.assign(request, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
-  return request;
+  const all = messages.map(({ role, content }) => ({ role, content }));
+  const request = { ...samplingFields(), messages: system ? [{ role: "system", content: system }, ...all] : all };
+  return isTinted() ? { ...request, logprobs: true, top_logprobs: NUM_ALTERNATIVES } : request;
 }
 
-function completionRequest() {
-  const request = { ...samplingFields(), prompt: conversation.at(-1).content };
-  if (settings.elements.probabilities.checked) request.logprobs = NUM_ALTERNATIVES;
-  return request;
+function completionRequest(messages) {
+  const request = { ...samplingFields(), prompt: messages.at(-1).content };
+  return isTinted() ? { ...request, logprobs: NUM_ALTERNATIVES } : request;
 }
 
-// What a chunk brings: {text, reasoning, tokens: [{text, logprob, top: [[text, logprob]]}], usage}
+// What an event brings: {text, reasoning, tokens: [{text, logprob, top: [[text, logprob]]}], usage, reason}
 function readChat(event) {
   const choice = event.choices[0];
   const tokens = (choice?.logprobs?.content ?? []).map((t) => ({
@@ -46,128 +46,130 @@ function readChat(event) {
     reasoning: choice?.delta?.reasoning ?? choice?.delta?.reasoning_content ?? "",
     tokens,
     usage: event.usage,
+    reason: choice?.finish_reason,
   };
 }
 
 function readCompletion(event) {
   const choice = event.choices[0];
-  const odds = choice?.logprobs;
-  const tokens = (odds?.tokens ?? []).map((text, i) => ({
+  const logprobs = choice?.logprobs;
+  const tokens = (logprobs?.tokens ?? []).map((text, i) => ({
     text,
-    logprob: odds.token_logprobs[i],
-    top: Object.entries(odds.top_logprobs?.[i] ?? {}),
+    logprob: logprobs.token_logprobs[i],
+    top: Object.entries(logprobs.top_logprobs?.[i] ?? {}),
   }));
-  return { text: choice?.text ?? "", reasoning: "", tokens, usage: event.usage };
+  return { text: choice?.text ?? "", reasoning: "", tokens, usage: event.usage, reason: choice?.finish_reason };
 }
 
-class Bubble {
-  constructor(role, label) {
-    this.item = document.createElement("li");
-    this.item.className = role;
-    const who = document.createElement("span");
-    who.className = "who";
-    who.textContent = label;
-    this.text = document.createElement("p");
-    this.text.className = "text";
-    this.item.append(who, this.text);
-    byId("messages").append(this.item);
-    byId("empty").hidden = true;
-    this.content = "";
-  }
+const ENDINGS = {
+  length: "Ended by the limit of tokens.",
+  abort: "Ended by the server.",
+};
 
-  add(piece) {
-    if (piece.reasoning) this.think(piece.reasoning);
-    if (!piece.text) return;
-    this.content += piece.text;
-    this.text.append(...spansOf(piece));
-    this.item.scrollIntoView({ block: "nearest" });
-  }
-
-  think(text) {
-    if (!this.thoughts) {
-      this.thoughts = document.createElement("details");
-      const title = document.createElement("summary");
-      title.textContent = "Reasoning";
-      this.thoughts.append(title);
-      this.text.before(this.thoughts);
-    }
-    this.thoughts.append(text);
-  }
-
-  fail(reason) {
-    const note = document.createElement("p");
-    note.className = "failed";
-    note.textContent = reason;
-    this.item.append(note);
-  }
+// Has the conversation's last message answered.
+async function answer(conversation) {
+  const asked = [...conversation.messages];
+  const { isPlain } = asked.at(-1);
+  const message = { role: "assistant", content: "", note: "Not finished.", ...(isPlain && { isPlain }) };
+  const run = new AbortController();
+  runs.set(conversation, run);
+  conversation.messages.push(message);
+  keep(conversation);
+  if (conversation === current) addMessage(message);
+  showState();
+  follow();
+  byId("speed").value = "";
+  announce("The model is answering.");
+  const speed = await written(message, conversation, asked, run.signal);
+  runs.delete(conversation);
+  if (conversations.has(conversation.id)) keep(conversation); // it may have been deleted
+  changed.add(message);
+  drawChanged();
+  showState();
+  if (conversation !== current) return;
+  byId("speed").value = speed;
+  const isShort = message.content.length <= MAX_ANNOUNCED_CHARS;
+  announce(`${message.note ?? ""} ${isShort ? message.content : `The answer is complete. ${speed}`}`);
 }
 
-// One span for each token, or one for all where the tokens do not spell the text (parts of a character).
-function spansOf({ text, tokens }) {
-  if (!tokens.length) return [text];
-  if (tokens.map((t) => t.text).join("") !== text) return [spanOf(text, tokens)];
-  return tokens.map((token) => spanOf(token.text, [token]));
-}
-
-function spanOf(text, tokens) {
-  const span = document.createElement("span");
-  span.className = "token";
-  span.textContent = text;
-  span.tokens = tokens;
-  const least = Math.min(...tokens.map((t) => t.logprob));
-  span.style.setProperty("--doubt-share", (1 - Math.exp(least)).toFixed(3));
-  return span;
-}
-
-async function answer() {
-  const isChat = setting("mode") === "chat";
-  const bubble = new Bubble(isChat ? "assistant" : "assistant complete", isChat ? "Model" : "Continuation");
-  running = new AbortController();
-  setBusy(true);
-  const start = performance.now();
-  let first = 0;
+// Writes the answer into `message`, and returns how fast it came.
+async function written(message, conversation, asked, signal) {
+  const [path, request, read] = message.isPlain
+    ? ["v1/completions", completionRequest(asked), readCompletion]
+    : ["v1/chat/completions", chatRequest(asked), readChat];
+  const times = { start: performance.now(), first: 0, saved: performance.now() };
   let count = 0;
+  let reason = null;
+  if (isTinted()) oddsOf.set(message, []);
   try {
-    const [path, request, read] = isChat
-      ? ["v1/chat/completions", chatRequest(), readChat]
-      : ["v1/completions", completionRequest(), readCompletion];
-    for await (const event of events(path, request, running.signal)) {
+    for await (const event of events(path, request, signal)) {
       const piece = read(event);
-      if (piece.text || piece.reasoning) first ||= performance.now();
-      if (piece.usage) count = piece.usage.completion_tokens;
-      bubble.add(piece);
+      count = piece.usage?.completion_tokens ?? count;
+      reason = piece.reason ?? reason;
+      if (!piece.text && !piece.reasoning) continue;
+      times.first ||= performance.now();
+      message.content += piece.text;
+      if (piece.reasoning) message.reasoning = (message.reasoning ?? "") + piece.reasoning;
+      if (piece.text) oddsOf.get(message)?.push(piece);
+      drawSoon(message);
+      if (performance.now() - times.saved < SAVE_EVERY_MS) continue;
+      keep(conversation);
+      times.saved = performance.now();
     }
-    byId("speed").value = speedOf(count, first - start, performance.now() - first);
+    message.note = ENDINGS[reason];
   } catch (error) {
-    if (error.name !== "AbortError") bubble.fail(error instanceof Refused ? error.message : "The connection was lost.");
+    const isStopped = error.name === "AbortError";
+    if (!isStopped) message.isFailed = true;
+    message.note = isStopped ? "Stopped." : error instanceof Refused ? error.message : "The connection was lost.";
   }
-  conversation.push({ role: "assistant", content: bubble.content });
-  running = null;
-  setBusy(false);
+  return count ? speedOf(count, times.first - times.start, performance.now() - times.first) : "";
 }
 
 function speedOf(count, firstMs, restMs) {
-  const told = `${count} token${count === 1 ? "" : "s"}`;
-  if (count < 2) return told;
+  const total = `${count} token${count === 1 ? "" : "s"}`;
+  if (count < 2) return total;
   const rate = (1000 * (count - 1)) / restMs;
-  return `${told}, first after ${Math.round(firstMs)} ms, then ${rate.toFixed(1)} a second`;
+  return `${total}, first after ${Math.round(firstMs)} ms, then ${rate.toFixed(1)} a second`;
 }
 
-function setBusy(isBusy) {
-  byId("send").disabled = isBusy;
+function keep(conversation) {
+  byId("storage-note").textContent = saveConversation(conversation);
+  showHistory();
+}
+
+function showState() {
+  const isBusy = runs.has(current);
+  const focused = document.activeElement;
+  byId("send").hidden = isBusy;
   byId("stop").hidden = !isBusy;
-  byId("again").disabled = isBusy || conversation.length < 2;
-  byId("clear").disabled = isBusy;
-  byId("messages").setAttribute("aria-busy", isBusy);
+  byId("empty").hidden = current.messages.length > 0;
+  messageList.setAttribute("aria-busy", isBusy);
+  for (const [message, view] of views) {
+    const isLast = message === current.messages.at(-1);
+    view.offer(!isLast || !isBusy, isLast && !isBusy);
+  }
+  if (focused.hidden) byId("prompt").focus();
+}
+
+function show(conversation) {
+  current = conversation;
+  byId("speed").value = "";
+  showMessages(conversation.messages);
+  showState();
+  showHistory();
+  follow();
 }
 
 function submit() {
   const text = byId("prompt").value;
-  if (!text.trim() || running) return;
+  if (!text.trim() || runs.has(current)) return;
   byId("prompt").value = "";
-  conversation.push({ role: "user", content: text });
-  new Bubble(setting("mode") === "chat" ? "user" : "user complete", "You").add({ text, tokens: [] });
-  answer();
+  const isPlain = setting("mode") === "complete";
+  const message = { role: "user", content: text, ...(isPlain && { isPlain }) };
+  current.title ||= titleFrom(text);
+  current.messages.push(message);
+  addMessage(message);
+  answer(current);
 }
 
 byId("ask").addEventListener("submit", (event) => {
@@ -180,67 +182,26 @@ byId("prompt").addEventListener("keydown", (event) => {
     submit();
   }
 });
-byId("stop").addEventListener("click", () => running?.abort());
-byId("again").addEventListener("click", () => {
-  conversation.pop();
-  byId("messages").lastElementChild.remove();
-  answer();
-});
-byId("clear").addEventListener("click", () => {
-  conversation.length = 0;
-  byId("messages").replaceChildren();
-  byId("empty").hidden = false;
-  byId("speed").value = "";
-  setBusy(false);
-  byId("prompt").focus();
-});
 
-// The odds of a token: by pointer, or with the arrow keys in an answer that has the focus.
-
-const odds = byId("odds");
-
-function showOdds(span) {
-  hideOdds();
-  span.classList.add("current");
-  const table = document.createElement("table");
-  for (const token of span.tokens) {
-    const others = token.top.filter(([text]) => text !== token.text);
-    for (const [text, logprob, isChosen] of [[token.text, token.logprob, true], ...others]) {
-      const row = table.insertRow();
-      row.className = isChosen ? "chosen" : "";
-      row.insertCell().textContent = JSON.stringify(text).slice(1, -1);
-      row.insertCell().textContent = `${(100 * Math.exp(logprob)).toFixed(1)} %`;
-    }
-  }
-  odds.replaceChildren(table);
-  odds.hidden = false;
-  const at = span.getBoundingClientRect();
-  odds.style.left = `${Math.max(8, Math.min(at.left, innerWidth - odds.offsetWidth - 8))}px`;
-  const below = at.bottom + 6;
-  odds.style.top = `${below + odds.offsetHeight > innerHeight ? at.top - odds.offsetHeight - 6 : below}px`;
+function stop() {
+  runs.get(current)?.abort();
 }
 
-function hideOdds() {
-  odds.hidden = true;
-  for (const span of document.querySelectorAll(".token.current")) span.classList.remove("current");
-}
-
-byId("messages").addEventListener("pointerover", (event) => {
-  const span = event.target.closest(".token");
-  if (span) showOdds(span);
+byId("stop").addEventListener("click", stop);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (odds.hidden) stop();
   else hideOdds();
 });
-byId("messages").addEventListener("pointerleave", hideOdds);
-byId("messages").tabIndex = 0;
-byId("messages").addEventListener("keydown", (event) => {
-  if (event.key === "Escape") return hideOdds();
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  const spans = [...document.querySelectorAll(".token")];
-  if (!step || !spans.length) return;
-  event.preventDefault();
-  const now = spans.findIndex((span) => span.classList.contains("current"));
-  const next = spans[now < 0 ? (step > 0 ? 0 : spans.length - 1) : Math.min(Math.max(now + step, 0), spans.length - 1)];
-  next.scrollIntoView({ block: "nearest" });
-  showOdds(next);
+messageList.addEventListener("click", (event) => {
+  if (event.target.dataset.regenerates === undefined || runs.has(current)) return;
+  byId("prompt").focus(); // the button goes
+  if (current.messages.at(-1).role === "assistant") removeMessage(current.messages.pop());
+  answer(current);
 });
-byId("messages").addEventListener("blur", hideOdds);
+settings.elements.probabilities.addEventListener("change", () => {
+  for (const view of views.values()) view.draw();
+});
+addEventListener("pagehide", () => {
+  for (const conversation of runs.keys()) saveConversation(conversation);
+});

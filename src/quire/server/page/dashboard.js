@@ -1,15 +1,17 @@
 // The dashboard: /metrics, read every two seconds while it is looked at.
 
 const PERIOD_MS = 2000;
-const MEMORY = 150; // samples that a curve shows: five minutes
+const FIRST_PERIOD_MS = 400; // a rate takes two samples, and the first is not waited for long
+const STALE_MS = 3 * PERIOD_MS; // older samples are of another time than the one that is looked at
+const SHOWN_MS = 300_000; // five minutes, by a curve
 
 const TILES = [
   ["Running", (m) => m.gauge("num_requests_running"), whole],
   ["Waiting", (m) => m.gauge("num_requests_waiting"), whole],
   ["KV cache in use", (m) => m.gauge("kv_cache_usage_perc"), share],
   ["Prefix cache hits", (m) => m.ratio("prefix_cache_hits_total", "prefix_cache_queries_total"), share],
-  ["Generated tokens a second", (m) => m.rate("generation_tokens_total"), whole],
-  ["Prompt tokens a second", (m) => m.rate("prompt_tokens_total"), whole],
+  ["Generated tokens/s", (m) => m.rate("generation_tokens_total"), whole],
+  ["Prompt tokens/s", (m) => m.rate("prompt_tokens_total"), whole],
 ];
 
 const HISTOGRAMS = [
@@ -85,18 +87,19 @@ class Tile {
   constructor([title, read, format]) {
     Object.assign(this, { title, read, format, history: [] });
     [this.box, this.value] = box(title, byId("tiles"));
-    this.curve = drawing(this.box, "curve", "polyline");
+    this.curve = drawing(this.box, title, "curve", "polyline");
   }
 
   show(measures) {
     const value = this.read(measures);
     this.value.textContent = this.format(value);
     if (value === null) return;
-    this.history.push(value);
-    if (this.history.length > MEMORY) this.history.shift();
-    const top = Math.max(...this.history) || 1;
-    const x = (i) => 100 - (this.history.length - 1 - i) * (100 / (MEMORY - 1));
-    this.curve.setAttribute("points", this.history.map((v, i) => `${x(i)},${29 - (28 * v) / top}`).join(" "));
+    const { at: now } = measures.now;
+    this.history.push({ at: now, value });
+    while (this.history[0].at < now - SHOWN_MS) this.history.shift();
+    const top = Math.max(...this.history.map((sample) => sample.value)) || 1;
+    const x = (at) => 100 - (100 * (now - at)) / SHOWN_MS;
+    this.curve.setAttribute("points", this.history.map((s) => `${x(s.at)},${29 - (28 * s.value) / top}`).join(" "));
     this.curve.parentNode.setAttribute("aria-label", `${this.title}: now ${this.format(value)}, at most ${this.format(top)} in the last five minutes`);
   }
 }
@@ -106,7 +109,7 @@ class Histogram {
     Object.assign(this, { title, name });
     [this.box, this.value] = box(title, byId("charts"));
     this.box.classList.add("wide-chart");
-    this.bars = drawing(this.box, "bars", "g");
+    this.bars = drawing(this.box, title, "bars", "g");
     this.axis = document.createElement("div");
     this.axis.className = "axis";
     this.box.append(this.axis);
@@ -116,7 +119,7 @@ class Histogram {
     const bounds = [...(measures.now.buckets.get(this.name) ?? [])].sort(([a], [b]) => a - b);
     const counts = bounds.map(([, upTo], i) => upTo - (i ? bounds[i - 1][1] : 0));
     const total = counts.reduce((a, b) => a + b, 0);
-    if (!total) return void (this.value.textContent = "–");
+    if (!total) return void (this.value.textContent = "no requests yet");
     const from = counts.findIndex((n) => n > 0);
     const to = counts.findLastIndex((n) => n > 0);
     const shown = counts.slice(from, to + 1);
@@ -135,7 +138,6 @@ class Histogram {
     const percentile = (share) => duration(bounds.find(([, upTo]) => upTo >= share * total)[0]);
     const summary = `half within ${percentile(0.5)}, 95 % within ${percentile(0.95)}`;
     this.value.textContent = summary;
-    this.value.style.fontSize = "1rem";
     this.bars.parentNode.setAttribute("aria-label", `${this.title} of ${total}: ${summary}`);
     const left = from ? duration(bounds[from - 1][0]) : "0";
     this.axis.replaceChildren(left, document.createElement("span"), duration(bounds[to][0]));
@@ -155,11 +157,12 @@ function box(title, parent) {
   return [section, value];
 }
 
-function drawing(parent, name, kind) {
+function drawing(parent, title, name, kind) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 100 30");
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `${title}: nothing yet`);
   const part = document.createElementNS("http://www.w3.org/2000/svg", kind);
   part.setAttribute("class", name);
   svg.append(part);
@@ -169,22 +172,29 @@ function drawing(parent, name, kind) {
 
 const parts = [...TILES.map((facts) => new Tile(facts)), ...HISTOGRAMS.map((facts) => new Histogram(facts))];
 let sampleBefore = null;
+let timer = null;
 
 async function refresh() {
   try {
     const now = parseMetrics(await (await ask("metrics")).text());
-    const measures = new Measures(now, sampleBefore);
+    const isFresh = sampleBefore && now.at - sampleBefore.at < STALE_MS;
+    const measures = new Measures(now, isFresh ? sampleBefore : null);
     sampleBefore = now;
     for (const part of parts) part.show(measures);
     byId("live-note").textContent = "";
+    return isFresh ? PERIOD_MS : FIRST_PERIOD_MS;
   } catch (error) {
     byId("live-note").textContent = error instanceof Refused ? error.message : "The server does not answer.";
+    return PERIOD_MS;
   }
 }
 
 async function watch() {
-  for (;;) {
-    if (!byId("live").hidden && !document.hidden) await refresh();
-    await new Promise((resolve) => setTimeout(resolve, PERIOD_MS));
-  }
+  clearTimeout(timer);
+  if (byId("live").hidden || document.hidden) return;
+  const periodMs = await refresh();
+  clearTimeout(timer); // it may have been opened again meanwhile
+  timer = setTimeout(watch, periodMs);
 }
+
+document.addEventListener("visibilitychange", watch);

@@ -1,4 +1,4 @@
-// Tabs, theme, and whether the server is well.
+// Tabs, panels, theme, whether the server is well, and what a reload finds again.
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
@@ -9,7 +9,7 @@ function openTab(tab) {
     other.tabIndex = isOpen ? 0 : -1;
     byId(other.getAttribute("aria-controls")).hidden = !isOpen;
   }
-  if (tab.id === "tab-live") refresh();
+  if (tab.id === "tab-live") watch();
 }
 
 for (const tab of tabs) {
@@ -37,10 +37,26 @@ async function checkHealth() {
   dot.setAttribute("aria-label", isWell ? "The engine is well" : "The engine does not answer");
 }
 
-if (matchMedia("(max-width: 52rem)").matches) byId("panel").open = false;
+// On a narrow page the panels are closed until one is asked for, and close when something else is.
+const isNarrow = matchMedia("(max-width: 60rem)");
+const panels = [...document.querySelectorAll("details.panel")];
+
+function placePanels() {
+  for (const panel of panels) panel.open = !isNarrow.matches;
+}
+
+placePanels();
+isNarrow.addEventListener("change", placePanels);
+document.addEventListener("pointerdown", ({ target }) => {
+  if (!isNarrow.matches || target.closest("dialog")) return;
+  for (const panel of panels) if (!panel.contains(target)) panel.open = false;
+});
+
 checkHealth();
 setInterval(checkHealth, 10_000);
 ask("v1/models").then(async (response) => {
   byId("model").textContent = (await response.json()).data[0].id;
 }, () => {});
-watch();
+loadConversations();
+show(conversations.get(location.hash.slice(1)) ?? newConversation());
+byId("prompt").focus();

@@ -4,9 +4,24 @@ const byId = (id) => document.getElementById(id);
 
 class Refused extends Error {}
 
+// Survives a reload of this tab, where the browser keeps anything for this site.
 const key = {
-  get: () => sessionStorage.getItem("quire-key") ?? "",
-  set: (value) => sessionStorage.setItem("quire-key", value),
+  value: "",
+  get() {
+    try {
+      return sessionStorage.getItem("quire-key") ?? this.value;
+    } catch {
+      return this.value;
+    }
+  },
+  set(value) {
+    this.value = value;
+    try {
+      sessionStorage.setItem("quire-key", value);
+    } catch {
+      // it lives as long as the page
+    }
+  },
 };
 
 async function ask(path, { body, signal } = {}) {

@@ -10,7 +10,13 @@ from starlette.datastructures import QueryParams
 from quire.errors import InvalidParameter
 
 _MOST = 100
-_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 class InputItems(msgspec.Struct):
@@ -39,7 +45,7 @@ def _named(item: dict[str, Any], number: str) -> dict[str, Any]:
         named["content"] = [{"type": part, "text": item["content"]}]
         if part == "output_text":
             named["content"][0]["annotations"] = []
-    if kind in ("message", "function_call", "function_call_output"):
+    if kind != "reasoning":
         named.setdefault("status", "completed")
     return named
 

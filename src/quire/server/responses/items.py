@@ -23,6 +23,11 @@ def conversation(given: str | list[dict[str, Any]]) -> list[Message]:
     return messages
 
 
+def in_namespace(space: str, name: str) -> str:
+    """How the model knows a function of a namespace."""
+    return f"{space}.{name}"
+
+
 def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
     match item.get("type", "message"):
         case "message":
@@ -33,9 +38,15 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
             _assistant(messages)["reasoning"] = "".join(texts)
         case "function_call":
             function = {key: _text(item, key, name) for key in ("name", "arguments")}
+            if isinstance(space := item.get("namespace"), str):
+                function["name"] = in_namespace(space, function["name"])
             call = {"id": _text(item, "call_id", name), "type": "function", "function": function}
             _assistant(messages).setdefault("tool_calls", []).append(call)
-        case "function_call_output":
+        case "custom_tool_call":
+            custom = {key: _text(item, key, name) for key in ("name", "input")}
+            call = {"id": _text(item, "call_id", name), "type": "custom", "custom": custom}
+            _assistant(messages).setdefault("tool_calls", []).append(call)
+        case "function_call_output" | "custom_tool_call_output":
             output = item.get("output")
             content = output if isinstance(output, str | list) else None
             if content is None:

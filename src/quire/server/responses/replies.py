@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.server.openai.replies import TokenLogprobs
 
@@ -45,16 +46,27 @@ class MessageItem(msgspec.Struct, tag="message", tag_field="type"):
 
 
 class CallItem(msgspec.Struct, tag="function_call", tag_field="type"):
-    """A call of a tool."""
+    """A call of a tool; `namespace`: the one that it belongs to."""
 
     id: str
     call_id: str
     name: str
     arguments: str = ""
     status: Status = "in_progress"
+    namespace: str | UnsetType = UNSET
 
 
-Item: TypeAlias = ReasoningItem | MessageItem | CallItem
+class CustomCallItem(msgspec.Struct, tag="custom_tool_call", tag_field="type"):
+    """A call of a custom tool."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: Status = "in_progress"
+
+
+Item: TypeAlias = ReasoningItem | MessageItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct):
@@ -96,6 +108,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     previous_response_id: str | None = None
     reasoning: Any = None
     store: bool = True

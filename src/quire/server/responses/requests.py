@@ -12,9 +12,10 @@ from quire.errors import InvalidParameter, NotBuiltYet
 from quire.server.http.fields import PlainObject, objects_in
 from quire.server.openai.requests import ChatRequest, Effort
 from quire.server.openai.sampling_fields import RequestSamplingFields
-from quire.server.responses.items import conversation
+from quire.server.responses.items import conversation, in_namespace
 
-_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls")
+_SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
+         "max_tool_calls")  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (
     *(_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results"),
@@ -24,7 +25,6 @@ _INCLUDES = (
 """What an output may be asked to include; of calls that other servers run there is nothing."""
 _REFUSED = {
     "prompt": "Send the text itself: there are no stored prompts here.",
-    "max_tool_calls": "Leave it out: tools are the caller's to run.",
 }
 
 
@@ -79,6 +79,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     include: list[str] | None = None
@@ -89,7 +90,6 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
 
     conversation: str | ConversationName | None = None
     prompt: Any = None
-    max_tool_calls: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -149,8 +149,8 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
             top_logprobs=self.top_logprobs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             response_format=_format(self.text),
-            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
-            tool_choice=_choice(self.tool_choice) if self.tools else None,
+            tools=list(_tools(self.tools)) if self.tools else None,
+            tool_choice=_choice(self.tool_choice),
         )
 
 
@@ -164,12 +164,27 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", **schema}}
 
 
+def _tools(given: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Tools as chat has them; those of a namespace have it in their names."""
+    for tool in given:
+        if tool.get("type") != "namespace":
+            yield _tool(tool)
+            continue
+        space, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(space, str) or not isinstance(inner, list):
+            raise InvalidParameter("tools", tool, "a namespace has a name and tools")
+        for one in inner:
+            if not isinstance(one, dict):
+                raise InvalidParameter("tools", one, "an object is expected")
+            yield _tool({**one, "name": in_namespace(space, str(one.get("name")))})
+
+
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        hint = "Only function tools exist: run the others yourself."
-        raise NotBuiltYet("tools.type", tool.get("type"), hint)
-    function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": "function", "function": function}
+    kind = tool.get("type")
+    if kind not in ("function", "custom"):
+        hint = "Only function and custom tools exist: switch this one off in the client."
+        raise NotBuiltYet("tools.type", kind, hint)
+    return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _choice(choice: Any) -> Any:

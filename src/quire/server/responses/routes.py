@@ -34,9 +34,9 @@ from quire.server.responses.items import conversation
 from quire.server.responses.replies import (
     CallItem,
     CompactedResponse,
+    CustomCallItem,
     InputTokens,
-    MessageItem,
-    ReasoningItem,
+    Item,
     ResponseObject,
 )
 from quire.server.responses.requests import ResponsesRequest
@@ -250,6 +250,7 @@ def _writer(
         max_output_tokens=body.max_output_tokens,
         model=server.names[0],
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_tool_calls=body.max_tool_calls,
         previous_response_id=body.previous_response_id,
         reasoning=body.reasoning,
         store=server.responses.is_open and body.store is not False,
@@ -297,8 +298,8 @@ def _output_items(response: ResponseObject) -> list[dict[str, Any]]:
     return found
 
 
-def _is_meaningful(item: ReasoningItem | MessageItem | CallItem) -> bool:
-    return isinstance(item, CallItem) or bool(item.content[0].text)
+def _is_meaningful(item: Item) -> bool:
+    return isinstance(item, CallItem | CustomCallItem) or bool(item.content[0].text)
 
 
 def _kept(server: Server, request: Request, id: str) -> StoredResponse:

@@ -10,12 +10,14 @@ from typing import Any
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.http.event_stream import EventData
 from quire.server.openai.logprobs import chat_logprobs
-from quire.server.openai.parsed_chat import ParsedAnswer
+from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.replies import TokenLogprobs
 from quire.server.openai.requests import ChatRequest
 from quire.server.output_parsing import ArgumentText, CallStarted, ContentText, Event, ReasoningText
+from quire.server.responses.items import in_namespace
 from quire.server.responses.replies import (
     CallItem,
+    CustomCallItem,
     InputDetails,
     Item,
     MessageItem,
@@ -78,13 +80,32 @@ class ResponseWriter:
                 yield from self._text(ReasoningItem, text, [])
             case ContentText(text):
                 yield from self._text(MessageItem, text, logprobs)
+            case CallStarted(_, call_id, name) if name in self._answer.tools.custom:
+                yield from self._begin(CustomCallItem(_id("ctc"), call_id, name))
             case CallStarted(_, call_id, name):
-                yield from self._begin(CallItem(_id("fc"), call_id, name))
+                yield from self._begin(self._call(call_id, name))
             case ArgumentText(_, text):
-                item = self._open
-                assert isinstance(item, CallItem)
-                item.arguments += text
-                yield self._of_item("response.function_call_arguments.delta", item, delta=text)
+                yield self._argument(text)
+
+    def _call(self, call_id: str, name: str) -> CallItem:
+        """A call by the name that the model knows: its own, or one in a namespace."""
+        item = CallItem(_id("fc"), call_id, name)
+        for tool in self.response.tools:
+            if tool.get("type") == "namespace":
+                prefix = in_namespace(tool["name"], "")
+                if name.startswith(prefix):
+                    item.name, item.namespace = name.removeprefix(prefix), tool["name"]
+        return item
+
+    def _argument(self, text: str) -> EventData:
+        """Add to the arguments or the input of the open call."""
+        item = self._open
+        if isinstance(item, CustomCallItem):
+            item.input += text
+            return self._of_item("response.custom_tool_call_input.delta", item, delta=text)
+        assert isinstance(item, CallItem)
+        item.arguments += text
+        return self._of_item("response.function_call_arguments.delta", item, delta=text)
 
     def _text(
         self,
@@ -112,7 +133,7 @@ class ResponseWriter:
         self._open = item
         self.response.output.append(item)
         yield self._of_output("response.output_item.added", item)
-        if not isinstance(item, CallItem):
+        if not isinstance(item, CallItem | CustomCallItem):
             yield self._of_part("response.content_part.added", item, part=item.content[0])
 
     def _close(self, status: Any = "completed") -> Iterator[EventData]:
@@ -123,6 +144,8 @@ class ResponseWriter:
         if isinstance(item, CallItem):
             call = {"name": item.name, "arguments": item.arguments}
             yield {**self._of_item("response.function_call_arguments.done", item), **call}
+        elif isinstance(item, CustomCallItem):
+            yield self._of_item("response.custom_tool_call_input.done", item, input=item.input)
         else:
             part = item.content[0]
             if isinstance(part, OutputTextPart):

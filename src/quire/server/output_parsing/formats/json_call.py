@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from quire.server.output_parsing.delimiters import NON_BLANK, Delimiters
@@ -26,15 +26,18 @@ class JsonCall:
     """Reads one object, in whichever order its keys come.
 
     The call starts when its name is known and its arguments begin; until then, anything that the
-    object cannot be says that this is no call. The first name and the first arguments count; other
-    keys are part of the markup.
+    object cannot be says that this is no call. `names` are those of the request's tools. The first
+    name and the first arguments count; other keys are part of the markup.
     """
 
     __slots__ = ("_early", "_format", "_has_arguments", "_is_first", "_key", "_delimiters", "_name",
-                 "_next", "_started", "_value")  # fmt: skip
+                 "_names", "_next", "_started", "_value")  # fmt: skip
 
-    def __init__(self, tool_format: ToolFormat, delimiters: Delimiters) -> None:
+    def __init__(
+        self, tool_format: ToolFormat, delimiters: Delimiters, names: Collection[str]
+    ) -> None:
         self._format = tool_format
+        self._names = names if tool_format.only_known_names else None
         self._delimiters = delimiters
         self._key: Any = None
         self._name: str | None = None
@@ -76,8 +79,15 @@ class JsonCall:
         if char == "}" and self._is_first:
             return start + 1, self._close(out)
         start, self._key, outcome = _string(text, start)
+        if outcome is None and not self._is_allowed(self._key):
+            return start, End.MISFIT
         self._is_first, self._next = False, self._next if outcome else self._colon
         return start, outcome
+
+    def _is_allowed(self, key: str) -> bool:
+        others = self._format.other_keys
+        known = (NAME_KEY, *self._format.argument_keys)
+        return self._started or others is None or key in known or key in others
 
     def _colon(self, text: str, start: int, char: str, out: Writer) -> Step:
         self._next = self._value_start
@@ -101,7 +111,7 @@ class JsonCall:
         end, name, outcome = _string(text, start)
         if outcome is not None:
             return end, outcome
-        if not is_name(name):
+        if not is_name(name) or (self._names is not None and name not in self._names):
             return end, End.MISFIT
         self._name, self._next = name, self._comma
         self._start_if_known(out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.server.output_parsing.call_ids import counted_call_id, short_call_id
+from quire.server.output_parsing.formats.generic import GENERIC
 from quire.server.output_parsing.formats.harmony import HARMONY
 from quire.server.output_parsing.state_table import Head, ParserState, Reads, ToolFormat
 
@@ -244,9 +245,11 @@ KIMI_K2 = ToolFormat(
     call_id=counted_call_id,
 )
 
+
 TOOL_FORMATS = (
     HERMES, LLAMA_JSON, GRANITE, JAMBA, PHI4_MINI, MISTRAL, PYTHONIC, LLAMA4_PYTHONIC,
     LFM2, QWEN_XML, SEED_OSS, MINIMAX_M2, GLM, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, HARMONY,
+    GENERIC,
 )  # fmt: skip
 ALIASES = {
     "qwen": "hermes",
@@ -269,10 +272,13 @@ def required_calls() -> ToolFormat:
     )  # fmt: skip
 
 
-def named_call(name: str) -> ToolFormat:
-    """What a grammar makes of a named `tool_choice`: the arguments and nothing else."""
+def named_call(name: str, *, as_text: bool = False) -> ToolFormat:
+    """What a grammar makes of a named `tool_choice`: the arguments and nothing else, as one JSON
+    value, or as text that is the input of a custom tool.
+    """
+    reads = Reads.TEXT if as_text else Reads.JSON
     states = {
         "content": ParserState(Reads.CONTENT),
-        "start": ParserState(Reads.JSON, then="content", calls=name),
+        "start": ParserState(reads, then="content", calls=name),
     }
     return ToolFormat("named", states, start="start")

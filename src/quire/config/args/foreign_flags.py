@@ -1,0 +1,126 @@
+"""Flags of `vllm serve` that are no options here, each with what to do instead.
+
+Command lines move between servers; such a flag is refused by its name, not as an unknown one. Those
+that are accepted at the value that changes nothing are in unbuilt_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_INSTEAD: dict[str, str] = {
+    "Model code and configuration are Quire's own; use --hf-overrides to change config.json.": """
+        hf-config-path config-format model-class-overrides io-processor-plugin""",
+    "Give the folder with the weights as MODEL.": "model-weights",
+    "Leave it out: windows of a checkpoint are kept as they are.": "disable-sliding-window",
+    "Leave it out: prompts are rendered in the API server; see --api-server-count.": """
+        renderer-num-workers""",
+    "Leave it out: noise is drawn so that a seed gives the same tokens.": "use-fp64-gumbel",
+    "Leave it out; /start_profile with --profiler-config traces steps.": """
+        enable-trace-replay enable-layerwise-nvtx-tracing enable-logging-iteration-details
+        jit-monitor-mode""",
+    "Leave it out: sleep and wake_up need no preparation.": """
+        sleep-mode-offload-cudagraph sleep-preserve-parameter-names enable-cumem-allocator
+        enable-nccl-comm-suspend""",
+    "Use --quantization int8, int4 or fp8.": "allow-deprecated-quantization",
+    "Leave it out: the attention provider is chosen by what it supports.": """
+        disable-cascade-attn kernel-config moe-backend linear-backend mamba-config mamba-backend
+        enable-flash-late-interaction""",
+    "Leave it out: weights are read from safetensors files.": """
+        safetensors-load-strategy safetensors-prefetch-num-threads
+        safetensors-prefetch-block-size model-loader-extra-config ignore-patterns use-tqdm-on-load
+        pt-load-map-location max-parallel-loading-workers""",
+    "Leave it out: all blocks of a prefix are cached until their memory is needed.": """
+        prefix-cache-retention-interval prefix-match-unit kv-sharing-fast-prefill
+        swa-bounded-replay""",
+    "--kv-cache-dtype holds for all layers.": "kv-cache-dtype-skip-layers",
+    "Leave it out: state-space models are not built.": """
+        mamba-block-size mamba-cache-dtype mamba-ssm-cache-dtype mamba-cache-mode
+        enable-mamba-shared-prefix-checkpoint use-replayssm replayssm-buffer-len""",
+    "Weights stay in memory whole; use --quantization or a smaller model.": """
+        cpu-offload-params offload-backend""",
+    "Use --max-num-batched-tokens.": "max-num-scheduled-tokens",
+    "Use --max-num-seqs.": "max-num-active-seqs",
+    "Use --long-prefill-token-threshold.": "long-prefill-token-threshold-adaptive",
+    "Leave it out: there is one scheduler; see --scheduling-policy.": """
+        scheduler-cls scheduler-reserve-full-isl watermark prefill-schedule-interval""",
+    "Start one `quire serve --data-parallel-rank N` for each rank.": """
+        data-parallel-multi-port-external-lb dpm data-parallel-supervisor-port""",
+    "A model runs on one device; use --data-parallel-size for more copies.": """
+        decode-context-parallel-size dcp prefill-context-parallel-size pcp dcp-comm-backend
+        dcp-q-replicate cp-kv-cache-interleave-size distributed-timeout-seconds
+        cpu-distributed-timeout-seconds ray-workers-use-nsight enable-batch-sharded-sampling
+        enable-hc-sp enable-shm-tensor-arena""",
+    "Leave it out: --enable-expert-parallel spreads experts evenly.": """
+        enable-eplb eplb-config expert-placement-strategy all2all-backend enable-ep-weight-filter
+        enable-dbo ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold
+        dp-sync-interval disable-nccl-for-dp-synchronization""",
+    "POST /scale_elastic_ep of --enable-admin changes the number of copies at any time.": """
+        enable-elastic-ep elastic-ep-max-dp-size""",
+    "Choose processors with taskset or numactl and --cpu-threads.": """
+        numa-bind numa-bind-nodes numa-bind-cpus""",
+    "Choose devices with CUDA_VISIBLE_DEVICES.": "device-ids",
+    "Leave it out: dead cores are restarted; see --max-core-restarts.": """
+        enable-fault-tolerance fault-tolerance-config""",
+    "Merge the adapter into the checkpoint before loading it.": """
+        lora-dtype fully-sharded-loras lora-target-modules default-mm-loras
+        enable-tower-connector-lora specialize-active-lora enable-mixed-moe-lora-format
+        enable-moe-shared-loras max-lora-cls-labels lora-extra-vocab-size long-lora-scaling-factors
+        enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token""",
+    "This release serves text only; leave it out.": """
+        mm-processor-cache-type enable-mm-embeds interleave-mm-strings skip-mm-profiling
+        mm-hasher-algorithm mm-encoder-only mm-encoder-attn-backend mm-encoder-attn-dtype
+        mm-encoder-fp8-scale-path video-pruning-rate video-pruning-method mm-tensor-ipc
+        mm-processor-device mm-ipc-gpu-memory-gb mm-device-do-normalize
+        mm-shm-cache-max-object-size-mb disable-chunked-mm-input disable-mm-preprocessor-cache
+        diffusion-config dc engram-config ec-transfer-config ec-manager-config task""",
+    "Use --max-num-seqs and --max-num-batched-tokens, where speed and delay are traded.": """
+        performance-mode""",
+    "Use --tool-call-parser or --reasoning-parser with a name that `--help` lists.": """
+        tool-parser-plugin reasoning-parser-plugin""",
+    "Leave it out: a tool's `strict` decides.": "tool-strict-level",
+    "Leave it out: /metrics has what is measured.": """
+        show-hidden-metrics-for-version kv-cache-metrics kv-cache-metrics-sample
+        custom-histogram-buckets cudagraph-metrics enable-mfu-metrics enable-per-request-metrics
+        per-request-spec-decode-metrics""",
+    "Use --otlp-traces-endpoint alone: spans have the times of each part.": """
+        collect-detailed-traces""",
+    "Leave it out: weights are loaded from files.": "weight-transfer-config",
+    "Use --uvicorn-log-level and --enable-access-log.": """
+        logging-config disable-access-log-for-endpoints log-error-stack""",
+    "Prompts and outputs are never logged; --enable-log-requests logs ids.": """
+        max-log-len enable-log-outputs enable-log-deltas disable-log-requests""",
+    "Leave it out: it belongs to other platforms.": "additional-config aux-output-config",
+    "Watermarks are not built; leave it out.": "watermark-config",
+    "Use HTTP.": "grpc-port",
+    "Restart the server when the certificate changes.": "enable-ssl-refresh",
+    "Leave it out: /docs and /openapi.json need nothing from outside.": """
+        disable-fastapi-docs enable-offline-docs""",
+    "Use --max-header-bytes and --header-timeout-s.": """
+        h11-max-incomplete-event-size h11-max-header-count""",
+    "Use `chat_template_kwargs` of a request or --default-chat-template-kwargs.": """
+        anthropic-disabled-thinking-effort""",
+    # names of earlier releases
+    "There is no swap: a request without room is computed again.": """
+        swap-space preemption-mode""",
+    "Use --structured-outputs-config.": """
+        guided-decoding-backend guided-decoding-disable-fallback
+        guided-decoding-disable-any-whitespace""",
+    "Leave it out: --reasoning-parser is enough.": "enable-reasoning",
+    "Leave it out: there is one engine and one scheduler.": """
+        use-v2-block-manager num-scheduler-steps multi-step-stream-outputs num-lookahead-slots
+        disable-async-output-proc disable-frontend-multiprocessing tokenizer-pool-size
+        tokenizer-pool-type tokenizer-pool-extra-config cuda-graph-sizes max-seq-len-to-capture""",
+    "Use --hf-overrides.": "rope-scaling rope-theta",
+}
+"""What to do instead -> the flags that it goes for, without dashes."""
+
+
+def _by_name() -> Iterator[tuple[str, str]]:
+    for instead, names in _INSTEAD.items():
+        for name in names.split():
+            yield name, instead
+
+
+FOREIGN_FLAGS: dict[str, str] = dict(_by_name())
+"""Flag without dashes -> what to do instead."""

@@ -1,0 +1,167 @@
+"""Batches of messages, each run in the background: a bounded number is kept, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.types import ASGIApp
+
+from quire.server.batch.direct_call import DirectReply, post
+from quire.server.http.failures import Refusal
+from quire.server.http.in_flight import ID_SLOT, InFlightRequests
+from quire.server.http.security import KEY_SLOT
+
+AT_ONCE = 16
+"""Requests of one batch that are in the engine at the same time."""
+LIFETIME = timedelta(hours=24)
+_OK, _BUSY = 200, 503
+
+
+class BatchedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message to be made: `params` is the body of `/v1/messages`."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    params: msgspec.Raw
+
+
+class RequestCounts(msgspec.Struct):
+    """How far the requests of a batch are."""
+
+    processing: int = 0
+    succeeded: int = 0
+    errored: int = 0
+    canceled: int = 0
+    expired: int = 0
+
+
+class BatchObject(msgspec.Struct, kw_only=True):
+    """A batch as it is now."""
+
+    id: str
+    type: Literal["message_batch"] = "message_batch"
+    processing_status: Literal["in_progress", "canceling", "ended"] = "in_progress"
+    request_counts: RequestCounts
+    created_at: str
+    expires_at: str
+    ended_at: str | None = None
+    archived_at: str | None = None
+    cancel_initiated_at: str | None = None
+    results_url: str | None = None
+
+
+class MessageBatch:
+    """One batch: its requests in their order, the results as they come. `owner` is the digest of
+    the API key that made it, and only this key retrieves it.
+    """
+
+    def __init__(self, requests: list[BatchedRequest], owner: bytes | None, url: str) -> None:
+        self.owner = owner
+        self.results: dict[str, bytes] = {}
+        self._requests = requests
+        now = datetime.now(UTC)
+        id = f"msgbatch_{secrets.token_hex(12)}"
+        self._url = f"{url}/{id}/results"
+        self.shown = BatchObject(
+            id=id,
+            request_counts=RequestCounts(processing=len(requests)),
+            created_at=now.isoformat(),
+            expires_at=(now + LIFETIME).isoformat(),
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has its result."""
+        return self.shown.processing_status == "ended"
+
+    def start(self, app: ASGIApp, in_flight: InFlightRequests) -> None:
+        """Answer the requests in a task of its own."""
+        self._task = asyncio.create_task(self._run(app, in_flight))
+
+    def cancel(self) -> None:
+        """End what has no result yet. Idempotent."""
+        if self._task is not None and self.shown.processing_status == "in_progress":
+            self.shown.processing_status = "canceling"
+            self.shown.cancel_initiated_at = datetime.now(UTC).isoformat()
+            self._task.cancel()
+
+    async def _run(self, app: ASGIApp, in_flight: InFlightRequests) -> None:
+        """Answer all requests. Those that are cancelled or too late get such a result."""
+        rest, left_over = iter(self._requests), "canceled"
+        try:
+            async with asyncio.timeout(LIFETIME.total_seconds()), asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(self._work(app, in_flight, rest))
+        except TimeoutError:
+            left_over = "expired"
+        finally:
+            for request in self._requests:
+                if request.custom_id not in self.results:
+                    self._finish(request, left_over, {})
+            self.shown.ended_at = datetime.now(UTC).isoformat()
+            self.shown.processing_status = "ended"
+            self.shown.results_url = self._url
+            self._requests = []
+
+    async def _work(
+        self, app: ASGIApp, in_flight: InFlightRequests, rest: Iterable[BatchedRequest]
+    ) -> None:
+        for request in rest:
+            if in_flight.is_draining:
+                return
+            with in_flight.counted():
+                reply = await self._answer(app, request)
+            if reply.status == _OK:
+                self._finish(request, "succeeded", {"message": msgspec.Raw(reply.body)})
+            else:
+                self._finish(request, "errored", {"error": msgspec.Raw(reply.body)})
+
+    async def _answer(self, app: ASGIApp, request: BatchedRequest) -> DirectReply:
+        """The reply of `/v1/messages`; a full queue means to try again."""
+        body, id = bytes(request.params), f"{self.shown.id}-{secrets.token_hex(4)}"
+        while True:
+            state = {ID_SLOT: id, KEY_SLOT: self.owner}
+            reply = await post(app, "/v1/messages", body, id, state)
+            if reply.status != _BUSY:
+                return reply
+            await asyncio.sleep(float(reply.headers.get("retry-after", "1")))
+
+    def _finish(self, request: BatchedRequest, kind: str, result: dict[str, Any]) -> None:
+        counts = self.shown.request_counts
+        counts.processing -= 1
+        setattr(counts, kind, getattr(counts, kind) + 1)
+        line = {"custom_id": request.custom_id, "result": {"type": kind, **result}}
+        self.results[request.custom_id] = msgspec.json.encode(line)
+
+
+class BatchStore:
+    """At most `limit` batches, the oldest of which make room; one that is being made stays."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._limit = limit
+        self._batches: OrderedDict[str, MessageBatch] = OrderedDict()
+
+    def add(self, batch: MessageBatch) -> None:
+        """Keep a batch. Raises Refusal when there is no room for one more."""
+        while len(self._batches) >= self._limit:
+            oldest = next((k for k, b in self._batches.items() if b.is_over), None)
+            if oldest is None:
+                text = "There is no room for another batch (--max-stored-responses)."
+                raise Refusal(429, text) if self._limit else Refusal(501, text)
+            del self._batches[oldest]
+        self._batches[batch.shown.id] = batch
+
+    def of(self, owner: bytes | None) -> list[MessageBatch]:
+        """The batches of one owner, the newest first."""
+        return [batch for batch in reversed(self._batches.values()) if batch.owner == owner]
+
+    def remove(self, id: str) -> None:
+        """Keep it no longer."""
+        self._batches.pop(id, None)
