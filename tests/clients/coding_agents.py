@@ -40,7 +40,7 @@ def _run(program, *arguments, **environ):
 
 
 def claude_code(url, model):
-    """`claude -p` with two tools; with all 24 the prompt has 25,000 tokens."""
+    """`claude -p` with two tools; all 24 are described in 64,000 characters."""
     done = _run(
         "claude", "-p", "say hi", "--max-turns", "1", "--tools", "Bash,Read",
         ANTHROPIC_BASE_URL=url, ANTHROPIC_API_KEY="none", ANTHROPIC_MODEL=model,

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("mode", nargs="*")
     given = parser.parse_args()
     for outcome in run_module(given.module, given.url, given.model, given.mode):
-        print("OUTCOME " + json.dumps(asdict(outcome)), flush=True)
+        print("\nOUTCOME " + json.dumps(asdict(outcome)), flush=True)  # on a line of its own
     os._exit(0)  # threads that clients leave
 
 

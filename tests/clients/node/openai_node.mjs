@@ -115,7 +115,7 @@ async function run_tools(url, model) {
     await runner.done();
   } catch (error) {
     // An answer that its limit cuts is an error for this loop, and no fault of the server.
-    assert.ok(error instanceof OpenAI.LengthFinishReasonError || /length limit/.test(error.message));
+    assert.match(error.message, /length limit/);
   }
   assert.ok(runner.messages.length > MESSAGES.length || called.length === 0);
 }
