@@ -56,7 +56,7 @@ CLIENTS = (
     ),
     Client("litellm", "litellm_sdk", ("litellm[proxy]",)),
     Client("litellm proxy", "litellm_proxy", ("litellm[proxy]",)),
-    Client("LangChain", "langchain", ("langchain", "langchain-openai", "langchain-anthropic")),
+    Client("LangChain", "langchain_models", ("langchain", "langchain-openai", "langchain-anthropic")),
     Client("LlamaIndex", "llama_index", ("llama-index-llms-openai-like",)),
     Client("pydantic-ai", "pydantic_agents", ("pydantic-ai-slim[openai,anthropic]",)),
     Client("instructor", "instructor_modes", ("instructor[anthropic]",)),
