@@ -24,7 +24,7 @@ LONG_FLAGS = (
 @dataclass(frozen=True)
 class Client:
     """`requirements`: for pip or npm; the first is the package whose version is reported.
-    `module`: the file with its modes in this folder, or in its folder `node`. `package`: what the
+    `module`: the file with its modes in `python` or `node`. `package`: what the
     module imports; pytest runs the module if that is installed. `flags`: of the server.
     """
 
@@ -56,8 +56,10 @@ CLIENTS = (
     ),
     Client("litellm", "litellm_sdk", ("litellm[proxy]",)),
     Client("litellm proxy", "litellm_proxy", ("litellm[proxy]",)),
-    Client("LangChain", "langchain_models", ("langchain", "langchain-openai", "langchain-anthropic")),
-    Client("LlamaIndex", "llama_index", ("llama-index-llms-openai-like",)),
+    Client(
+        "LangChain", "langchain_models", ("langchain", "langchain-openai", "langchain-anthropic")
+    ),
+    Client("LlamaIndex", "llama_index_models", ("llama-index-llms-openai-like",)),
     Client("pydantic-ai", "pydantic_agents", ("pydantic-ai-slim[openai,anthropic]",)),
     Client("instructor", "instructor_modes", ("instructor[anthropic]",)),
     Client("openai-agents", "openai_agents", ("openai-agents",)),

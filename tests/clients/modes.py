@@ -75,7 +75,7 @@ def run_mode(mode: Callable[[str, str], Any], url: str, model: str) -> Outcome:
 
 
 def run_module(name: str, url: str, model: str, chosen: list[str]) -> Iterator[Outcome]:
-    module = importlib.import_module(f"tests.clients.{name}")
+    module = importlib.import_module(f"tests.clients.python.{name}")
     for mode in modes_of(module):
         if not chosen or mode.__name__ in chosen:
             yield run_mode(mode, url, model)

@@ -10,7 +10,7 @@ from tests.clients.modes import modes_of
 from tests.server.serve_process import serving
 
 MODULES = [
-    importlib.import_module(f"tests.clients.{client.module}")
+    importlib.import_module(f"tests.clients.python.{client.module}")
     for client in CLIENTS
     if client.package and importlib.util.find_spec(client.package)
 ]

@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
-CHECKPOINT = Path(__file__).parents[2] / "src" / "quire" / "embedded" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[3] / "src" / "quire" / "embedded" / "checkpoint"
 """The tokenizer of the embedded model, for clients that tokenize themselves."""
 
 DOCUMENTS = [
