@@ -10,8 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.outputs import Logprob
-from quire.params import BeamSearchParams
+from quire.outputs import CompletionOutput, Logprob
+from quire.params import BeamSearchParams, SamplingParams
+
+
+def step_params(params: BeamSearchParams) -> SamplingParams:
+    """The parameters of one step: one token, with the candidates that a beam may grow by."""
+    return SamplingParams(
+        logprobs=2 * params.beam_width,
+        max_tokens=1,
+        temperature=params.temperature,
+        detokenize=False,
+        skip_clone=True,
+    )
 
 
 @dataclass(slots=True)
@@ -61,6 +72,13 @@ class BeamSearch:
     def is_over(self) -> bool:
         """Whether no live text may grow any more."""
         return not self.beams or len(self.beams[0].tokens) >= self._max_length
+
+    def take(self, completions: Sequence[CompletionOutput]) -> None:
+        """Take the results of one step, for which each beam was continued with `step_params`."""
+        if any(completion.finish_reason == "abort" for completion in completions):
+            self.abort()
+        else:
+            self.advance([completion.logprobs[0] for completion in completions])
 
     def advance(self, candidates: Sequence[Mapping[int, Logprob]]) -> None:
         """Grow the texts by one token: `candidates[i]` are the likeliest next ones of `beams[i]`.

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from quire.beam_search import BeamSearch, BeamSearchOutput
+from quire.beam_search import BeamSearch, BeamSearchOutput, step_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
 from quire.engine.progress import Progress
 from quire.errors import EngineError, InvalidParameter, InvalidType, NotBuiltYet
-from quire.params import BeamSearchParams, SamplingParams, checks
+from quire.params import BeamSearchParams, checks
 from quire.prompts import parse_prompt
 
 
@@ -72,13 +72,7 @@ class BeamRunner:
 
     def _step(self, searches: list[BeamSearch]) -> None:
         """One token more for every live text of `searches`, all in one batch."""
-        params = SamplingParams(
-            logprobs=2 * self._params.beam_width,
-            max_tokens=1,
-            temperature=self._params.temperature,
-            detokenize=False,
-            skip_clone=True,
-        )
+        params = step_params(self._params)
         prompts = [beam.tokens for search in searches for beam in search.beams]
         ids = self._requests.enqueue(prompts, len(prompts), params)
         completions = iter([out.outputs[0] for out in self._requests.outputs(ids, False)])
@@ -87,10 +81,7 @@ class BeamRunner:
             for completion in own:
                 if completion.finish_reason == "error":
                     raise EngineError(completion.error or "A step of the beam search failed.")
-            if any(completion.finish_reason == "abort" for completion in own):
-                search.abort()
-            else:
-                search.advance([completion.logprobs[0] for completion in own])
+            search.take(own)
 
     def _output(self, search: BeamSearch) -> BeamSearchOutput:
         best, tokenizer = search.best(), self._engine.tokenizer

@@ -19,7 +19,8 @@ from quire.engine.wire.control_calls import PauseMode
 from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
 from quire.server.context import RouteEntry, Server
 from quire.server.http.bounds import T
-from quire.server.http.failures import JSON, Refusal
+from quire.server.http.failures import Refusal
+from quire.server.http.json_response import json_response
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,7 +108,7 @@ def _route(
             if needs_pause and type(error) is EngineError:
                 raise Refusal(409, str(error)) from None
             raise
-        return Response() if reply is None else _reply(reply(given, answer))
+        return Response() if reply is None else json_response(reply(given, answer))
 
     handler.__doc__ = (verb.__doc__ or "").partition("\n\n")[0]
     body, query = (takes, None) if has_body else (None, takes)
@@ -126,14 +127,14 @@ async def collective_rpc(server: Server, request: Request) -> Response:
     except (TypeError, OverflowError):
         allowed = "they must be values that a worker can be sent"
         raise InvalidParameter("args", [body.args, body.kwargs], allowed) from None
-    return _reply({"results": results})
+    return json_response({"results": results})
 
 
 async def abort_requests(server: Server, request: Request) -> Response:
     """End requests by their replies' ids, or all."""
     body = await _optional(server, request, AbortRequest)
     num_aborted = await server.abort_shown(body.request_ids)
-    return _reply({"status": "aborted", "aborted": num_aborted})
+    return json_response({"status": "aborted", "aborted": num_aborted})
 
 
 async def scale_elastic_ep(server: Server, request: Request) -> Response:
@@ -143,7 +144,7 @@ async def scale_elastic_ep(server: Server, request: Request) -> Response:
         await server.engine.scale_elastic_ep(body.new_data_parallel_size, body.drain_timeout)
     except TimeoutError as error:
         raise Refusal(408, str(error)) from None
-    return _reply({"data_parallel_size": body.new_data_parallel_size})
+    return json_response({"data_parallel_size": body.new_data_parallel_size})
 
 
 async def _optional(server: Server, request: Request, type: type[T]) -> T:
@@ -162,10 +163,6 @@ def _query(request: Request, type: type[T]) -> T:
         return msgspec.convert(given, type, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidParameter("query", str(params)[:80], str(error)) from None
-
-
-def _reply(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)
 
 
 ADMIN_ROUTES: tuple[RouteEntry, ...] = (

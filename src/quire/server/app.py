@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from quire.server.anthropic.routes import error_response as anthropic_error
+from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.in_flight import InFlightMiddleware
@@ -69,7 +69,7 @@ def _route(server: Server, entry: RouteEntry) -> Route:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
-            return error_response(error)
+            return entry.failure(error)
 
     return Route(entry.path, endpoint, methods=entry.methods.split())
 

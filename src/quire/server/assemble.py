@@ -12,7 +12,6 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.input_processor import ReasoningMarks
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
-from quire.server.anthropic.batch_store import BatchStore
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
 from quire.server.http.fields import FieldRules
@@ -20,8 +19,7 @@ from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
 from quire.server.openai.requests import EXTRA_ARGS, Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
-from quire.server.responses.conversation_store import ConversationStore
-from quire.server.responses.store import ResponseStore
+from quire.server.owned_store import OwnedStore
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
@@ -89,9 +87,9 @@ def build_server(
         field_rules=FieldRules(is_strict=args.strict_fields),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
-        responses=ResponseStore(args.num_stored_responses),
-        batches=BatchStore(args.num_stored_responses),
-        conversations=ConversationStore(args.num_stored_responses),
+        responses=OwnedStore(args.num_stored_responses),
+        batches=OwnedStore(args.num_stored_responses),
+        conversations=OwnedStore(args.num_stored_responses),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
         plan={

@@ -16,18 +16,19 @@ from starlette.responses import Response
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
-from quire.server.anthropic.batch_store import BatchStore
+from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
-from quire.server.http.failures import Refusal
+from quire.server.http.failures import Refusal, error_response
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
-from quire.server.http.security import KEY_SLOT
+from quire.server.http.security import owner_of
 from quire.server.openai.requests import GenerationFields, Limits
 from quire.server.output_parsing import ParserPlan
-from quire.server.responses.conversation_store import ConversationStore
-from quire.server.responses.store import ResponseStore
+from quire.server.owned_store import OwnedStore
+from quire.server.responses.stored_conversation import Conversation
+from quire.server.responses.stored_response import StoredResponse
 from quire.text.tokenizer import Tokenizer
 
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
@@ -85,9 +86,9 @@ class Server:
     metrics_prefix: str = "vllm:"
     plan: Mapping[str, Any] = field(default_factory=dict)
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
-    responses: ResponseStore = field(default_factory=ResponseStore)
-    batches: BatchStore = field(default_factory=BatchStore)
-    conversations: ConversationStore = field(default_factory=ConversationStore)
+    responses: OwnedStore[StoredResponse] = field(default_factory=OwnedStore)
+    conversations: OwnedStore[Conversation] = field(default_factory=OwnedStore)
+    batches: OwnedStore[MessageBatch] = field(default_factory=OwnedStore)
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
 
@@ -189,7 +190,7 @@ class Server:
 
     def salt(self, request: Request, asked: str | None) -> str | None:
         """The cache salt of a prompt: with several keys each key has its own cached blocks."""
-        digest = request.scope.get("state", {}).get(KEY_SLOT) if self.num_keys > 1 else None
+        digest = owner_of(request) if self.num_keys > 1 else None
         if digest is None:
             return asked
         return f"{digest.hex()}:{asked or ''}"
@@ -256,7 +257,8 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
     """One route: methods, path, handler, the types of its bodies (None: without one) and of its
-    query. `is_alias`: another path of a route that is documented by its own.
+    query. `failure`: an error as a reply. `is_alias`: another path of a route that is documented by
+    its own.
     """
 
     methods: str
@@ -265,4 +267,5 @@ class RouteEntry:
     takes: type | None = None
     gives: type | None = None
     query: type | None = None
+    failure: Callable[[BaseException], Response] = error_response
     is_alias: bool = False

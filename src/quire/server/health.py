@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.observability.prometheus import exposition, registry_of
 from quire.release import __version__
 from quire.server.context import Server
-from quire.server.http.failures import JSON, Refusal, error_response
+from quire.server.http.failures import Refusal, error_response
+from quire.server.http.json_response import json_response
 
 
 async def health(server: Server, request: Request) -> Response:
@@ -31,19 +31,19 @@ async def ready(server: Server, request: Request) -> Response:
 
 async def version(server: Server, request: Request) -> Response:
     """Which release this is."""
-    return Response(msgspec.json.encode({"version": __version__}), media_type=JSON)
+    return json_response({"version": __version__})
 
 
 async def load(server: Server, request: Request) -> Response:
     """How many requests are being answered."""
     count = {"server_load": server.in_flight.num_everywhere}
-    return Response(msgspec.json.encode(count), media_type=JSON)
+    return json_response(count)
 
 
 async def server_info(server: Server, request: Request) -> Response:
     """The engine's plan, each value with its reason."""
     info = {"version": __version__, "plan": server.plan}
-    return Response(msgspec.json.encode(info), media_type=JSON)
+    return json_response(info)
 
 
 async def metrics(server: Server, request: Request) -> Response:

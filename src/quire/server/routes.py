@@ -9,7 +9,8 @@ from dataclasses import replace
 from quire.server import health, tokens
 from quire.server.anthropic import batches
 from quire.server.anthropic import routes as messages
-from quire.server.anthropic.batch_store import BatchObject
+from quire.server.anthropic.failures import error_response
+from quire.server.anthropic.message_batch import BatchObject
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
 from quire.server.context import RouteEntry
@@ -44,6 +45,23 @@ UNSERVED = (
     *("/v1/audio/translations", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )
 """Paths of this field's servers that need another kind of model: answered with 501."""
+
+_MESSAGES = tuple(
+    replace(entry, failure=error_response)
+    for entry in (
+        RouteEntry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
+        RouteEntry("POST", "/v1/messages/batches", batches.create,
+                   batches.CreateBatch, BatchObject),
+        RouteEntry("GET", "/v1/messages/batches", batches.list_batches, gives=batches.BatchList),
+        RouteEntry("GET", "/v1/messages/batches/{id}", batches.retrieve, gives=BatchObject),
+        RouteEntry("GET", "/v1/messages/batches/{id}/results", batches.results),
+        RouteEntry("POST", "/v1/messages/batches/{id}/cancel", batches.cancel, gives=BatchObject),
+        RouteEntry("DELETE", "/v1/messages/batches/{id}", batches.delete,
+                   gives=batches.BatchDeleted),
+        RouteEntry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
+    )
+)  # fmt: skip
+"""Anthropic's API, whose clients expect errors of their own form."""
 
 _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/", page),
@@ -86,14 +104,7 @@ _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/v1/conversations/{id}/items/{item_id}", conversations.retrieve_item),
     RouteEntry("DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
                gives=conversations.ConversationObject),
-    RouteEntry("POST", "/v1/messages", messages.messages, MessagesRequest, MessageReply),
-    RouteEntry("POST", "/v1/messages/batches", batches.create, batches.CreateBatch, BatchObject),
-    RouteEntry("GET", "/v1/messages/batches", batches.list_batches, gives=batches.BatchList),
-    RouteEntry("GET", "/v1/messages/batches/{id}", batches.retrieve, gives=BatchObject),
-    RouteEntry("GET", "/v1/messages/batches/{id}/results", batches.results),
-    RouteEntry("POST", "/v1/messages/batches/{id}/cancel", batches.cancel, gives=BatchObject),
-    RouteEntry("DELETE", "/v1/messages/batches/{id}", batches.delete, gives=batches.BatchDeleted),
-    RouteEntry("POST", "/v1/messages/count_tokens", messages.count_tokens, CountRequest, Count),
+    *_MESSAGES,
     RouteEntry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
     RouteEntry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import Server, off_loop
-from quire.server.http.failures import JSON
-from quire.server.openai.chat import counted_conversation
+from quire.server.http.json_response import json_response
+from quire.server.openai.chat import render_conversation
 from quire.server.openai.prompts import text_ids
 from quire.server.openai.requests import ChatRequest
 
@@ -75,7 +75,7 @@ async def tokenize(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     tokenizer = server.need_tokenizer()
     ids = await _ids_of(server, body)
-    return _reply(
+    return json_response(
         TokenizeReply(
             len(ids),
             server.limits.max_model_len,
@@ -87,8 +87,9 @@ async def tokenize(server: Server, request: Request) -> Response:
 
 async def _ids_of(server: Server, body: TokenizeRequest) -> list[int]:
     if body.prompt is None or body.messages is not None:
-        _, ids = await counted_conversation(server, body.as_chat())
-        return ids
+        chat = body.as_chat()
+        chat.check()
+        return (await render_conversation(server, chat)).ids
     for name in _CHAT_FIELDS:
         if getattr(body, name) is not None:
             raise InvalidParameter(name, getattr(body, name), "it goes with messages only")
@@ -101,7 +102,7 @@ async def tokenizer_info(server: Server, request: Request) -> Response:
     serves it).
     """
     tokenizer = server.need_tokenizer()
-    return _reply(
+    return json_response(
         {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": tokenizer.vocab_size,
@@ -122,8 +123,4 @@ async def detokenize(server: Server, request: Request) -> Response:
         allowed = f"ids lie between 0 and {tokenizer.vocab_size - 1}"
         raise InvalidParameter("tokens", unknown[0], allowed)
     text = await off_loop(len(body.tokens), tokenizer.decode, body.tokens)
-    return _reply(DetokenizeReply(text))
-
-
-def _reply(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)
+    return json_response(DetokenizeReply(text))

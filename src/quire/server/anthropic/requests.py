@@ -69,6 +69,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
 
     def objects(self) -> Iterator[PlainObject]:
         """The messages and their blocks: see `FieldRules.settle`."""
@@ -96,6 +97,7 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             reasoning_effort=config.effort,
             response_format=_format(config.format),
             chat_template_kwargs=self._kwargs(),
+            enable_thinking=self.enable_thinking,
             **more,
         )
 

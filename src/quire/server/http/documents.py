@@ -6,12 +6,11 @@ import asyncio
 import html
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from quire.server.context import Server
-from quire.server.http.failures import JSON
+from quire.server.http.json_response import JSON, json_response
 from quire.server.http.openapi import document
 
 _STYLE = """
@@ -27,7 +26,7 @@ td { padding: .1rem .8rem .1rem 0; vertical-align: top; }
 async def openapi(server: Server, request: Request) -> Response:
     """The OpenAPI document of this server."""
     made = await asyncio.to_thread(document, request.app.state.entries)
-    return Response(msgspec.json.encode(made), media_type=JSON)
+    return json_response(made)
 
 
 async def docs(server: Server, request: Request) -> Response:

@@ -21,10 +21,10 @@ from quire.errors import (
     EngineError,
     RequestError,
 )
+from quire.server.http.json_response import JSON
 
 logger = logging.getLogger(__name__)
 
-JSON = "application/json"
 CONTEXT_LENGTH = "context_length_exceeded"
 """The code by which clients recognise a prompt that is too long."""
 

@@ -16,7 +16,8 @@ import msgspec
 from quire.release import __version__
 from quire.server.context import RouteEntry
 from quire.server.health import unserved
-from quire.server.http.failures import JSON, ErrorBody
+from quire.server.http.failures import ErrorBody
+from quire.server.http.json_response import JSON
 
 Schema = dict[str, Any]
 

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.http.failures import Refusal, error_response
@@ -17,6 +18,14 @@ from quire.server.http.failures import Refusal, error_response
 FREE_PATHS = frozenset({"/", "/health", "/ping", "/ready"})
 KEY_SLOT = "quire.key"
 """Where the guard leaves the digest of the key that was given, in the scope's state."""
+
+
+def owner_of(request: Request) -> bytes | None:
+    """The digest of the key that a request brought, which owns what the request makes; None without
+    keys.
+    """
+    owner: bytes | None = request.scope["state"].get(KEY_SLOT)
+    return owner
 
 
 class KeyGuard:

@@ -8,7 +8,7 @@ engine/frontend/input_processor.py, through `AsyncLLM.add_request`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -56,9 +56,8 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
-    tools = tool_use(server, body) if body.has_tools else NO_TOOLS
+    text, ids, tools = await render_conversation(server, body)
     is_parsed = server.chat.parser_plan.is_needed or tools.tools is not None
-    text, ids = await conversation_ids(server, body, tools)
     params = _params(server, body, len(ids))
     if not is_parsed:
         return ChatPrompt(text, ids, params)
@@ -67,20 +66,22 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     return ChatPrompt(text, ids, params, tools, place)
 
 
-async def conversation_ids(
-    server: Server, body: ChatRequest, tools: ToolUse
-) -> tuple[str, list[int]]:
-    """Render a conversation; the text and its ids. Raises RequestError or Refusal."""
+class RenderedChat(NamedTuple):
+    """A conversation as a prompt, and how it uses tools."""
+
+    text: str
+    ids: list[int]
+    tools: ToolUse
+
+
+async def render_conversation(server: Server, body: ChatRequest) -> RenderedChat:
+    """Render a conversation, however long it is. Raises RequestError or Refusal."""
+    tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     text = await render(server, body, tools.in_prompt)
     special = bool(body.add_special_tokens)
-    return text, await prompt_ids(server, text, body, add_special_tokens=special)
-
-
-async def counted_conversation(server: Server, body: ChatRequest) -> tuple[str, list[int]]:
-    """Render a conversation to be counted, however long it is. Raises RequestError or Refusal."""
-    body.check()
-    tools = tool_use(server, body) if body.has_tools else NO_TOOLS
-    return await conversation_ids(server, body, tools)
+    return RenderedChat(
+        text, await prompt_ids(server, text, body, add_special_tokens=special), tools
+    )
 
 
 def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParams:

@@ -58,8 +58,7 @@ def _params(server: Server, body: CompletionRequest, prompt_len: int) -> Samplin
     asked = DEFAULT_MAX_TOKENS if given is None else given
     asked = 1 if _is_only_echo(body) else asked
     budget = output_budget(asked, name, {}, prompt_len, server.limits.max_model_len)
-    is_ranked = body.num_drawn > (body.n or 1)
-    logprobs = 0 if is_ranked and body.logprobs is None else body.logprobs
+    logprobs = 0 if body.is_ranked and body.logprobs is None else body.logprobs
     params = body.sampling_params(server.sampling_defaults, max_tokens=budget, logprobs=logprobs)
     if body.echo and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs
@@ -86,7 +85,7 @@ class _CompletionWriter(ReplyWriter):
         choices = []
         for index, output in enumerate(outputs):
             self.usage.add(index, output)
-            if self._body.num_drawn > (self._body.n or 1):
+            if self._body.is_ranked:
                 output = best(output, self._body.n or 1)
             choices += [self._choice(index, output, c) for c in output.outputs]
         return CompletionReply(

@@ -16,7 +16,8 @@ from quire.outputs import RequestOutput
 from quire.server.context import Prompt, RequestName, Server
 from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
 from quire.server.http.event_stream import DONE, event
-from quire.server.http.failures import JSON, error_json
+from quire.server.http.failures import error_json
+from quire.server.http.json_response import json_response
 from quire.server.openai.replies import (
     ChatChunk,
     CompletionChunk,
@@ -45,7 +46,7 @@ async def deliver(
     if body.use_beam_search:
         check_beams(body, server.engine.front_end.inputs.limits.max_logprobs)
         found = await beam_outputs(server, request, body, name, prompts)
-        return Response(msgspec.json.encode(reply.whole(found)), media_type=JSON)
+        return json_response(reply.whole(found))
     streams = await server.start(request, body, name, prompts)
     if body.stream:
         return server.stream(_events(streams, reply), streams)
@@ -53,7 +54,7 @@ async def deliver(
         outputs = await last_outputs(request, streams)
     finally:
         await close_all(streams)
-    return Response(msgspec.json.encode(reply.whole(outputs)), media_type=JSON)
+    return json_response(reply.whole(outputs))
 
 
 async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenerator[bytes]:

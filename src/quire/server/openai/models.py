@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.context import Server
-from quire.server.http.failures import JSON
+from quire.server.http.json_response import json_response
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -46,14 +46,14 @@ async def models(server: Server, request: Request) -> Response:
         first_id=server.names[0],
         last_id=server.names[-1],
     )
-    return Response(msgspec.json.encode(cards), media_type=JSON)
+    return json_response(cards)
 
 
 async def model(server: Server, request: Request) -> Response:
     """Return one of the names."""
     name = request.path_params["name"]
     server.check_name(name)
-    return Response(msgspec.json.encode(_card(server, name)), media_type=JSON)
+    return json_response(_card(server, name))
 
 
 def _card(server: Server, name: str) -> ModelCard:

@@ -59,6 +59,8 @@ async def render(
     if template is not None and not server.chat.trusts_requests:
         text = "This server takes no chat template from a request (--trust-request-chat-template)."
         raise Refusal(400, text, param="chat_template")
+    if body.enable_thinking is not None:
+        kwargs.setdefault("enable_thinking", body.enable_thinking)
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.http.failures import JSON
+from quire.server.http.json_response import json_response
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.completions import completion_prompts
 from quire.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields
@@ -37,7 +37,7 @@ async def render_completions(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     prompts = await completion_prompts(server, body)
     name = RequestName.of(request, "cmpl-", body.request_id)
-    return _reply([_rendered(server, body, name, prompt) for prompt in prompts])
+    return json_response([_rendered(server, body, name, prompt) for prompt in prompts])
 
 
 async def render_chat_completions(server: Server, request: Request) -> Response:
@@ -46,7 +46,7 @@ async def render_chat_completions(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     prompt = await chat_prompt(server, body)
     name = RequestName.of(request, "chatcmpl-", body.request_id)
-    return _reply(_rendered(server, body, name, prompt))
+    return json_response(_rendered(server, body, name, prompt))
 
 
 def _rendered(
@@ -72,7 +72,3 @@ def _shown(params: SamplingParams) -> dict[str, Any]:
         for name, value in fields.items()
         if not name.startswith("_") and name not in hidden
     }
-
-
-def _reply(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)

@@ -223,7 +223,7 @@ class CompletionRequest(GenerationFields):
                 raise InvalidParameter(
                     "best_of", self.best_of, f"it must be n={self.n or 1} or more"
                 )
-            if self.stream and self.best_of > (self.n or 1):
+            if self.stream and self.is_ranked:
                 hint = "Leave out stream: which completions are best is known at the end."
                 raise InvalidParameter("best_of", self.best_of, "a stream cannot have it", hint)
 
@@ -231,6 +231,11 @@ class CompletionRequest(GenerationFields):
     def num_drawn(self) -> int:
         """How many completions are generated for each prompt."""
         return super().num_drawn if self.best_of is None else self.best_of
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether more completions are generated than the reply has."""
+        return self.num_drawn > (self.n or 1)
 
 
 _OF_MESSAGES = frozenset(
@@ -264,6 +269,7 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from quire.beam_search import BeamSearch, BeamSearchSequence
+from quire.beam_search import BeamSearch, BeamSearchSequence, step_params
 from quire.errors import InvalidParameter
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.params import BeamSearchParams, SamplingParams
+from quire.params import BeamSearchParams
 from quire.server.context import Prompt, RequestName, Server
 from quire.server.engine_outputs import close_all, last_output, raise_error, while_connected
 from quire.server.openai.requests import GenerationFields
@@ -20,7 +20,7 @@ NOT_WITH_BEAMS = (
     *("allowed_token_ids", "logprob_token_ids", "prompt_logprobs", "structured_outputs", "top_k"),
     *("response_format", "repetition_detection", "thinking_token_budget", "vllm_xargs", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "echo", "tools", "functions"),
-    "stream",
+    *("best_of", "stream"),
 )
 """Fields that a search for the likeliest texts cannot honour."""
 
@@ -86,14 +86,10 @@ class _Beams:
         self, request: Request, body: GenerationFields, name: RequestName
     ) -> RequestOutput:
         """Search to the end."""
-        step = SamplingParams(
-            logprobs=2 * self._params.beam_width,
-            max_tokens=1,
-            temperature=self._params.temperature,
-            detokenize=False,
-        )
         while not self._search.is_over:
-            grown = [Prompt(None, beam.tokens, step) for beam in self._search.beams]
+            grown = [
+                Prompt(None, beam.tokens, step_params(self._params)) for beam in self._search.beams
+            ]
             streams = await self._server.start(request, body, name.another(), grown)
             try:
                 outputs = await asyncio.gather(*map(last_output, streams))
@@ -101,10 +97,7 @@ class _Beams:
                 await close_all(streams)
             for output in outputs:
                 raise_error(output)
-            if any(output.outputs[0].finish_reason == "abort" for output in outputs):
-                self._search.abort()
-            else:
-                self._search.advance([output.outputs[0].logprobs[0] for output in outputs])
+            self._search.take([output.outputs[0] for output in outputs])
         found = [self._completion(*item) for item in enumerate(self._search.best())]
         return RequestOutput(name.shown, self._prompt.text, self._prompt.ids, None, found, True)
 

@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.context import Server
-from quire.server.http.failures import JSON, Refusal
-from quire.server.http.security import KEY_SLOT
-from quire.server.responses.conversation_store import Conversation
+from quire.server.http.failures import Refusal
+from quire.server.http.json_response import json_response
+from quire.server.http.security import owner_of
 from quire.server.responses.input_items import InputItems, named_items, page_of
 from quire.server.responses.items import conversation as messages_of
+from quire.server.responses.stored_conversation import Conversation
 
 _Items = Annotated[list[dict[str, Any]], Meta(max_length=256)]
 
@@ -61,7 +62,7 @@ async def create(server: Server, request: Request) -> Response:
     body = await server.read(request, CreateConversation)
     if not server.conversations.is_open:
         raise Refusal(501, "This server keeps no conversations (--max-stored-responses).")
-    made = Conversation(body.metadata or {}, request.scope["state"].get(KEY_SLOT))
+    made = Conversation(body.metadata or {}, owner_of(request))
     made.extend(_named(body.items or []))
     server.conversations.add(made)
     return _shown(made)
@@ -83,13 +84,13 @@ async def delete(server: Server, request: Request) -> Response:
     """Forget a conversation; responses that were made in it stay."""
     found = kept(server, request, request.path_params["id"])
     server.conversations.remove(found.id)
-    return _reply(ConversationDeleted(found.id))
+    return json_response(ConversationDeleted(found.id))
 
 
 async def list_items(server: Server, request: Request) -> Response:
     """The items of a conversation, page by page."""
     found = kept(server, request, request.path_params["id"])
-    return _reply(page_of(found.items, request.query_params))
+    return json_response(page_of(found.items, request.query_params))
 
 
 async def create_items(server: Server, request: Request) -> Response:
@@ -100,13 +101,13 @@ async def create_items(server: Server, request: Request) -> Response:
     added = _named(body.items)
     found.extend(added)
     ids = [item["id"] for item in added] or [None]
-    return _reply(InputItems(added, ids[0], ids[-1], has_more=False))
+    return json_response(InputItems(added, ids[0], ids[-1], has_more=False))
 
 
 async def retrieve_item(server: Server, request: Request) -> Response:
     """One item of a conversation."""
     found = kept(server, request, request.path_params["id"])
-    return _reply(_item(found, request.path_params["item_id"]))
+    return json_response(_item(found, request.path_params["item_id"]))
 
 
 async def delete_item(server: Server, request: Request) -> Response:
@@ -118,9 +119,10 @@ async def delete_item(server: Server, request: Request) -> Response:
 
 def kept(server: Server, request: Request, id: str) -> Conversation:
     """The conversation with this id. Raises Refusal (404)."""
-    found = server.conversations.get(id, request.scope["state"].get(KEY_SLOT))
+    found = server.conversations.get(id, owner_of(request))
     if found is None:
         raise Refusal(404, f"There is no conversation `{id[:100]}` here.", param="conversation")
+    server.conversations.renew(id)  # the one that was unused for longest makes room
     return found
 
 
@@ -139,10 +141,6 @@ def _named(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shown(found: Conversation) -> Response:
-    return _reply(
+    return json_response(
         ConversationObject(id=found.id, created_at=found.created_at, metadata=found.metadata)
     )
-
-
-def _reply(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type=JSON)

@@ -8,6 +8,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from quire.errors import InvalidParameter
+from quire.server.http.paging import page_limit
 
 _MOST = 100
 _PREFIXES = {
@@ -52,9 +53,8 @@ def _named(item: dict[str, Any], number: str) -> dict[str, Any]:
 
 def page_of(items: list[dict[str, Any]], query: QueryParams) -> InputItems:
     """The page that the query asks for. Raises InvalidParameter."""
-    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
-        raise InvalidParameter("limit", limit[:80], f"it must be 1 to {_MOST}")
+    limit = page_limit(query, _MOST)
+    order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidParameter("order", order[:80], "it must be asc or desc")
     ordered = items if order == "asc" else items[::-1]
@@ -63,6 +63,6 @@ def page_of(items: list[dict[str, Any]], query: QueryParams) -> InputItems:
         if not places:
             raise InvalidParameter("after", after[:80], "it must be the id of one of the items")
         ordered = ordered[places[0] + 1 :]
-    data = ordered[: int(limit)]
+    data = ordered[:limit]
     ids = [item["id"] for item in data] or [None]
     return InputItems(data, ids[0], ids[-1], has_more=len(ordered) > len(data))

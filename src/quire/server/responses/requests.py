@@ -15,7 +15,7 @@ from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.responses.items import conversation, in_namespace
 
 _SAME = (*RequestSamplingFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
-         "max_tool_calls")  # fmt: skip
+         "max_tool_calls", "enable_thinking")  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (
     *(_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results"),
@@ -65,8 +65,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     """`POST /v1/responses`."""
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
-        *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        "truncation",
+        *("service_tier", "safety_identifier", "prompt_cache_key", "truncation"),
     )
 
     input: str | list[dict[str, Any]]
@@ -87,6 +86,7 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
     truncation: Literal["auto", "disabled"] | None = None
 
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
 
     conversation: str | ConversationName | None = None
     prompt: Any = None

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidParameter
+from quire.errors import CapacityError, InvalidParameter
 from quire.server.context import RequestName, Server
 from quire.server.engine_outputs import (
     Outputs,
@@ -21,13 +21,13 @@ from quire.server.engine_outputs import (
     while_connected,
 )
 from quire.server.http.event_stream import EventData, event
-from quire.server.http.failures import JSON, Refusal, as_refusal
-from quire.server.http.security import KEY_SLOT
-from quire.server.openai.chat import chat_prompt, counted_conversation
+from quire.server.http.failures import Refusal, as_refusal
+from quire.server.http.json_response import json_response
+from quire.server.http.security import owner_of
+from quire.server.openai.chat import chat_prompt, render_conversation
 from quire.server.openai.parsed_chat import ChatPrompt, open_answers
 from quire.server.openai.requests import ChatRequest
 from quire.server.responses import compaction
-from quire.server.responses.conversation_store import Conversation
 from quire.server.responses.conversations import kept as kept_conversation
 from quire.server.responses.input_items import named_items, page_of
 from quire.server.responses.items import conversation
@@ -40,7 +40,8 @@ from quire.server.responses.replies import (
     ResponseObject,
 )
 from quire.server.responses.requests import ResponsesRequest
-from quire.server.responses.store import StoredResponse
+from quire.server.responses.stored_conversation import Conversation
+from quire.server.responses.stored_response import StoredResponse
 from quire.server.responses.writer import ResponseWriter, empty_usage
 
 
@@ -57,8 +58,7 @@ async def create(server: Server, request: Request) -> Response:
     body = await server.read(request, ResponsesRequest)
     server.check_model(body.model)
     body.check()
-    talk = _talk(server, request, body)
-    before = _history(server, request, body)
+    talk, before = _history(server, request, body)
     chat = body.as_chat(before)
     chat.stream = True  # so that the engine gives deltas
     prompt = await chat_prompt(server, chat)
@@ -67,11 +67,11 @@ async def create(server: Server, request: Request) -> Response:
     stored = StoredResponse(
         writer.response,
         [*before, *conversation(body.input)],
-        _owner(request),
+        owner_of(request),
         named_items(body.input, writer.response.id),
     )
-    if writer.response.store:
-        server.responses.add(stored)
+    if writer.response.store and not server.responses.add(stored):
+        raise CapacityError("Too many responses are being made.", retry_after_s=1.0)
     try:
         streams = await server.start(request, chat, name, [prompt])
     except BaseException:
@@ -85,7 +85,7 @@ async def _deliver(server: Server, request: Request, body: ResponsesRequest, run
         run.stored.task = asyncio.create_task(run.to_end())
         if body.stream:
             return server.stream(run.stored.follow(0), [])
-        return _whole(run.stored.response)
+        return json_response(run.stored.response)
     if body.stream:
         return server.stream(run.events(), run.streams)
     try:
@@ -94,14 +94,14 @@ async def _deliver(server: Server, request: Request, body: ResponsesRequest, run
         await close_all(run.streams)
     if run.error is not None:
         raise run.error
-    return _whole(run.stored.response)
+    return json_response(run.stored.response)
 
 
 async def retrieve(server: Server, request: Request) -> Response:
     """A response that was kept, whole or as the stream that it was."""
     stored = _kept(server, request, request.path_params["id"])
     if request.query_params.get("stream") not in ("true", "1"):
-        return _whole(stored.response)
+        return json_response(stored.response)
     if stored.is_cut:
         raise Refusal(400, "This response was too long for its events to be kept.", param="stream")
     after = request.query_params.get("starting_after", "-1")
@@ -115,9 +115,11 @@ async def input_tokens(server: Server, request: Request) -> Response:
     body = await server.read(request, ResponsesRequest)
     server.check_model(body.model)
     body.check()
-    chat = body.as_chat(_history(server, request, body))
-    _, ids = await counted_conversation(server, chat)
-    return Response(msgspec.json.encode(InputTokens(len(ids))), media_type=JSON)
+    _, before = _history(server, request, body)
+    chat = body.as_chat(before)
+    chat.check()
+    rendered = await render_conversation(server, chat)
+    return json_response(InputTokens(len(rendered.ids)))
 
 
 async def compact(server: Server, request: Request) -> Response:
@@ -125,8 +127,8 @@ async def compact(server: Server, request: Request) -> Response:
     body = await server.read(request, ResponsesRequest)
     server.check_model(body.model)
     body.check()
-    history = _history(server, request, body)
-    chat = body.as_chat(history)
+    _, before = _history(server, request, body)
+    chat = body.as_chat(before)
     chat.messages.append({"role": "user", "content": compaction.REQUEST})
     chat.tools = chat.tool_choice = chat.response_format = None
     chat.max_completion_tokens = body.max_output_tokens or compaction.MAX_SUMMARY_TOKENS
@@ -150,14 +152,14 @@ async def compact(server: Server, request: Request) -> Response:
     made = CompactedResponse(
         id=name.shown, created_at=name.created, output=[*users, item], usage=usage
     )
-    return Response(msgspec.json.encode(made), media_type=JSON)
+    return json_response(made)
 
 
 async def input_items(server: Server, request: Request) -> Response:
     """What the request of a kept response was made of, page by page."""
     stored = _kept(server, request, request.path_params["id"])
     page = page_of(stored.input_items, request.query_params)
-    return Response(msgspec.json.encode(page), media_type=JSON)
+    return json_response(page)
 
 
 async def cancel(server: Server, request: Request) -> Response:
@@ -167,7 +169,7 @@ async def cancel(server: Server, request: Request) -> Response:
         raise Refusal(400, "Only a response with background=true can be cancelled.")
     await server.engine.abort(server.in_flight.keys([stored.response.id]))
     await asyncio.shield(stored.task)
-    return _whole(stored.response)
+    return json_response(stored.response)
 
 
 async def delete(server: Server, request: Request) -> Response:
@@ -176,7 +178,7 @@ async def delete(server: Server, request: Request) -> Response:
     if stored.task is not None and not stored.is_over:
         await server.engine.abort(server.in_flight.keys([stored.response.id]))
     server.responses.remove(stored.response.id)
-    return Response(msgspec.json.encode(Deleted(stored.response.id)), media_type=JSON)
+    return json_response(Deleted(stored.response.id))
 
 
 class _Run:
@@ -267,16 +269,16 @@ def _writer(
     return ResponseWriter(response, chat, answer, server.need_tokenizer())
 
 
-def _talk(server: Server, request: Request, body: ResponsesRequest) -> Conversation | None:
-    """The conversation that the response belongs to. Raises Refusal for an unknown one."""
-    id = body.conversation_id
-    return None if id is None else kept_conversation(server, request, id)
-
-
-def _history(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The messages that the input goes on from."""
-    talk = _talk(server, request, body)
-    return _before(server, request, body) if talk is None else conversation(talk.items)
+def _history(
+    server: Server, request: Request, body: ResponsesRequest
+) -> tuple[Conversation | None, list[dict[str, Any]]]:
+    """The conversation that the response belongs to, and the messages that the input goes on from.
+    Raises Refusal for what is not kept.
+    """
+    if body.conversation_id is None:
+        return None, _before(server, request, body)
+    talk = kept_conversation(server, request, body.conversation_id)
+    return talk, conversation(talk.items)
 
 
 def _before(server: Server, request: Request, body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -303,16 +305,7 @@ def _is_meaningful(item: Item) -> bool:
 
 
 def _kept(server: Server, request: Request, id: str) -> StoredResponse:
-    stored = server.responses.get(id, _owner(request))
+    stored = server.responses.get(id, owner_of(request))
     if stored is None:
         raise Refusal(404, f"There is no response `{id[:100]}` here.", param="response_id")
     return stored
-
-
-def _owner(request: Request) -> bytes | None:
-    owner: bytes | None = request.scope["state"].get(KEY_SLOT)
-    return owner
-
-
-def _whole(response: ResponseObject) -> Response:
-    return Response(msgspec.json.encode(response), media_type=JSON)

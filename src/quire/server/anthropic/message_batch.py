@@ -1,10 +1,9 @@
-"""Batches of messages, each run in the background: a bounded number is kept, in memory."""
+"""A batch of messages, which is answered in the background."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -14,7 +13,6 @@ from msgspec import Meta
 from starlette.types import ASGIApp
 
 from quire.server.batch.direct_call import DirectReply, post
-from quire.server.http.failures import Refusal
 from quire.server.http.in_flight import ID_SLOT, InFlightRequests
 from quire.server.http.security import KEY_SLOT
 
@@ -75,6 +73,11 @@ class MessageBatch:
             expires_at=(now + LIFETIME).isoformat(),
         )
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The batch's."""
+        return self.shown.id
 
     @property
     def is_over(self) -> bool:
@@ -139,29 +142,3 @@ class MessageBatch:
         setattr(counts, kind, getattr(counts, kind) + 1)
         line = {"custom_id": request.custom_id, "result": {"type": kind, **result}}
         self.results[request.custom_id] = msgspec.json.encode(line)
-
-
-class BatchStore:
-    """At most `limit` batches, the oldest of which make room; one that is being made stays."""
-
-    def __init__(self, limit: int = 256) -> None:
-        self._limit = limit
-        self._batches: OrderedDict[str, MessageBatch] = OrderedDict()
-
-    def add(self, batch: MessageBatch) -> None:
-        """Keep a batch. Raises Refusal when there is no room for one more."""
-        while len(self._batches) >= self._limit:
-            oldest = next((k for k, b in self._batches.items() if b.is_over), None)
-            if oldest is None:
-                text = "There is no room for another batch (--max-stored-responses)."
-                raise Refusal(429, text) if self._limit else Refusal(501, text)
-            del self._batches[oldest]
-        self._batches[batch.shown.id] = batch
-
-    def of(self, owner: bytes | None) -> list[MessageBatch]:
-        """The batches of one owner, the newest first."""
-        return [batch for batch in reversed(self._batches.values()) if batch.owner == owner]
-
-    def remove(self, id: str) -> None:
-        """Keep it no longer."""
-        self._batches.pop(id, None)

@@ -1,13 +1,11 @@
-"""Responses that can be retrieved: a bounded number, the latest."""
+"""A response that can be retrieved, followed and continued."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from quire.errors import CapacityError
 from quire.server.responses.replies import ResponseObject
 
 _MAX_EVENT_BYTES = 4 * 2**20
@@ -39,6 +37,11 @@ class StoredResponse:
         self._num_bytes = 0
         self._news = asyncio.Event()
 
+    @property
+    def id(self) -> str:
+        """The response's."""
+        return self.response.id
+
     def record(self, event: bytes) -> None:
         """Keep an event; past the bound all are dropped."""
         self._num_bytes += len(event)
@@ -69,34 +72,3 @@ class StoredResponse:
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
-
-
-class ResponseStore:
-    """At most `limit` responses, the oldest of which make room; one that is being made stays."""
-
-    def __init__(self, limit: int = 256) -> None:
-        self._limit = limit
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is kept at all."""
-        return self._limit > 0
-
-    def add(self, stored: StoredResponse) -> None:
-        """Keep a response. Raises CapacityError when all that are kept are still being made."""
-        while len(self._responses) >= self._limit:
-            oldest = next((k for k, r in self._responses.items() if r.is_over), None)
-            if oldest is None:
-                raise CapacityError("Too many responses are being made.", retry_after_s=1.0)
-            del self._responses[oldest]
-        self._responses[stored.response.id] = stored
-
-    def get(self, id: str, owner: bytes | None) -> StoredResponse | None:
-        """The response, if it is kept and the owner's."""
-        stored = self._responses.get(id)
-        return stored if stored is not None and stored.owner == owner else None
-
-    def remove(self, id: str) -> None:
-        """Keep it no longer; unknown ones are passed over."""
-        self._responses.pop(id, None)

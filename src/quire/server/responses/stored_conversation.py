@@ -1,10 +1,9 @@
-"""Conversations that responses are added to: a bounded number, the latest, in memory."""
+"""A conversation that responses go on from and are added to."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +23,7 @@ class Conversation:
         self.metadata = metadata
         self.owner = owner
         self.items: list[dict[str, Any]] = []
+        self.is_over = True
 
     def check_room(self, num_items: int) -> None:
         """Raise InvalidParameter if so many more items are too many."""
@@ -39,34 +39,3 @@ class Conversation:
     def item(self, id: str) -> dict[str, Any] | None:
         """The item with this id."""
         return next((item for item in self.items if item["id"] == id), None)
-
-
-class ConversationStore:
-    """At most `limit` conversations; the one that was unused for longest makes room."""
-
-    def __init__(self, limit: int = 256) -> None:
-        self._limit = limit
-        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is kept at all."""
-        return self._limit > 0
-
-    def add(self, conversation: Conversation) -> None:
-        """Keep a conversation."""
-        while len(self._conversations) >= self._limit:
-            self._conversations.popitem(last=False)
-        self._conversations[conversation.id] = conversation
-
-    def get(self, id: str, owner: bytes | None) -> Conversation | None:
-        """The conversation, if it is kept and the owner's."""
-        found = self._conversations.get(id)
-        if found is None or found.owner != owner:
-            return None
-        self._conversations.move_to_end(id)
-        return found
-
-    def remove(self, id: str) -> None:
-        """Keep it no longer; unknown ones are passed over."""
-        self._conversations.pop(id, None)
