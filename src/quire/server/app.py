@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.failures import Refusal, error_response
+from quire.server.http.fields import BODY_SLOT, name_as_sent
 from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
 
@@ -69,6 +70,7 @@ def _route(server: Server, entry: RouteEntry) -> Route:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
+            name_as_sent(error, request.scope["state"].get(BODY_SLOT))
             return entry.failure(error)
 
     return Route(entry.path, endpoint, methods=entry.methods.split())

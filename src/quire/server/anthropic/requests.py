@@ -108,6 +108,15 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return kwargs
 
 
+_FIELDS = {
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+"""Field of chat, or parameter of the engine -> the field here."""
+
+
 class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages`."""
 
@@ -124,6 +133,10 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     cache_control: Any = None
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine, or a field of chat, was made from."""
+        return _FIELDS.get(parameter.partition(".")[0], parameter)
 
     def generation(self, *, has_reasoning: bool) -> ChatRequest:
         """The chat request that is run. A model without reasoning thinks within any budget."""
