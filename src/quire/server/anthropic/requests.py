@@ -58,8 +58,8 @@ _OF_BLOCKS = frozenset(
 )
 
 
-class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/messages/count_tokens`: what decides the prompt."""
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What decides the prompt."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     model: str | None = None
@@ -117,7 +117,28 @@ _FIELDS = {
 """Field of chat, or parameter of the engine -> the field here."""
 
 
-class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
+class CountRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`. Clients send the whole request that they would send to
+    `/v1/messages`; what decides only the answer has no effect on the count.
+    """
+
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
+        *("max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "metadata"),
+        *("service_tier", "cache_control"),
+    )
+
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: Any = None
+
+
+class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages`."""
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("metadata", "service_tier", "cache_control")
