@@ -49,6 +49,7 @@ def build_server(
 ) -> Server:
     """What every handler needs. `keys` are the API keys that are accepted."""
     siblings = siblings or Siblings()
+    kept = (args.num_stored_responses, args.max_stored_bytes)
     parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.reasoning_marks:
         engine.front_end.inputs.reasoning_marks = _reasoning_marks(parser_plan)
@@ -87,9 +88,9 @@ def build_server(
         field_rules=FieldRules(is_strict=args.strict_fields),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
-        responses=OwnedStore(args.num_stored_responses),
-        batches=OwnedStore(args.num_stored_responses),
-        conversations=OwnedStore(args.num_stored_responses),
+        responses=OwnedStore(*kept),
+        batches=OwnedStore(*kept),
+        conversations=OwnedStore(*kept),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
         plan={

@@ -107,6 +107,13 @@ class ServerArgs(CommandLineOptions):
         "with several API servers none.",
         minimum=0,
     )
+    max_stored_bytes: int = _LIMITS.size(
+        64 * 2**20,
+        "Most bytes of the responses that are kept, of the conversations, and of the message "
+        "batches; the oldest make room.",
+        unit="bytes",
+        minimum=1024,
+    )
     reader_timeout_s: float = _LIMITS.number(
         120.0,
         "How long a client may leave a stream unread before it is cut off.",
