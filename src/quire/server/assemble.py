@@ -14,6 +14,7 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
@@ -118,9 +119,13 @@ def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
 
 def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
     """Who may use the server."""
+    is_open_to_pages = (
+        not keys and not args.ssl_certfile and not args.uds and is_loopback(args.host)
+    )
     return Access(
         keys=keys,
         origins=args.origins,
+        hosts=args.hosts if is_open_to_pages else None,
         methods=_listed(args.allowed_methods),
         headers=_listed(args.allowed_headers),
         allow_credentials=args.allow_credentials,
