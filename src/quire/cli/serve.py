@@ -17,7 +17,7 @@ from quire.cli.session import add_engine_flags, explain
 from quire.config.args.command_line import QuireParser
 from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.option import options_of
-from quire.config.args.server_args import ServerArgs
+from quire.config.args.server_args import ServerArgs, check_keys
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
@@ -78,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
         start_logging(options.uvicorn_log_level)
         return run_headless(engine_args)
-    keys = (*options.keys, *read_environment().api_keys)
+    of_environment = read_environment().api_keys
+    check_keys("QUIRE_API_KEY", of_environment)
+    keys = (*options.keys, *of_environment)
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
     start_logging(options.uvicorn_log_level)
