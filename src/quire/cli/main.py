@@ -11,7 +11,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+from quire.cli.start_signals import StoppedWhileStarting, start_signals
 from quire.config.args.command_help import meant
 from quire.config.args.command_line import QuireParser
 
@@ -34,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         return _no_command(words)
     try:
-        return run_command(words[0], words[1:])
+        with start_signals.taken() if words[0] == "serve" else nullcontext():
+            return run_command(words[0], words[1:])
+    except StoppedWhileStarting:
+        _say("stopped while starting")
+        return 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

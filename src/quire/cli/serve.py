@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
 from quire.cli.session import add_engine_flags, explain
+from quire.cli.start_signals import start_signals
 from quire.config.args.command_line import QuireParser
 from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.option import options_of
@@ -101,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if options.enable_admin and options.admin_port is not None:
             admin = stack.enter_context(bind(None, options.admin_port, None))
         _warn_if_open(options, keys)
+        start_signals.check()
         if len(listeners) > 1:
             from quire.server.fleet.fleet import serve_with_many
 
@@ -123,12 +125,16 @@ async def _serve(
     admin: socket.socket | None,
 ) -> int:
     from quire.engine.async_llm import AsyncLLM
+    from quire.server.http.listening import ShutdownSignal
     from quire.server.serving import serve
 
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
     freeze_start_up()
     try:
-        return await serve(engine, options, keys, listener, admin)
+        ending = ShutdownSignal()
+        with ending.by_signals():
+            start_signals.check()
+            return await serve(engine, options, keys, listener, ending, admin)
     finally:
         engine.shutdown()
 

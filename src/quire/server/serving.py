@@ -23,10 +23,11 @@ async def serve(
     args: ServerArgs,
     keys: Sequence[str],
     listener: socket.socket,
+    ending: ShutdownSignal,
     admin_listener: socket.socket | None = None,
     siblings: Siblings | None = None,
 ) -> int:
-    """Answer requests at `listener` until a signal comes or the engine dies; the exit code.
+    """Answer requests at `listener` until `ending` begins or the engine dies; the exit code.
 
     The routes that control the engine are at `admin_listener`, or with the others. The caller keeps
     the engine.
@@ -45,7 +46,6 @@ async def serve(
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
         served.append((make_listener(app, how), admin_listener))
-    ending = ShutdownSignal()
 
     def announce() -> None:
         if siblings.on_started is not None:

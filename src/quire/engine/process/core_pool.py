@@ -144,10 +144,10 @@ class CorePool:
             _, process = self.processes.popitem()
             process.end(deadline - time.monotonic())
 
-    def terminate(self) -> None:
-        """Tell all cores to end, by signal."""
+    def ask_to_end(self) -> None:
+        """Have all cores abort their requests and end."""
         for process in self.processes.values():
-            process.terminate()
+            process.ask_to_end()
 
 
 def _error(engine_index: int, kind: str, text: str, *, is_first: bool) -> EngineError:

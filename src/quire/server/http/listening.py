@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _FLUSH_S = 5.0
 """For replies to reach their clients after the last request has ended."""
 _BACKLOG = 2048
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
 
 
@@ -190,6 +191,21 @@ class ShutdownSignal:
         """SIGTERM or SIGINT came."""
         (self.hurried if self.begun.is_set() else self.begun).set()
 
+    @contextlib.contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """In the block SIGTERM and SIGINT call `on_signal`. After it they are ignored: the process
+        is about to exit.
+        """
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.on_signal)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+
     def fail(self) -> None:
         """The engine is dead: stop with exit code 1."""
         self.exit_code = 1
@@ -211,9 +227,6 @@ async def listen(
 
     `drain` returns when no request is in progress, `abort` ends all that are.
     """
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.on_signal)
     serving = [asyncio.ensure_future(server.serve([sock])) for server, sock in listeners]
     try:
         accepted = asyncio.gather(*(server.accepts.wait() for server, _ in listeners))
@@ -237,8 +250,6 @@ async def listen(
     finally:
         for server, _ in listeners:
             server.force_exit = True
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
         await asyncio.gather(*serving)
 
 
