@@ -86,9 +86,11 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
     start_logging(options.uvicorn_log_level)
     from quire.server.assemble import listening_of
+    from quire.server.http.acceptor import raise_descriptor_limit
     from quire.server.http.listening import bind, bind_shared, check_tls
 
     check_tls(listening_of(options).tls)
+    raise_descriptor_limit()
 
     with ExitStack() as stack:
         address = options.host, options.port, options.uds

@@ -7,6 +7,7 @@ is its main program. It leaves SIGTERM and SIGINT to its starter (owner_signals.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -20,6 +21,8 @@ from pathlib import Path
 from quire.engine.process.owner_signals import held_back
 from quire.engine.process.start_message import ChildStart, last_words, send_start
 
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+
 GRACE_S = 5.0
 """How long a process that was told to end may take, if nothing else is said."""
 
@@ -32,6 +35,13 @@ _BOOT = (
 """The starter's `sys.path` comes with the start message; until then the package is found by the
 last argument.
 """
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether a process could not be started for want of descriptors, memory or process ids, which
+    may be there a moment later.
+    """
+    return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
 class ChildProcess:

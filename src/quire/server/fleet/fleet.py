@@ -19,7 +19,7 @@ from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.event_loop import loop_factory
 from quire.engine.launcher import OwnedCores, start_owned
-from quire.engine.process.child_process import ChildProcess
+from quire.engine.process.child_process import ChildProcess, is_shortage
 from quire.engine.shared_cores.broker import ApiServerConnection
 from quire.engine.shared_cores.load_board import Load, LoadBoard
 from quire.errors import EngineDeadError
@@ -161,9 +161,20 @@ class Fleet:
                 await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
                 if ending.begun.is_set():
                     return
-            process = self._processes[row] = self._new_process(row)
+            process = self._processes[row] = await self._restarted(row)
             message = self._message(row, process.client_index)
             await asyncio.to_thread(process.start, message)
+
+    async def _restarted(self, row: int) -> ApiServerProcess:
+        """A new process, as soon as there are descriptors and memory for it."""
+        while True:
+            try:
+                return self._new_process(row)
+            except OSError as error:
+                if not is_shortage(error):
+                    raise
+                logger.error("API server %d cannot be restarted now: %s", row, error)
+                await asyncio.sleep(LONGEST_PAUSE_S)
 
     async def _live(self, row: int, process: ApiServerProcess) -> None:
         """Return when the server has exited; one without heartbeats is killed."""
