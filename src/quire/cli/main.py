@@ -32,7 +32,11 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's) and give the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    is_heard = _open_standard_streams()
     _tolerate_unprintable_text()
+    if not is_heard and words[:1] not in (["serve"], ["run-batch"]):
+        _say("error: standard output is closed")
+        return 1
     if not words or words[0] not in COMMANDS:
         return _no_command(words)
     try:
@@ -107,6 +111,22 @@ def _no_command(words: list[str]) -> int:
 
 def _say(text: str) -> None:
     print(f"quire: {text}", file=sys.stderr)
+
+
+def _open_standard_streams() -> bool:
+    """Have the null device where the standard streams are closed (`>&-`), so that nothing else gets
+    their descriptors; whether standard output was open.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # the lowest number that is free
+    is_heard = sys.stdout is not None
+    sys.stdin = sys.stdin or open(0, closefd=False)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    return is_heard
 
 
 def _tolerate_unprintable_text() -> None:
