@@ -24,8 +24,9 @@ def test_a_server_goes_on_without_streams():
     line = f"{QUIRE} serve --explain --max-model-len 128 <&- >&- 2>&-"
     assert shell(line) == (0, "", "")
     code = (
-        "import os, sys; from quire.cli import main; os.write(9, repr([main._open_standard_streams()"
-        ", *(os.readlink(f'/proc/self/fd/{n}') for n in range(3))]).encode())"
+        "import os; from quire.cli import main; found = [main._open_standard_streams()]; "
+        "found += [os.readlink(f'/proc/self/fd/{n}') for n in range(3)]; "
+        "os.write(9, repr(found).encode())"
     )
     found = shell(f'{sys.executable} -c "{code}" 9>&1 <&- >&- 2>&-')
     assert found == (0, "[False, '/dev/null', '/dev/null', '/dev/null']", "")

@@ -123,9 +123,9 @@ def _open_standard_streams() -> bool:
         except OSError:
             os.open(os.devnull, flags)  # the lowest number that is free
     is_heard = sys.stdout is not None
-    sys.stdin = sys.stdin or open(0, closefd=False)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     return is_heard
 
 
