@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 _MAX_SHOWN = 80
 """Characters of a value that a text shows."""
+_MAX_LOAD_TEXT = 2000
 
 
 class EngineError(Exception):
@@ -157,7 +158,14 @@ class PeersLost(EngineDeadError):
 
 
 class LoadError(EngineError, ValueError):
-    """A model, tokenizer or configuration cannot be loaded."""
+    """A model, tokenizer or configuration cannot be loaded. The text, which shows what files hold,
+    is cut at a length that a person reads.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _MAX_LOAD_TEXT:
+            message = message[: _MAX_LOAD_TEXT - 3] + "..."
+        super().__init__(message)
 
 
 class ModelNotFound(LoadError):
