@@ -124,7 +124,7 @@ def test_flags_become_parameters():
             "--stop",
             'say "x"',
             "--logit-bias",
-            '{"5": 1.5, "-6": -1}',
+            '{"5": 1.5, "6": -1}',
         ),
         *("--no-detokenize", "--allowed-token-ids", "1,2"),
         *("--repetition-detection", '{"max_pattern_size": 4, "min_count": 3}'),
@@ -132,7 +132,7 @@ def test_flags_become_parameters():
     assert given == {
         "top_p": 0.5,
         "stop": ["\n\n", 'say "x"'],
-        "logit_bias": {5: 1.5, -6: -1},
+        "logit_bias": {5: 1.5, 6: -1},
         "detokenize": False,
         "allowed_token_ids": [1, 2],
         "repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3),
