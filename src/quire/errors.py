@@ -8,6 +8,7 @@ this field expect a `ValueError` or `TypeError`, the class is one of these too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 _MAX_SHOWN = 80
 """Characters of a value that a text shows."""
@@ -42,17 +43,28 @@ class InvalidParameter(RequestError):
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
-        super().__init__(self._text(name, repr(value)), parameter=name, value=value)
+        super().__init__(self._text(name, repr(_beginning(value))), parameter=name, value=value)
 
     def described(self, show: Callable[[object], str]) -> str:
         if self._rest is None:
             return str(self)
-        return self._text(str(self.parameter), show(self.value))
+        return self._text(str(self.parameter), show(_beginning(self.value)))
 
     def _text(self, name: str, shown: str) -> str:
         if len(shown) > _MAX_SHOWN:
             shown = shown[: _MAX_SHOWN - 3] + "..."
         return f"{name}={shown} {self._rest}"
+
+
+def _beginning(value: object) -> object:
+    """As much of a value as a text can show: a request may hold megabytes."""
+    if type(value) is str:
+        return value[:_MAX_SHOWN]
+    if type(value) is list:
+        return [_beginning(item) for item in value[:_MAX_SHOWN]]
+    if type(value) is dict:
+        return {key: _beginning(item) for key, item in islice(value.items(), _MAX_SHOWN)}
+    return value
 
 
 class InvalidType(InvalidParameter, TypeError):
