@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -224,15 +225,17 @@ class RequestName:
         return cls(name, name, int(time.time()))
 
 
+_PRIORITY = re.compile("-?[0-9]{1,10}")
+
+
 def _priority(request: Request, asked: int | None) -> int:
     """The priority header, which a proxy may set, else the body's field."""
     text = request.headers.get("x-vllm-priority") or request.headers.get("x-quire-priority")
     if text is None:
         return asked or 0
-    try:
-        return int(text)
-    except ValueError:
-        raise Refusal(400, "The priority header must be an integer.", param="priority") from None
+    if not _PRIORITY.fullmatch(text):
+        raise Refusal(400, "The priority header must be an integer.", param="priority")
+    return int(text)
 
 
 def _rank(request: Request, asked: int | None) -> int | None:
