@@ -8,9 +8,11 @@ this field expect a `ValueError` or `TypeError`, the class is one of these too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 _MAX_SHOWN = 80
 """Characters of a value that a text shows."""
+_MAX_LOAD_TEXT = 2000
 
 
 class EngineError(Exception):
@@ -41,17 +43,28 @@ class InvalidParameter(RequestError):
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
-        super().__init__(self._text(name, repr(value)), parameter=name, value=value)
+        super().__init__(self._text(name, repr(_beginning(value))), parameter=name, value=value)
 
     def described(self, show: Callable[[object], str]) -> str:
         if self._rest is None:
             return str(self)
-        return self._text(str(self.parameter), show(self.value))
+        return self._text(str(self.parameter), show(_beginning(self.value)))
 
     def _text(self, name: str, shown: str) -> str:
         if len(shown) > _MAX_SHOWN:
             shown = shown[: _MAX_SHOWN - 3] + "..."
         return f"{name}={shown} {self._rest}"
+
+
+def _beginning(value: object) -> object:
+    """As much of a value as a text can show: a request may hold megabytes."""
+    if type(value) is str:
+        return value[:_MAX_SHOWN]
+    if type(value) is list:
+        return [_beginning(item) for item in value[:_MAX_SHOWN]]
+    if type(value) is dict:
+        return {key: _beginning(item) for key, item in islice(value.items(), _MAX_SHOWN)}
+    return value
 
 
 class InvalidType(InvalidParameter, TypeError):
@@ -91,6 +104,23 @@ class PromptTooLong(ContextLengthExceeded):
         )
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
+
+
+class OutputTooLong(ContextLengthExceeded):
+    """More output is asked for than the context holds with any prompt; `name` is the parameter."""
+
+    def __init__(self, name: str, asked: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        super().__init__(self._text(name, asked), parameter=name, value=asked)
+
+    def described(self, show: Callable[[object], str]) -> str:
+        return self._text(self.parameter, self.value)
+
+    def _text(self, name: object, asked: object) -> str:
+        return (
+            f"This model's maximum context length is {self._max_model_len} tokens of prompt and "
+            f"output together, and {name} asks for {asked} tokens of output. Ask for fewer."
+        )
 
 
 class GenerationError(EngineError):
@@ -157,7 +187,14 @@ class PeersLost(EngineDeadError):
 
 
 class LoadError(EngineError, ValueError):
-    """A model, tokenizer or configuration cannot be loaded."""
+    """A model, tokenizer or configuration cannot be loaded. The text, which shows what files hold,
+    is cut at a length that a person reads.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _MAX_LOAD_TEXT:
+            message = message[: _MAX_LOAD_TEXT - 3] + "..."
+        super().__init__(message)
 
 
 class ModelNotFound(LoadError):

@@ -13,12 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from quire.server.http.failures import Refusal
-from quire.server.http.fields import IGNORED_SLOT, FieldRules
+from quire.server.http.fields import IGNORED_SLOT, FieldRules, joined
 
 T = TypeVar("T")
 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = "Object contains unknown field"
+_MISSING = re.compile(r"Object missing required field `(.*)`")
 _MAX_SHOWN = 200
 
 
@@ -97,5 +98,7 @@ def _invalid(text: str) -> Refusal:
     place = ""
     if found := _PLACE.search(text):
         place, text = found.group(1), text[: found.start()]
+    if missing := _MISSING.match(text):
+        place, text = joined(place, missing.group(1)), "This required field is missing"
     message = f"{place or 'The body'}: {text[:_MAX_SHOWN]}."
     return Refusal(400, message, param=place[:_MAX_SHOWN] or None)

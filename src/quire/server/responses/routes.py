@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -71,7 +72,8 @@ async def create(server: Server, request: Request) -> Response:
         named_items(body.input, writer.response.id),
     )
     if writer.response.store and not server.responses.add(stored):
-        raise CapacityError("Too many responses are being made.", retry_after_s=1.0)
+        text = "There is no room for this response (--max-stored-responses, --max-stored-bytes)."
+        raise CapacityError(text, retry_after_s=1.0)
     try:
         streams = await server.start(request, chat, name, [prompt])
     except BaseException:
@@ -105,7 +107,7 @@ async def retrieve(server: Server, request: Request) -> Response:
     if stored.is_cut:
         raise Refusal(400, "This response was too long for its events to be kept.", param="stream")
     after = request.query_params.get("starting_after", "-1")
-    if not after.removeprefix("-").isdecimal() or len(after) > 9:
+    if not re.fullmatch("-?[0-9]{1,8}", after):
         raise InvalidParameter("starting_after", after, "it must be the number of an event")
     return server.stream(stored.follow(max(0, int(after) + 1)), [])
 
