@@ -7,10 +7,27 @@ this field expect a `ValueError` or `TypeError`, the class is one of these too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 _MAX_SHOWN = 80
 """Characters of a value that a text shows."""
+
+
+def beginning_of(value: object, depth: int = _MAX_SHOWN) -> object:
+    """A value whose text begins as that of `value` does, as far as a text shows it, and that takes
+    no time to write, however large `value` is.
+    """
+    if isinstance(value, str | bytes):
+        return value[: _MAX_SHOWN + 1]
+    if not depth:
+        return None
+    if type(value) is list:
+        return [beginning_of(item, depth - 1) for item in value[:_MAX_SHOWN]]
+    if type(value) is dict:
+        some = itertools.islice(value.items(), _MAX_SHOWN)
+        return {beginning_of(key): beginning_of(item, depth - 1) for key, item in some}
+    return value
 
 
 class EngineError(Exception):
@@ -41,12 +58,13 @@ class InvalidParameter(RequestError):
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
-        super().__init__(self._text(name, repr(value)), parameter=name, value=value)
+        shown = repr(beginning_of(value))
+        super().__init__(self._text(name, shown), parameter=name, value=value)
 
     def described(self, show: Callable[[object], str]) -> str:
         if self._rest is None:
             return str(self)
-        return self._text(str(self.parameter), show(self.value))
+        return self._text(str(self.parameter), show(beginning_of(self.value)))
 
     def _text(self, name: str, shown: str) -> str:
         if len(shown) > _MAX_SHOWN:
@@ -79,12 +97,17 @@ class ContextLengthExceeded(RequestError):
 
 
 class PromptTooLong(ContextLengthExceeded):
-    """The prompt leaves no room for a single new token."""
+    """The prompt leaves no room for a single new token. `is_estimate`: it has `num_tokens` or more,
+    which is known from its length without tokenizing all of it.
+    """
 
-    def __init__(self, num_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self, num_tokens: int, max_model_len: int, *, is_estimate: bool = False
+    ) -> None:
+        least = "at least " if is_estimate else ""
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens of prompt and output "
-            f"together, and the prompt is too long: it has {num_tokens} tokens. Shorten it or "
+            f"together, and the prompt is too long: it has {least}{num_tokens} tokens. Shorten it or "
             f"raise max_model_len.",
             parameter="prompt",
             value=num_tokens,

@@ -70,6 +70,8 @@ def _route(server: Server, entry: RouteEntry) -> Route:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
             return entry.failure(error)
+        finally:
+            server.body_budget.release(request.scope["state"])
 
     return Route(entry.path, endpoint, methods=entry.methods.split())
 
