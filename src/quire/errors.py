@@ -101,14 +101,12 @@ class PromptTooLong(ContextLengthExceeded):
     which is known from its length without tokenizing all of it.
     """
 
-    def __init__(
-        self, num_tokens: int, max_model_len: int, *, is_estimate: bool = False
-    ) -> None:
+    def __init__(self, num_tokens: int, max_model_len: int, *, is_estimate: bool = False) -> None:
         least = "at least " if is_estimate else ""
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens of prompt and output "
-            f"together, and the prompt is too long: it has {least}{num_tokens} tokens. Shorten it or "
-            f"raise max_model_len.",
+            f"together, and the prompt is too long: it has {least}{num_tokens} tokens. Shorten it "
+            f"or raise max_model_len.",
             parameter="prompt",
             value=num_tokens,
         )

@@ -12,7 +12,9 @@ import array
 import asyncio
 import logging
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -44,6 +46,11 @@ MEMORY_BYTES = 2 * 2**30
 MOST_LISTED = 2**21
 """Most ids of a reply, unless the model takes more."""
 
+SLOW_S = 0.1
+"""CPU time in the event loop after which texts, or conversations, go to another process."""
+SLOW_IN_THREAD_S = 1.0
+
+_MOVED = "from now on another process does this."
 _MODULE = "quire.server.text_process"
 _START_S = 120.0
 _WAITING_FACTOR = 4
@@ -69,6 +76,8 @@ class LongTexts:
         start = TextStart(
             tokenizer_folder=tokenizer.name_or_path, time_s=time_s, memory_bytes=memory_bytes
         )
+        self._tokenizing = _Pace("Tokenizing", is_slow=tokenizer.may_backtrack)
+        self._rendering = _Pace("The chat template")
         self._most_listed = max(MOST_LISTED, max_model_len)
         self._medium, self._long = _Lane(start), _Lane(start)
 
@@ -81,9 +90,10 @@ class LongTexts:
         size = len(text)
         if limit is not None and size > max(limit, INLINE_CHARS):
             await self._refuse_by_size(text, limit)
-        if size <= SHORT_CHARS and not self._tokenizer.may_backtrack:
-            encode = self._tokenizer.encode
-            return await off_loop(size, encode, text, add_special_tokens=add_special_tokens)
+        if size <= SHORT_CHARS and not self._tokenizing.is_slow:
+            encode = partial(self._tokenizer.encode, text, add_special_tokens)
+            ids: list[int] = await off_loop(size, self._tokenizing.timed, size, encode)
+            return ids
         job = EncodeJob(text, add_special_tokens, limit, self._most_listed)
         answer = await self._lane(size).answer(job)
         raise_failure(answer, limit)
@@ -95,9 +105,10 @@ class LongTexts:
         """A conversation as a prompt: `render_chat` with `options`. `size`: characters of all that
         is rendered; `is_trusted`: the template is the model's or the operator's.
         """
-        if is_trusted and size <= SHORT_CHARS:
-            render = render_chat
-            return await off_loop(size, render, self._tokenizer, messages, **options)
+        if is_trusted and size <= SHORT_CHARS and not self._rendering.is_slow:
+            render = partial(render_chat, self._tokenizer, messages, **options)
+            text: str = await off_loop(size, self._rendering.timed, size, render)
+            return text
         lane = self._lane(size if is_trusted else MEDIUM_CHARS + 1)
         answer = await lane.answer(RenderJob(list(messages), options))
         raise_failure(answer, None)
@@ -118,6 +129,25 @@ class LongTexts:
 
     def _lane(self, size: int) -> _Lane:
         return self._medium if size <= MEDIUM_CHARS else self._long
+
+
+class _Pace:
+    """Whether a kind of work has proved too slow for this process."""
+
+    def __init__(self, name: str, *, is_slow: bool = False) -> None:
+        self._name = name
+        self.is_slow = is_slow
+
+    def timed(self, num_chars: int, work: Callable[[], Any]) -> Any:
+        """Do `work` on so many characters."""
+        start = time.thread_time()
+        try:
+            return work()
+        finally:
+            taken_s = time.thread_time() - start
+            if taken_s > (SLOW_S if num_chars <= INLINE_CHARS else SLOW_IN_THREAD_S):
+                logger.warning("%s took %.2f s for a short text: %s", self._name, taken_s, _MOVED)
+                self.is_slow = True
 
 
 class _Lane:
@@ -168,7 +198,9 @@ class _Lane:
             raise
         self.close()
         logger.warning("The process for long texts was ended: a text %s.", reason)
-        raise RequestError(f"Tokenizing this text {reason}; send a shorter one.", parameter="prompt")
+        raise RequestError(
+            f"Tokenizing this text {reason}; send a shorter one.", parameter="prompt"
+        )
 
     async def _started(self) -> ChildProcess:
         child = self._child = ChildProcess(_MODULE)

@@ -20,7 +20,7 @@ import psutil
 
 from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.start_message import ChildStart
-from quire.errors import EngineError, PromptTooLong, RequestError
+from quire.errors import PromptTooLong, RequestError
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
@@ -68,8 +68,8 @@ Job = EncodeJob | RenderJob
 
 
 class JobAnswer(msgspec.Struct, omit_defaults=True):
-    """The ids as 32-bit integers, or the rendered text, or why there is none: more than `num_tokens`
-    tokens, or an error at `parameter`.
+    """The ids as 32-bit integers, or the rendered text, or why there is none: more than
+    `num_tokens` tokens, or an error at `parameter`.
     """
 
     ids: bytes = b""

@@ -196,9 +196,7 @@ def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]
         raise Refusal(400, text) from None
 
 
-async def _read(
-    request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget
-) -> bytes:
+async def _read(request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)

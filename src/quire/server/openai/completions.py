@@ -45,7 +45,7 @@ async def completion_prompts(server: Server, body: CompletionRequest) -> list[Pr
     given = body.prompts(server.limits.completions)
     body.check_amounts(server.limits, len(given))
     special = body.add_special_tokens is not False
-    prompts = []
+    prompts: list[Prompt] = []
     for prompt in given:
         if prompts:
             await asyncio.sleep(0)  # many short texts take as long as one that is not

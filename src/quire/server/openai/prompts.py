@@ -39,8 +39,8 @@ async def prompt_ids(
 async def text_ids(
     server: Server, text: str, *, add_special_tokens: bool, limit: int | None
 ) -> list[int]:
-    """Return the ids of a text; see `LongTexts.ids`. One that begins with the BOS token's text gets no second BOS: it is
-    what a client made of ids, and a second one would change every probability.
+    """Return the ids of a text; see `LongTexts.ids`. One that begins with the BOS token's text gets
+    no second BOS: it is what a client made of ids, and a second one would change every probability.
     """
     tokenizer = server.need_tokenizer()
     ids = await server.need_texts().ids(text, add_special_tokens=add_special_tokens, limit=limit)
