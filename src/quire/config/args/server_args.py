@@ -79,6 +79,11 @@ class ServerArgs(CommandLineOptions):
     allowed_origins: str | list[str] | None = _ACCESS.names(
         None, "Origins of web pages that may use the server; none by default."
     )
+    allowed_hosts: str | list[str] | None = _ACCESS.names(
+        None,
+        "Public names of a server at a loopback address without a key, such as a proxy's, *: any; "
+        "web pages could reach it under other names.",
+    )
     allow_credentials: bool = _ACCESS.flag(False, "Let those pages send cookies and the like.")
     allowed_methods: str | list[str] = _ACCESS.names("*", "Methods that those pages may use.")
     allowed_headers: str | list[str] = _ACCESS.names("*", "Headers that those pages may send.")
@@ -106,6 +111,13 @@ class ServerArgs(CommandLineOptions):
         "Most responses of /v1/responses that are kept to be asked for again; 0: none. None: 256, "
         "with several API servers none.",
         minimum=0,
+    )
+    max_stored_bytes: int = _LIMITS.size(
+        64 * 2**20,
+        "Most bytes of the responses that are kept, of the conversations, and of the message "
+        "batches; the oldest make room.",
+        unit="bytes",
+        minimum=1024,
     )
     reader_timeout_s: float = _LIMITS.number(
         120.0,
@@ -226,6 +238,11 @@ class ServerArgs(CommandLineOptions):
     def origins(self) -> list[str]:
         """The web origins that may use the server."""
         return _listed(self.allowed_origins)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The public names of the server."""
+        return _listed(self.allowed_hosts)
 
     @property
     def keys(self) -> tuple[str, ...]:
