@@ -64,6 +64,7 @@ def register() -> None:
         return of(messages=[{"role": "user", "content": content}], max_tokens=1)
 
     add = ATTACKS.__setitem__
+    add("none", Attack("/v1/completions", lambda n: of(prompt="a", max_tokens=200)))
     add("completions", Attack("/v1/completions", lambda n: of(prompt=text(n), max_tokens=1)))
     add("chat", Attack("/v1/chat/completions", lambda n: chat(text(n))))
     add("responses", Attack("/v1/responses", lambda n: of(input=text(n))))

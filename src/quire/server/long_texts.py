@@ -23,11 +23,11 @@ from quire.engine.process.child_process import ChildProcess
 from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
 from quire.server.text_process import (
     LENGTH,
-    EncodeJob,
-    Job,
-    JobAnswer,
-    RenderJob,
+    EncodeTask,
+    RenderTask,
+    TextAnswer,
     TextStart,
+    TextTask,
     raise_failure,
 )
 from quire.text.chat import render_chat
@@ -54,13 +54,13 @@ _MOVED = "from now on another process does this."
 _MODULE = "quire.server.text_process"
 _START_S = 120.0
 _WAITING_FACTOR = 4
-"""A job's limit in wall-clock time, as a multiple of its CPU time: the cores are shared."""
+"""A task's limit in wall-clock time, as a multiple of its CPU time: the cores are shared."""
 _MOST_WAITING = 64
 _SLICE = 2**16
 
 
 class LongTexts:
-    """Tokenizes and renders for one API server. A job in another process takes at most `time_s`
+    """Tokenizes and renders for one API server. A task in another process takes at most `time_s`
     of CPU time, and `memory_bytes` in addition to the tokenizer.
     """
 
@@ -94,8 +94,8 @@ class LongTexts:
             encode = partial(self._tokenizer.encode, text, add_special_tokens)
             ids: list[int] = await off_loop(size, self._tokenizing.timed, size, encode)
             return ids
-        job = EncodeJob(text, add_special_tokens, limit, self._most_listed)
-        answer = await self._lane(size).answer(job)
+        task = EncodeTask(text, add_special_tokens, limit, self._most_listed)
+        answer = await self._lane(size).answer(task)
         raise_failure(answer, limit)
         return await _as_list(answer.ids)
 
@@ -110,7 +110,7 @@ class LongTexts:
             text: str = await off_loop(size, self._rendering.timed, size, render)
             return text
         lane = self._lane(size if is_trusted else MEDIUM_CHARS + 1)
-        answer = await lane.answer(RenderJob(list(messages), options))
+        answer = await lane.answer(RenderTask(list(messages), options))
         raise_failure(answer, None)
         return answer.text or ""
 
@@ -151,8 +151,8 @@ class _Pace:
 
 
 class _Lane:
-    """One process that does one job after the other. It is started at the first, and again after it
-    has ended.
+    """One process that does one task after the other. It is started at the first, and again after
+    it has ended.
     """
 
     def __init__(self, start: TextStart) -> None:
@@ -161,14 +161,14 @@ class _Lane:
         self._turn = asyncio.Lock()
         self._num_waiting = 0
 
-    async def answer(self, job: Job) -> JobAnswer:
-        """Have a job done. Raises RequestError where it ends the process, CapacityError."""
+    async def answer(self, task: TextTask) -> TextAnswer:
+        """Have a task done. Raises RequestError where it ends the process, CapacityError."""
         if self._num_waiting >= _MOST_WAITING:
             raise CapacityError("Too many long texts wait to be tokenized.", retry_after_s=1.0)
         self._num_waiting += 1
         try:
             async with self._turn:
-                return await self._ask(job)
+                return await self._ask(task)
         finally:
             self._num_waiting -= 1
 
@@ -179,13 +179,13 @@ class _Lane:
             self._child.pipe.close()
             self._child = None
 
-    async def _ask(self, job: Job) -> JobAnswer:
+    async def _ask(self, task: TextTask) -> TextAnswer:
         child = self._child or await self._started()
         start = self._start
         try:
             async with asyncio.timeout(start.time_s * _WAITING_FACTOR):
-                await _send(child, msgspec.json.encode(job))
-                return msgspec.msgpack.decode(await _receive(child), type=JobAnswer)
+                await _send(child, msgspec.json.encode(task))
+                return msgspec.msgpack.decode(await _receive(child), type=TextAnswer)
         except TimeoutError:
             reason = f"takes more than {start.time_s:g} s"
         except (EOFError, OSError):

@@ -37,7 +37,7 @@ _TRIMMED_BYTES = 1 << 20
 
 
 class TextStart(ChildStart, kw_only=True):
-    """Whose texts, and within which limits: CPU seconds for each job, bytes for all it holds in
+    """Whose texts, and within which limits: CPU seconds for each task, bytes for all it holds in
     addition to the tokenizer.
     """
 
@@ -46,7 +46,7 @@ class TextStart(ChildStart, kw_only=True):
     memory_bytes: int
 
 
-class EncodeJob(msgspec.Struct, tag="encode"):
+class EncodeTask(msgspec.Struct, tag="encode"):
     """Tokenize `text`. `limit`: from how many tokens on it is refused; None: it is not.
     `most_listed`: the most ids that an answer may have.
     """
@@ -57,17 +57,17 @@ class EncodeJob(msgspec.Struct, tag="encode"):
     most_listed: int
 
 
-class RenderJob(msgspec.Struct, tag="render"):
+class RenderTask(msgspec.Struct, tag="render"):
     """Render a conversation; `options` are those of `render_chat`."""
 
     messages: list[Any]
     options: dict[str, Any]
 
 
-Job = EncodeJob | RenderJob
+TextTask = EncodeTask | RenderTask
 
 
-class JobAnswer(msgspec.Struct, omit_defaults=True):
+class TextAnswer(msgspec.Struct, omit_defaults=True):
     """The ids as 32-bit integers, or the rendered text, or why there is none: more than
     `num_tokens` tokens, or an error at `parameter`.
     """
@@ -79,29 +79,29 @@ class JobAnswer(msgspec.Struct, omit_defaults=True):
     parameter: str | None = None
 
 
-def answer_to(tokenizer: Tokenizer, job: Job) -> JobAnswer:
-    """Do one job."""
+def answer_to(tokenizer: Tokenizer, task: TextTask) -> TextAnswer:
+    """Do one task."""
     try:
-        if isinstance(job, RenderJob):
-            return JobAnswer(text=render_chat(tokenizer, job.messages, **job.options))
-        return _encoded(tokenizer, job)
+        if isinstance(task, RenderTask):
+            return TextAnswer(text=render_chat(tokenizer, task.messages, **task.options))
+        return _encoded(tokenizer, task)
     except RequestError as error:
-        return JobAnswer(error=error.described(_as_json), parameter=error.parameter)
+        return TextAnswer(error=error.described(_as_json), parameter=error.parameter)
     except MemoryError:
-        return JobAnswer(error="This text takes too much memory; send a shorter one.")
+        return TextAnswer(error="This text takes too much memory; send a shorter one.")
 
 
-def _encoded(tokenizer: Tokenizer, job: EncodeJob) -> JobAnswer:
-    if job.limit is not None and len(job.text) > _BEGINNING * job.limit:
-        num = len(tokenizer.encode(job.text[: _BEGINNING * job.limit], add_special_tokens=False))
+def _encoded(tokenizer: Tokenizer, task: EncodeTask) -> TextAnswer:
+    if task.limit is not None and len(task.text) > _BEGINNING * task.limit:
+        num = len(tokenizer.encode(task.text[: _BEGINNING * task.limit], add_special_tokens=False))
         # A token may reach across the cut: the rest is not added, and a part is taken off.
-        if num * 4 // 5 >= job.limit:
-            return JobAnswer(num_tokens=num * 4 // 5)
-    ids = tokenizer.encode(job.text, job.add_special_tokens)
-    if len(ids) > job.most_listed:
-        text = f"The text has {len(ids)} tokens, and a reply lists at most {job.most_listed}."
-        return JobAnswer(error=text, parameter="prompt")
-    return JobAnswer(ids=array.array("I", ids).tobytes())
+        if num * 4 // 5 >= task.limit:
+            return TextAnswer(num_tokens=num * 4 // 5)
+    ids = tokenizer.encode(task.text, task.add_special_tokens)
+    if len(ids) > task.most_listed:
+        text = f"The text has {len(ids)} tokens, and a reply lists at most {task.most_listed}."
+        return TextAnswer(error=text, parameter="prompt")
+    return TextAnswer(ids=array.array("I", ids).tobytes())
 
 
 def _as_json(value: object) -> str:
@@ -112,7 +112,7 @@ def _as_json(value: object) -> str:
 
 
 def _run(start: TextStart, pipe: socket.socket) -> int:
-    """Do jobs until the pipe is closed; the exit code. The kernel ends the process where a job
+    """Do tasks until the pipe is closed; the exit code. The kernel ends the process where a task
     takes too much time.
     """
     os.nice(NICENESS)
@@ -121,7 +121,7 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decoder = msgspec.json.Decoder(Job)
+    decoder = msgspec.json.Decoder(TextTask)
     _send(pipe, READY)
     while (data := _receive(pipe)) is not None:
         seconds = int(time.process_time() + start.time_s) + 1
@@ -165,7 +165,7 @@ def _exactly(pipe: socket.socket, length: int) -> bytearray | None:
     return data
 
 
-def raise_failure(answer: JobAnswer, limit: int | None) -> None:
+def raise_failure(answer: TextAnswer, limit: int | None) -> None:
     """Raise the RequestError of an answer that is one."""
     if answer.num_tokens is not None:
         raise PromptTooLong(answer.num_tokens, limit or 0, is_estimate=True)
