@@ -31,6 +31,7 @@ from quire.server.text_process import (
     raise_failure,
 )
 from quire.text.chat import render_chat
+from quire.text.template_bounds import MAX_CHARACTERS
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,9 @@ class LongTexts:
         """A conversation as a prompt: `render_chat` with `options`. `size`: characters of all that
         is rendered; `is_trusted`: the template is the model's or the operator's.
         """
+        if size > MAX_CHARACTERS:
+            text = f"The conversation has more than {MAX_CHARACTERS} characters; shorten it."
+            raise RequestError(text, parameter="messages")
         if is_trusted and size <= SHORT_CHARS and not self._rendering.is_slow:
             render = partial(render_chat, self._tokenizer, messages, **options)
             text: str = await off_loop(size, self._rendering.timed, size, render)
@@ -183,8 +187,13 @@ class _Lane:
         child = self._child or await self._started()
         start = self._start
         try:
+            data = msgspec.msgpack.encode(task)
+        except OverflowError:
+            text = "A long conversation cannot hold integers of more than 64 bits."
+            raise RequestError(text, parameter="messages") from None
+        try:
             async with asyncio.timeout(start.time_s * _WAITING_FACTOR):
-                await _send(child, msgspec.json.encode(task))
+                await _send(child, data)
                 return msgspec.msgpack.decode(await _receive(child), type=TextAnswer)
         except TimeoutError:
             reason = f"takes more than {start.time_s:g} s"

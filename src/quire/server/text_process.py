@@ -121,7 +121,7 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     used = psutil.Process().memory_info().vms
     resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decoder = msgspec.json.Decoder(TextTask)
+    decoder = msgspec.msgpack.Decoder(TextTask)
     _send(pipe, READY)
     while (data := _receive(pipe)) is not None:
         seconds = int(time.process_time() + start.time_s) + 1

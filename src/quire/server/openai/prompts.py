@@ -8,8 +8,8 @@ from typing import Any
 from quire.errors import ContextLengthExceeded, InvalidParameter, PromptTooLong
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
-from quire.server.long_texts import MEDIUM_CHARS
 from quire.server.openai.requests import ChatRequest, GenerationFields
+from quire.text.template_bounds import MAX_CHARACTERS
 
 _OF_ANY = 2
 """What any value counts, as much work as so many characters."""
@@ -86,7 +86,7 @@ async def render(
         "tools_as_text": server.chat.parser_plan.tools_as_text,
         "chat_template_kwargs": {**server.chat.default_kwargs, **kwargs},
     }
-    size = size_of([body.messages, tools, kwargs], most=MEDIUM_CHARS)
+    size = size_of([body.messages, tools, kwargs], most=MAX_CHARACTERS)
     return await server.need_texts().rendered(
         body.messages, options, size=size, is_trusted=template is None
     )
