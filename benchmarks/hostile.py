@@ -86,7 +86,7 @@ def register() -> None:
         messages=[{"role": "user", "content": text(2**20)}] * max(1, n >> 20), max_tokens=1
     )))  # fmt: skip
     add("parts", Attack("/v1/chat/completions", lambda n: chat(
-        [{"type": "text", "text": "a"}] * (n // 29))))  # fmt: skip
+        [{"type": "text", "text": "a"}] * (n // 33))))  # fmt: skip
     add("ids", Attack("/v1/completions", lambda n: of(prompt=[1] * (n // 3), max_tokens=1)))
     add("detokenize", Attack("/detokenize", lambda n: of(tokens=[1000] * (n // 6))))
     add("numbers", Attack("/v1/completions", _numbers, sizes=(1, 4)))

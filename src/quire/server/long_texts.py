@@ -107,8 +107,10 @@ class LongTexts:
         is rendered; `is_trusted`: the template is the model's or the operator's.
         """
         if size > MAX_CHARACTERS:
-            text = f"The conversation has more than {MAX_CHARACTERS} characters; shorten it."
-            raise RequestError(text, parameter="messages")
+            raise RequestError(
+                f"The conversation has more than {MAX_CHARACTERS} characters; shorten it.",
+                parameter="messages",
+            )
         if is_trusted and size <= SHORT_CHARS and not self._rendering.is_slow:
             render = partial(render_chat, self._tokenizer, messages, **options)
             text: str = await off_loop(size, self._rendering.timed, size, render)
@@ -184,6 +186,8 @@ class _Lane:
             self._child = None
 
     async def _ask(self, task: TextTask) -> TextAnswer:
+        if self._child is not None and not self._child.is_running:
+            self.close()
         child = self._child or await self._started()
         start = self._start
         try:
@@ -199,13 +203,14 @@ class _Lane:
             reason = f"takes more than {start.time_s:g} s"
         except (EOFError, OSError):
             reason = f"takes more than {start.memory_bytes >> 20} MiB, or makes the tokenizer fail"
-            child.exit_words()  # waits
+            await asyncio.to_thread(child.exit_words)
             if child.exit_code == -signal.SIGXCPU:
                 reason = f"takes more than {start.time_s:g} s"
         except BaseException:
             self.close()
             raise
-        self.close()
+        self._child = None
+        await asyncio.to_thread(child.end, 0.0)  # the system takes its time to free memory
         logger.warning("The process for long texts was ended: a text %s.", reason)
         raise RequestError(
             f"Tokenizing this text {reason}; send a shorter one.", parameter="prompt"
