@@ -7,27 +7,12 @@ this field expect a `ValueError` or `TypeError`, the class is one of these too.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from itertools import islice
 
 _MAX_SHOWN = 80
 """Characters of a value that a text shows."""
-
-
-def beginning_of(value: object, depth: int = _MAX_SHOWN) -> object:
-    """A value whose text begins as that of `value` does, as far as a text shows it, and that takes
-    no time to write, however large `value` is.
-    """
-    if isinstance(value, str | bytes):
-        return value[: _MAX_SHOWN + 1]
-    if not depth:
-        return None
-    if type(value) is list:
-        return [beginning_of(item, depth - 1) for item in value[:_MAX_SHOWN]]
-    if type(value) is dict:
-        some = itertools.islice(value.items(), _MAX_SHOWN)
-        return {beginning_of(key): beginning_of(item, depth - 1) for key, item in some}
-    return value
+_MAX_LOAD_TEXT = 2000
 
 
 class EngineError(Exception):
@@ -58,18 +43,28 @@ class InvalidParameter(RequestError):
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self._rest = f"is not allowed: {allowed}. {hint}".rstrip()
-        shown = repr(beginning_of(value))
-        super().__init__(self._text(name, shown), parameter=name, value=value)
+        super().__init__(self._text(name, repr(_beginning(value))), parameter=name, value=value)
 
     def described(self, show: Callable[[object], str]) -> str:
         if self._rest is None:
             return str(self)
-        return self._text(str(self.parameter), show(beginning_of(self.value)))
+        return self._text(str(self.parameter), show(_beginning(self.value)))
 
     def _text(self, name: str, shown: str) -> str:
         if len(shown) > _MAX_SHOWN:
             shown = shown[: _MAX_SHOWN - 3] + "..."
         return f"{name}={shown} {self._rest}"
+
+
+def _beginning(value: object) -> object:
+    """As much of a value as a text can show: a request may hold megabytes."""
+    if type(value) is str:
+        return value[:_MAX_SHOWN]
+    if type(value) is list:
+        return [_beginning(item) for item in value[:_MAX_SHOWN]]
+    if type(value) is dict:
+        return {key: _beginning(item) for key, item in islice(value.items(), _MAX_SHOWN)}
+    return value
 
 
 class InvalidType(InvalidParameter, TypeError):
@@ -112,6 +107,23 @@ class PromptTooLong(ContextLengthExceeded):
         )
         self.num_tokens = num_tokens
         self.max_model_len = max_model_len
+
+
+class OutputTooLong(ContextLengthExceeded):
+    """More output is asked for than the context holds with any prompt; `name` is the parameter."""
+
+    def __init__(self, name: str, asked: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        super().__init__(self._text(name, asked), parameter=name, value=asked)
+
+    def described(self, show: Callable[[object], str]) -> str:
+        return self._text(self.parameter, self.value)
+
+    def _text(self, name: object, asked: object) -> str:
+        return (
+            f"This model's maximum context length is {self._max_model_len} tokens of prompt and "
+            f"output together, and {name} asks for {asked} tokens of output. Ask for fewer."
+        )
 
 
 class GenerationError(EngineError):
@@ -178,7 +190,14 @@ class PeersLost(EngineDeadError):
 
 
 class LoadError(EngineError, ValueError):
-    """A model, tokenizer or configuration cannot be loaded."""
+    """A model, tokenizer or configuration cannot be loaded. The text, which shows what files hold,
+    is cut at a length that a person reads.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _MAX_LOAD_TEXT:
+            message = message[: _MAX_LOAD_TEXT - 3] + "..."
+        super().__init__(message)
 
 
 class ModelNotFound(LoadError):

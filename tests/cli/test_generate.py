@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.cli import chat, main, sampling_flags
@@ -14,6 +15,7 @@ from quire.cli.answers import Piece
 from quire.cli.generate import print_stream, with_defaults
 from quire.errors import PromptTooLong
 from quire.params import RepetitionDetectionParams
+from quire.testing import make_checkpoint
 
 PROMPT = "def add(a, b):"
 NOT_FLAGS = {
@@ -69,6 +71,21 @@ def test_several_completions_come_one_after_the_other(capsys):
     assert [line for line in lines if line.startswith("---")] == ["--- 1 of 2", "--- 2 of 2"]
 
 
+def test_a_model_of_nan_ends_with_the_reason(capsys, tmp_path):
+    folder = make_checkpoint(tmp_path / "model", "tiny")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(float("nan"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for more in ([], ["--json"], ["--n", "2", "--temperature", "1"]):
+        words = ["generate", PROMPT, "--model", str(folder), "--max-model-len", "64", *more]
+        assert main.main(words) == 1
+        said = capsys.readouterr()
+        assert "error: the model's logits are not finite (NaN or infinity)" in said.err
+        if more == ["--json"]:
+            (completion,) = json.loads(said.out)["outputs"]
+            assert completion["error"].startswith("the model's logits are not finite")
+
+
 def test_stop_text_and_other_flags_reach_the_sampler(capsys):
     words = ["generate", PROMPT, "--json", "--max-tokens", "40", "--stop", r"\n"]
     words += ["--stop", "qqq"]
@@ -107,7 +124,7 @@ def test_flags_become_parameters():
             "--stop",
             'say "x"',
             "--logit-bias",
-            '{"5": 1.5, "-6": -1}',
+            '{"5": 1.5, "6": -1}',
         ),
         *("--no-detokenize", "--allowed-token-ids", "1,2"),
         *("--repetition-detection", '{"max_pattern_size": 4, "min_count": 3}'),
@@ -115,7 +132,7 @@ def test_flags_become_parameters():
     assert given == {
         "top_p": 0.5,
         "stop": ["\n\n", 'say "x"'],
-        "logit_bias": {5: 1.5, -6: -1},
+        "logit_bias": {5: 1.5, 6: -1},
         "detokenize": False,
         "allowed_token_ids": [1, 2],
         "repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3),

@@ -75,6 +75,7 @@ def llama_8b():
         architecture="LlamaForCausalLM",
         model_type="llama",
         num_parameters=8_030_261_248,
+        generation_config={**make_model().generation_config, "eos_token_id": [128_001, 128_009]},
         num_layers=32,
         hidden_size=4096,
         widest=28_672,

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 
 import pytest
@@ -79,6 +80,34 @@ def test_every_hostile_form_has_an_answer(trials, name):
     assert error is None or error.startswith("structured_outputs.")
     assert error is None or ("0x" not in error and len(error) < 600)
     assert outcome(trials, GOOD) is None
+
+
+LARGE = {
+    "a huge const": (Form(json={"const": "a" * 400_000}), "too large|each token takes"),
+    "a million of one letter": (Form(regex="a{1000000}"), "too large"),
+    "repeats in a grammar": (Form(grammar='start: "a"{1000000}'), "too large"),
+    "thousands of ways": (
+        Form(grammar="start: " + " | ".join(f'"a{i}" start' for i in range(3000))),
+        "too large",
+    ),
+    "two long texts": (Form(json={"enum": ["b" * 500_000, "c" * 400_000]}), "too large"),
+    "slow tokens": (Form(json={"const": "a" * 120_000}), "each token takes"),
+}
+
+
+@pytest.fixture(scope="module")
+def patient_trials():
+    made = make_trials(compile_time_s=3.0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_would_prove_too_large_is_refused_before_it_runs(patient_trials, name):
+    form, says = LARGE[name]
+    error = outcome(patient_trials, form)
+    assert error and re.search(says, error) and len(error) < 600, error
+    assert "<" not in error, error
 
 
 @pytest.mark.parametrize(

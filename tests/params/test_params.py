@@ -232,8 +232,15 @@ def test_from_optional():
     made = SamplingParams.from_optional(temperature=None, logit_bias={"7": 300, 8: -300.0, 9: 1})
     assert made.temperature == 1.0
     assert made.logit_bias == {7: 100.0, 8: -100.0, 9: 1.0}
-    with pytest.raises(InvalidParameter, match="its digits"):
+    with pytest.raises(InvalidParameter, match="the digits 0 to 9 alone"):
         SamplingParams.from_optional(logit_bias={"seven": 1})
+    assert SamplingParams.from_optional(logit_bias={"0": 1}).logit_bias == {0: 1.0}
+    for key in ("١", "1_0", " 1", "+1", "-1", "1.0", "01", "", "9" * 11, 1.0, True):
+        with pytest.raises(InvalidParameter, match="logit_bias=.* the digits 0 to 9 alone"):
+            SamplingParams.from_optional(logit_bias={key: 1})
+    for bias in (math.nan, "1", None, True):
+        with pytest.raises(InvalidParameter, match="each bias must be a number"):
+            SamplingParams.from_optional(logit_bias={"1": bias})
 
 
 def test_assigning_is_free_and_validate_checks():

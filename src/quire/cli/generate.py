@@ -135,6 +135,8 @@ def _completion(completion: CompletionOutput) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
     }
+    if completion.error is not None:
+        fields["error"] = completion.error
     if completion.logprobs is not None:
         fields["cumulative_logprob"] = completion.cumulative_logprob
         fields["logprobs"] = [_place(place) for place in completion.logprobs]

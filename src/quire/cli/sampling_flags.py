@@ -94,9 +94,13 @@ def unescaped(text: str) -> str:
 
 def token_ids(text: str) -> list[int]:
     """Token ids with commas between them."""
-    return [int(part) for part in text.split(",")]
+    from quire.params.checks import token_id
+
+    return [token_id("token ids", part.strip()) for part in text.split(",")]
 
 
 def _by_token_id(bias: dict[str, Any]) -> dict[Any, Any]:
-    """JSON has text keys only; what is no number is left to the checks of SamplingParams."""
-    return {int(key) if key.lstrip("-").isdigit() else key: value for key, value in bias.items()}
+    """JSON has text keys only."""
+    from quire.params.checks import token_id
+
+    return {token_id("logit_bias", key): value for key, value in bias.items()}

@@ -13,6 +13,7 @@ from quire.cli.answers import Piece, Pieces
 from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
 from quire.config.args.option import options_of
+from quire.errors import EngineGenerateError
 
 FIRST_ENGINE_FLAGS = ("model", "dtype", "quantization", "max_model_len", "device", "seed")
 """What the help of a command that runs a model lists without being asked for more."""
@@ -71,6 +72,7 @@ class Session:
     ) -> Generator[RequestOutput, None, None]:
         """Outputs as they come: new text only (`is_delta`), or one at the end.
 
+        Raises EngineGenerateError after the last output if a completion ended with an error.
         Closing the iterator ends the generation. Ctrl-C aborts the request after the step that is
         running: the last output, with what was generated until then, is followed by the
         KeyboardInterrupt.
@@ -84,10 +86,13 @@ class Session:
         self._num_requests += 1
         options = {"add_special_tokens": add_special_tokens}
         self._engine.add_request(name, prompt, params, tokenization_kwargs=options)
+        failure = None
         try:
             with DeferredInterrupt() as interrupt:
                 while self._engine.has_unfinished_requests():
-                    yield from self._engine.step()
+                    for output in self._engine.step():
+                        failure = failure or _failure(output)
+                        yield output
                     interrupt.check()
         except KeyboardInterrupt:
             self._engine.abort_request(name)
@@ -95,6 +100,8 @@ class Session:
             raise
         finally:
             self._engine.discard_all()
+        if failure is not None:
+            raise EngineGenerateError(failure)
 
     def chat(self, messages: Sequence[Mapping[str, str]], sampling: Mapping[str, Any]) -> Pieces:
         """The next message of a conversation."""
@@ -121,6 +128,14 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _failure(output: RequestOutput) -> str | None:
+    """What went wrong in the first completion that ended with an error; None without one."""
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            return completion.error or "The generation failed."
+    return None
 
 
 def _pieces(outputs: Generator[RequestOutput, None, None]) -> Pieces:

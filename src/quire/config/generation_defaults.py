@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import UnknownParameter, UnsupportedConfigValue
+from quire.errors import RequestError, UnknownParameter, UnsupportedConfigValue
+from quire.models.config_reader import token_ids, unsupported
+from quire.params import SamplingParams
 
 _TAKEN = {
     "repetition_penalty": "repetition_penalty",
@@ -24,7 +26,7 @@ def sampling_defaults(file: Mapping[str, Any], override: Mapping[str, Any]) -> d
     """Fields of SamplingParams from the file and, on top, from `override`.
 
     Raises UnknownParameter for a key of `override` that has no effect here, UnsupportedConfigValue
-    for a value in the file that is not a number.
+    for a value that SamplingParams does not take.
     """
     for key in override:
         if key not in _TAKEN and key != "eos_token_id":
@@ -34,17 +36,23 @@ def sampling_defaults(file: Mapping[str, Any], override: Mapping[str, Any]) -> d
     taken = {key: both[key] for key in _TAKEN if both.get(key) is not None}
     for key, value in taken.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UnsupportedConfigValue(f"generation config: {key}={value!r} is not a number.")
-    return {_TAKEN[key]: value for key, value in taken.items()}
+            raise unsupported(key, value, "a number", "generation config")
+    defaults = {_TAKEN[key]: value for key, value in taken.items()}
+    try:
+        SamplingParams(**defaults)
+    except RequestError as error:
+        raise UnsupportedConfigValue(
+            f"generation config: {error} Replace it with override_generation_config, or take "
+            f"nothing from the model with generation_config='quire'."
+        ) from error
+    return defaults
 
 
-def eos_token_ids(file: Mapping[str, Any], override: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a generation by the generation config, in its order."""
+def eos_token_ids(
+    file: Mapping[str, Any], override: Mapping[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    """The ids that end a generation by the generation config, in its order. Raises
+    UnsupportedConfigValue for what is no id of the vocabulary.
+    """
     value = {**file, **override}.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise UnsupportedConfigValue(
-                f"generation config: eos_token_id={value!r} is not an id or a list of ids."
-            )
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(token_ids("eos_token_id", value, vocab_size, "generation config")))

@@ -18,13 +18,14 @@ from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import read_spec
-from quire.models.config_reader import read_config
+from quire.models.config_reader import read_config, token_ids, unsupported
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
 from quire.models.spec import Block, Moe
 from quire.text.json_files import read_json
+from quire.text.model_files import has_file, read_text
 
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
@@ -49,6 +50,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     folder = _model_folder(args)
     config = overridden(read_config(folder), args.hf_overrides)
     decoder = read_spec(config)
+    token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(
@@ -91,11 +93,14 @@ def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:
     """The type of the stored weights: what config.json says, else the first weight file's header,
     else float32.
     """
-    named = config.get("dtype") or config.get("torch_dtype")
-    if isinstance(named, str) and named != "auto":
+    named = config.get("torch_dtype") if config.get("dtype") is None else config["dtype"]
+    if named is not None and not isinstance(named, str):
+        raise unsupported("dtype", named, "the name of a type, as bfloat16")
+    if named and named != "auto":
         return named.removeprefix("torch.")
     for file in sorted(folder.glob("*.safetensors")):
-        return _header_dtype(file)
+        if has_file(file, None):
+            return _header_dtype(file)
     return "float32"
 
 
@@ -110,7 +115,7 @@ def _header_dtype(file: Path) -> str:
         try:
             header = json.loads(stream.read(size))
             named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
     return _DTYPES.get(named[0], named[0]) if named else "float32"
 
@@ -162,7 +167,7 @@ def _generation_config(args: EngineOptions, folder: Path) -> tuple[dict[str, Any
     if source in ("vllm", "quire"):
         return {}, f"generation_config={source}: nothing from the model"
     path = (folder if source == "auto" else Path(source)) / "generation_config.json"
-    if path.exists():
+    if has_file(path):
         return read_json(path), path.name if source == "auto" else str(path)
     if source == "auto":
         return {}, "the model has no generation_config.json"
@@ -181,7 +186,7 @@ def _chat_template(given: str | None) -> tuple[str | None, str]:
     if any(mark in text for mark in "{}\n"):
         return text, "chat_template was given as text"
     if Path(text).is_file():
-        return Path(text).read_text(encoding="utf-8"), f"the file {text}"
+        return read_text(Path(text)), f"the file {text}"
     if os.sep in text or text.endswith((".jinja", ".jinja2", ".txt")):
         raise InvalidParameter("chat_template", text, "a file that exists, or a Jinja template")
     return text, "chat_template names one of the tokenizer's"

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import psutil
+
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import RequestError
 from quire.grammar.constraint import Constraint
@@ -21,12 +23,17 @@ from quire.runner.grammar_mask import GrammarMask
 from quire.scheduling.request import Request
 from quire.scheduling.step import StepPlan
 
+_MOST_CACHED_BYTES = 512 << 20
+_BYTES_PER_CHAR = 100
+"""What a compiled grammar takes in memory for each character of its source, as a rule."""
+
 
 class GrammarCompiler:
     """Makes constraints. A grammar's cost was checked before, in a process that could be killed
     (trial.py); here it is compiled in a thread that does not hold the interpreter's lock.
 
-    The vocabulary is read with the first grammar.
+    The vocabulary is read with the first grammar. The oldest grammars are dropped as soon as all
+    together take more than 512 MiB, by the growth of this process while they were compiled.
     """
 
     def __init__(
@@ -40,6 +47,8 @@ class GrammarCompiler:
         self._config = config or StructuredOutputsConfig()
         self._num_threads = num_threads
         self._forms: OrderedDict[bytes, Future[Form]] = OrderedDict()
+        self._bytes: dict[bytes, int] = {}
+        self._process = psutil.Process()
         self._thread: ThreadPoolExecutor | None = None
         self._libraries: GrammarLibraries | None = None
         self._vocabulary: Vocabulary | None = None
@@ -86,21 +95,32 @@ class GrammarCompiler:
         if key in self._forms:
             self._forms.move_to_end(key)
         else:
-            self._forms[key] = self._start(lambda: self._compile(source))
+            self._forms[key] = self._start(lambda: self._compile(source, key))
             if len(self._forms) > self._config.max_cached_grammars:
-                self._forms.popitem(last=False)
+                self._drop_oldest()
+            while len(self._forms) > 1 and sum(self._bytes.values()) > _MOST_CACHED_BYTES:
+                self._drop_oldest()
         return self._forms[key]
+
+    def _drop_oldest(self) -> None:
+        key, _ = self._forms.popitem(last=False)
+        self._bytes.pop(key, None)
 
     def _start(self, work: Callable[[], Form]) -> Future[Form]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         return self._thread.submit(work)
 
-    def _compile(self, source: GrammarSource) -> Form:
+    def _compile(self, source: GrammarSource, key: bytes) -> Form:
         if self._libraries is None:
             assert self._source is not None
             self._vocabulary = Vocabulary.read(self._source)
             self._libraries = GrammarLibraries(
                 self._vocabulary, self._config.backend, self._num_threads
             )
-        return self._libraries.compile(source)
+        before = self._process.memory_info().rss
+        form = self._libraries.compile(source)
+        grown = self._process.memory_info().rss - before
+        if key in self._forms:
+            self._bytes[key] = max(grown, _BYTES_PER_CHAR * len(source.text))
+        return form

@@ -12,6 +12,7 @@ from quire.grammar.bits import forbid
 from quire.grammar.library import Form, Matcher
 from quire.grammar.thinking import ThinkingBudget
 from quire.grammar.vocabulary import Vocabulary
+from quire.params.structured import GRAMMAR_FAILED
 
 
 class GrammarFailure(RequestError):
@@ -82,7 +83,7 @@ class Constraint:
             self._take_in(self._matcher, output_token_ids)
         except EngineError as error:
             raise GrammarFailure(
-                f"the request's grammar failed: {error}", parameter="structured_outputs"
+                f"{GRAMMAR_FAILED}: {error}", parameter="structured_outputs"
             ) from None
         return self._matcher if self._has_begun else None
 

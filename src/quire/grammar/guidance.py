@@ -7,6 +7,7 @@ library's own limits bound each call for a mask (about 20 ms).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from quire.grammar.source import GrammarSource
 from quire.grammar.structural_tag import TagError, tag_grammar
 from quire.grammar.vocabulary import Vocabulary
 
+_INTERNAL = re.compile("<(?:state|backtrace|non-verbose)")
+"""What begins the parts of an error that are of no use to users."""
+_TOO_LARGE = re.compile("[Tt]oo (many|large)|max is|fuel exhausted|assertion failed: grammar.sym")
 _MAX_LEXER_STATES = 50_000
 """The most states that a request's matcher may keep, of about 2 KB each."""
 
@@ -178,4 +182,7 @@ def _as_grammar_error(error: BaseException) -> BaseException:
 
 def _first_words(error: str) -> str:
     """The first lines of the library's text, without its internal state."""
-    return in_short(error.split("<state>")[0])
+    text = in_short(_INTERNAL.split(error)[0])
+    if _TOO_LARGE.search(text):
+        return f"it is too large for the library that makes masks ({text})"
+    return text

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from multiprocessing.connection import Connection
 
 import msgspec
+import numpy as np
 import psutil
 
 from quire.errors import EngineError
+from quire.grammar.bits import mask_words
 from quire.grammar.libraries import GrammarLibraries
+from quire.grammar.library import GrammarError, Matcher
 from quire.grammar.source import GrammarSource
 from quire.grammar.trial import TrialAnswer, TrialStart
 from quire.grammar.vocabulary import Vocabulary
+
+_NUM_STEPS = 4
+_MOST_STEP_S = 0.05
+"""Of computing, for one token of one request: all requests of a step wait for it."""
 
 
 class GrammarTrial:
     """Compiles grammars as a core would."""
 
     def __init__(self, start: TrialStart) -> None:
-        self._libraries = GrammarLibraries(Vocabulary.read(start.vocabulary), start.backend)
+        vocabulary = Vocabulary.read(start.vocabulary)
+        self._vocab_size = len(vocabulary.tokens)
+        self._libraries = GrammarLibraries(vocabulary, start.backend)
         self._libraries.prepare()
         self._time_s = start.time_s
         used = psutil.Process().memory_info().vms
@@ -28,14 +38,37 @@ class GrammarTrial:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def run(self, source: GrammarSource) -> TrialAnswer:
-        """Try one grammar; the kernel ends this process where it takes too long."""
+        """Try one grammar and the first tokens of a text in it; the kernel ends this process where
+        that takes too long.
+        """
         seconds = int(time.process_time() + self._time_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
-            self._libraries.compile(source)
+            self._follow(self._libraries.compile(source).matcher())
         except (EngineError, ValueError) as error:
             return TrialAnswer(str(error))
         return TrialAnswer()
+
+    def _follow(self, matcher: Matcher) -> None:
+        """Take the first steps of a text. Much of a grammar is built only then: raises GrammarError
+        for one that proves too large, or whose every step holds up all requests.
+        """
+        mask = np.zeros((1, mask_words(self._vocab_size)), dtype=np.int32)
+        least_s = math.inf
+        for _ in range(_NUM_STEPS):
+            start = time.process_time()
+            matcher.library.fill([(matcher, 0)], mask)
+            if matcher.failure is not None:
+                raise GrammarError(matcher.failure)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if matcher.has_ended or not len(allowed):
+                return
+            matcher.consume([int(allowed[len(allowed) // 2])])
+            least_s = min(least_s, time.process_time() - start)
+        if least_s > _MOST_STEP_S:
+            raise GrammarError(
+                f"each token takes {least_s:.2f} s to be found, and may take {_MOST_STEP_S:g} s"
+            )
 
 
 def main(fd: int) -> None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+import msgspec
 
 from quire.errors import LoadError, ModelNotFound, UnknownConfigKey, UnsupportedConfigValue
 from quire.text.json_files import read_json
+from quire.text.model_files import has_file
 
 # Keys that say nothing about the computation of a forward pass, by reason.
 _IRRELEVANT_BY_REASON = {
@@ -67,6 +70,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "per_layer_config": (None, {}),
 }
 
+LARGEST_SIZE = 10**9 - 1
+"""The largest whole number that a size may be; what is larger is a mistake, and arithmetic with it
+takes memory or does not end.
+"""
+
+LEAST_NUMBER, LARGEST_NUMBER = 1e-30, 1e30
+"""The range of other numbers: well inside of what float32 holds."""
+_MAX_SHOWN = 120
+"""Characters of a value that an error shows."""
+
 _REQUIRED: Any = object()
 
 
@@ -75,20 +88,54 @@ def read_config(folder: Path) -> dict[str, Any]:
     when it is no JSON object.
     """
     path = folder / "config.json"
-    if not path.exists():
+    if not has_file(path):
         raise ModelNotFound(
             f"{folder} has no config.json: it is no model folder in Hugging Face form."
         )
-    return read_json(path)
+    config = read_json(path)
+    try:
+        msgspec.msgpack.encode(config)  # as it goes to the processes of cores
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise LoadError(
+            f"{path} has a value that is no plain data: a number of more than 64 bits, half a "
+            f"character, or too deep a nesting ({error})."
+        ) from error
+    return config
 
 
-def unsupported(key: str, value: object, allowed: str) -> UnsupportedConfigValue:
-    """The refusal of a known key at a value that is not implemented: names key, value and what
-    would do.
+def unsupported(
+    key: str, value: object, allowed: str, file: str = "config.json"
+) -> UnsupportedConfigValue:
+    """The refusal of a known key at a value that is not implemented: names file, key, value and
+    what would do.
     """
+    shown = repr(value)
+    if len(shown) > _MAX_SHOWN:
+        shown = shown[: _MAX_SHOWN - 3] + "..."
     return UnsupportedConfigValue(
-        f"config.json: {key}={value!r} is not implemented; supported: {allowed}."
+        f"{file}: {key}={shown} is not implemented; supported: {allowed}."
     )
+
+
+def is_number(
+    value: object, minimum: float = LEAST_NUMBER, maximum: float = LARGEST_NUMBER
+) -> TypeGuard[int | float]:
+    """Whether a value is a number in this range; true and false are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return minimum <= value <= maximum
+
+
+def token_ids(key: str, value: object, vocab_size: int, file: str = "config.json") -> list[int]:
+    """The ids that a key lists: one, a list of them, or null. Raises UnsupportedConfigValue for
+    what is no id of the vocabulary.
+    """
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [i for i in listed if isinstance(i, int) and not isinstance(i, bool)]
+    if len(ids) < len(listed) or not all(0 <= token_id < vocab_size for token_id in ids):
+        allowed = f"an id below vocab_size={vocab_size}, a list of such ids, or null"
+        raise unsupported(key, value, allowed, file)
+    return ids
 
 
 def _quantised(value: object) -> UnsupportedConfigValue:
@@ -122,22 +169,35 @@ class ConfigReader:
             raise LoadError(f"config.json lacks {self._where}{key}, which this model needs.")
         return default
 
-    def integer(self, key: str, default: Any = _REQUIRED, *, minimum: int = 1) -> Any:
-        """A whole number of at least `minimum`."""
+    def integer(
+        self, key: str, default: Any = _REQUIRED, *, minimum: int = 1, maximum: int = LARGEST_SIZE
+    ) -> Any:
+        """A whole number from `minimum` to `maximum`."""
         value = self.raw(key, default)
         if value is default and default is not _REQUIRED:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise unsupported(self._where + key, value, f"an integer of at least {minimum}")
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not minimum <= value <= maximum:
+            raise unsupported(
+                self._where + key, value, f"an integer of at least {minimum} and at most {maximum}"
+            )
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A finite number greater than zero."""
+    def number(
+        self,
+        key: str,
+        default: Any = _REQUIRED,
+        *,
+        minimum: float = LEAST_NUMBER,
+        maximum: float = LARGEST_NUMBER,
+    ) -> Any:
+        """A number from `minimum` to `maximum`."""
         value = self.raw(key, default)
         if value is default and default is not _REQUIRED:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise unsupported(self._where + key, value, "a positive number")
+        if not is_number(value, minimum, maximum):
+            allowed = f"a positive number of at least {minimum:g} and at most {maximum:g}"
+            raise unsupported(self._where + key, value, allowed)
         return float(value)
 
     def bound(self, key: str, absent: float | None) -> Any:

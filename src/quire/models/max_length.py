@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.models.config_reader import LARGEST_SIZE, unsupported
+
 _KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -37,7 +39,11 @@ class LengthFacts:
 
 
 def length_facts(config: Mapping[str, Any]) -> LengthFacts:
-    """The length limit and default of a model. `model_max_length` replaces the other keys."""
+    """The length limit and default of a model. `model_max_length` replaces the other keys. Raises
+    UnsupportedConfigValue for what is no length.
+    """
+    for key in ("model_max_length", *_KEYS):
+        _check(key, config.get(key))
     if (stated := _length(config.get("model_max_length"))) is not None:
         return LengthFacts(stated, stated, "model_max_length")
     found = {key: n for key in _KEYS if (n := _length(config.get(key))) is not None}
@@ -57,6 +63,9 @@ def _scaled(length: int, key: str, config: Mapping[str, Any]) -> LengthFacts:
     factor = rope.get("factor")
     if kind in _NOT_MULTIPLIED or isinstance(factor, bool) or not isinstance(factor, int | float):
         return LengthFacts(length, length, key)
+    if not 0 < length * factor <= LARGEST_SIZE:
+        allowed = f"a factor with which {key}={length} is at most {LARGEST_SIZE}"
+        raise unsupported("factor", factor, allowed)
     scaled = int(length * factor)
     return LengthFacts(scaled, scaled, f"{key} times the {kind} rope factor {factor:g}")
 
@@ -69,8 +78,16 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any], length: int) -
     return length
 
 
+def _check(key: str, value: object) -> None:
+    """Raise UnsupportedConfigValue for what is no length, as the text "8192"."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise unsupported(key, value, "a positive number of tokens, or null")
+
+
 def _length(value: object) -> int | None:
     """A usable length: some files have floats, or a huge number that means no limit."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value)
+    return int(value) if 0 < value <= LARGEST_SIZE else None

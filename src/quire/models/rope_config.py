@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.config_reader import ConfigReader, is_number, unsupported
 from quire.models.spec import (
     DynamicScaling,
     LinearScaling,
@@ -21,6 +21,8 @@ from quire.models.spec import (
 )
 
 _NAMES = {"su": "longrope"}  # what the first Phi-3 files called it
+_LEAST_THETA = 1.1
+"""Scalings divide by its logarithm."""
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
@@ -40,8 +42,8 @@ def read_rope(
     object. Raises UnsupportedConfigValue for another scaling.
     """
     section = _only_section(c)
-    theta = c.number("rope_theta", theta)
-    partial = c.number("partial_rotary_factor", 1.0)
+    theta = c.number("rope_theta", theta, minimum=_LEAST_THETA)
+    partial = c.number("partial_rotary_factor", 1.0, maximum=1.0)
     return rope_from(section, head_dim, theta, partial, context, kinds, original)
 
 
@@ -75,14 +77,25 @@ def rope_from(
 ) -> Rope:
     """The rope that one rope object describes, completed from the keys next to it."""
     if section is None:
-        return Rope(theta, int(head_dim * partial))
-    theta = section.number("rope_theta", theta)
-    dim = int(head_dim * section.number("partial_rotary_factor", partial))
+        return Rope(theta, _rotated(head_dim, partial))
+    theta = section.number("rope_theta", theta, minimum=_LEAST_THETA)
+    dim = _rotated(head_dim, section.number("partial_rotary_factor", partial, maximum=1.0))
     scaling = _scaling(section, context, kinds, original)
     section.finish()
     if isinstance(scaling, LongRopeScaling):
         _check_divisors(scaling, dim)
+    if isinstance(scaling, DynamicScaling) and dim == 2:
+        raise unsupported("rope_type", "dynamic", "another where two values of a head are rotated")
     return Rope(theta, dim, scaling)
+
+
+def _rotated(head_dim: int, partial: float) -> int:
+    """The number of values of a head that are rotated."""
+    dim = int(head_dim * partial)
+    if dim < 2 or dim % 2:
+        allowed = f"a factor that makes an even number of head_dim={head_dim}, at least 2"
+        raise unsupported("partial_rotary_factor", partial, allowed)
+    return dim
 
 
 def _only_section(c: ConfigReader) -> ConfigReader | None:
@@ -95,8 +108,8 @@ def _scaling(
 ) -> RopeScaling | None:
     named = s.raw("rope_type", None) or s.raw("type", "default")
     s.raw("type", None)  # files for both generations of readers carry both spellings
-    kind = _NAMES.get(named, named)
-    if kind not in kinds:
+    kind = _NAMES.get(named, named) if isinstance(named, str) else None
+    if kind is None or kind not in kinds:
         raise unsupported("rope_type", named, ", ".join(kinds))
     if kind == "default":
         s.raw("original_max_position_embeddings", None)  # written even where nothing is scaled
@@ -106,7 +119,7 @@ def _scaling(
     if kind == "dynamic":
         s.only("original_max_position_embeddings", context)
         return DynamicScaling(s.number("factor"), context)
-    written = s.integer("original_max_position_embeddings", context)
+    written = s.integer("original_max_position_embeddings", context, minimum=2)
     return _READERS[kind](s, context, original or written)
 
 
@@ -150,9 +163,7 @@ def _longrope(s: ConfigReader, context: int, original: int) -> RopeScaling:
 
 def _divisors(s: ConfigReader, key: str) -> tuple[float, ...]:
     values = s.raw(key)
-    if not isinstance(values, list) or not all(
-        isinstance(v, int | float) and v > 0 for v in values
-    ):
+    if not isinstance(values, list) or not all(map(is_number, values)):
         raise unsupported(key, values, "a list of positive numbers")
     return tuple(float(v) for v in values)
 

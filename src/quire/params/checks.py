@@ -6,6 +6,7 @@ so that they encode and compare exactly; a bool is never a number here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -35,6 +36,9 @@ class CheckedMeta(msgspec.StructMeta):
         return super().__call__(*args, **fields)
 
 
+_DIGITS = re.compile("0|[1-9][0-9]{0,9}")
+
+
 def number(name: str, value: object, low: float, high: float, allowed: str) -> float:
     """`value` as a float when low <= value <= high, which no NaN is."""
     if value.__class__ is not float and (not isinstance(value, Real) or isinstance(value, bool)):
@@ -51,6 +55,17 @@ def integer(name: str, value: object, low: int, high: int, allowed: str) -> int:
     if not low <= value <= high:  # type: ignore[operator]
         raise InvalidParameter(name, value, allowed)
     return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def token_id(name: str, written: object) -> int:
+    """A token id as a key of JSON writes it, or as it is: digits from 0 to 9 without sign, blank or
+    leading zero. What `int()` takes besides, as "1_0", " 1" or Arabic digits, is refused.
+    """
+    if isinstance(written, str) and _DIGITS.fullmatch(written):
+        return int(written)
+    if isinstance(written, Integral) and not isinstance(written, bool):
+        return int(written)
+    raise InvalidParameter(name, written, "a token id is written with the digits 0 to 9 alone")
 
 
 def flag(name: str, value: object) -> bool:

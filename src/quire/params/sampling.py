@@ -186,9 +186,14 @@ def _forms(word: str, tokenizer: TextEncoder) -> list[list[int]]:
     return [plain]
 
 
-def _clamped(bias: Mapping[Any, float]) -> dict[int, float]:
-    try:
-        return {int(key): min(100.0, max(-100.0, value)) for key, value in bias.items()}
-    except (AttributeError, TypeError, ValueError):
+def _clamped(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
         allowed = "it must be a dict from token id (or its digits) to number"
-        raise InvalidParameter("logit_bias", bias, allowed) from None
+        raise InvalidParameter("logit_bias", bias, allowed)
+    return {checks.token_id("logit_bias", key): _bounded(value) for key, value in bias.items()}
+
+
+def _bounded(bias: object) -> float:
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or bias != bias:
+        raise InvalidParameter("logit_bias", bias, "each bias must be a number")
+    return min(100.0, max(-100.0, bias))

@@ -12,6 +12,8 @@ from quire.params import checks
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
+GRAMMAR_FAILED = "the request's grammar failed"
+"""How the error of an output begins whose grammar proved too large while it ran."""
 _MAX_CHARS = 2**20
 _MAX_CHOICES = 65536
 _MAX_DEPTH = {"json": 64, "structural_tag": 80}

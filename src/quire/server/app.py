@@ -17,6 +17,7 @@ from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
+from quire.server.http.fields import BODY_SLOT, name_as_sent
 from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
 
@@ -76,6 +77,7 @@ def _route(server: Server, entry: RouteEntry) -> Route:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
+            name_as_sent(error, request.scope["state"].get(BODY_SLOT))
             return entry.failure(error)
         finally:
             server.body_budget.release(request.scope["state"])

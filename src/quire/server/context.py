@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import BodyBudget, T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import FieldRules
+from quire.server.http.fields import BODY_SLOT, FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
@@ -111,7 +112,7 @@ class Server:
     async def read(self, request: Request, type: type[T]) -> T:
         """The request's body. Raises Refusal."""
         limits = self.limits
-        return await read_json(
+        body = await read_json(
             request,
             type,
             self.field_rules,
@@ -119,6 +120,8 @@ class Server:
             timeout_s=limits.body_timeout_s,
             budget=self.body_budget,
         )
+        request.scope["state"][BODY_SLOT] = body
+        return body
 
     def check_model(self, name: str | None) -> None:
         """Raise Refusal (404) for a model that is not served here; None is the served one."""
@@ -232,15 +235,17 @@ class RequestName:
         return cls(name, name, int(time.time()))
 
 
+_PRIORITY = re.compile("-?[0-9]{1,10}")
+
+
 def _priority(request: Request, asked: int | None) -> int:
     """The priority header, which a proxy may set, else the body's field."""
     text = request.headers.get("x-vllm-priority") or request.headers.get("x-quire-priority")
     if text is None:
         return asked or 0
-    try:
-        return int(text)
-    except ValueError:
-        raise Refusal(400, "The priority header must be an integer.", param="priority") from None
+    if not _PRIORITY.fullmatch(text):
+        raise Refusal(400, "The priority header must be an integer.", param="priority")
+    return int(text)
 
 
 def _rank(request: Request, asked: int | None) -> int | None:

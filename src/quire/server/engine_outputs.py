@@ -12,8 +12,9 @@ from typing import Self, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from quire.engine.frontend.output_stream import RequestOutputCollector
-from quire.errors import EngineGenerateError
+from quire.errors import EngineGenerateError, RequestError
 from quire.outputs import RequestOutput
+from quire.params.structured import GRAMMAR_FAILED
 from quire.server.http.bounds import until_disconnected
 
 T = TypeVar("T")
@@ -117,10 +118,15 @@ async def last_output(stream: Outputs) -> RequestOutput:
 
 
 def raise_error(output: RequestOutput) -> None:
-    """Raise EngineGenerateError for a completion that ended with an error."""
+    """Raise for a completion that ended with an error: RequestError if that is due to its grammar,
+    else EngineGenerateError.
+    """
     for completion in output.outputs:
         if completion.finish_reason == "error":
-            raise EngineGenerateError(completion.error or "The generation failed.")
+            text = completion.error or "The generation failed."
+            if text.startswith(GRAMMAR_FAILED):
+                raise RequestError(text, parameter="structured_outputs")
+            raise EngineGenerateError(text)
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:

@@ -7,18 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import LoadError
+from quire.text.model_files import MOST_BYTES, has_file, read_text
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, or {} when there is no such file; raises LoadError if it is
     anything else.
     """
-    if not path.is_file():
+    if not has_file(path):
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise LoadError(f"{path} cannot be read as JSON: {error}.") from error
+    value = read_value(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path} must hold a JSON object, but it holds a {type(value).__name__}.")
     return value
+
+
+def read_value(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+    """What the JSON in `path` means. Raises LoadError if it cannot be read."""
+    text = read_text(path, most_bytes)
+    try:
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half of a pair
+        return value
+    except RecursionError:
+        raise LoadError(f"{path} cannot be read as JSON: it is nested too deeply.") from None
+    except ValueError as error:
+        raise LoadError(f"{path} cannot be read as JSON: {error}.") from error

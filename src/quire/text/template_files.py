@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from quire.errors import LoadError, RequestError
+from quire.text.json_files import read_value
+from quire.text.model_files import has_file, read_text
 
 
 def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
@@ -22,8 +23,9 @@ def read_chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, 
     if files:
         return files
     template = config.get("chat_template")
-    if template is None and (folder / "chat_template.json").is_file():
-        template = _read_json_template(folder / "chat_template.json")
+    if template is None and has_file(folder / "chat_template.json"):
+        content = read_value(folder / "chat_template.json")
+        template = content.get("chat_template") if isinstance(content, dict) else content
     return _by_name(template)
 
 
@@ -54,26 +56,11 @@ def choose_template(own: str | dict[str, str] | None, wanted: str | None, has_to
 
 def _template_files(folder: Path) -> dict[str, str]:
     found = {}
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = _read_text(folder / "chat_template.jinja")
+    if has_file(folder / "chat_template.jinja"):
+        found["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_text(path)
+        found[path.stem] = read_text(path)
     return found
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path} cannot be read: {error}.") from error
-
-
-def _read_json_template(path: Path) -> Any:
-    try:
-        content = json.loads(_read_text(path))
-    except ValueError as error:
-        raise LoadError(f"{path} cannot be read as JSON: {error}.") from error
-    return content.get("chat_template") if isinstance(content, dict) else content
 
 
 def _by_name(template: Any) -> str | dict[str, str] | None:

@@ -12,6 +12,7 @@ from tokenizers import processors
 
 from quire.errors import LoadError
 from quire.text.json_files import read_json
+from quire.text.model_files import MOST_VOCABULARY_BYTES, has_file
 from quire.text.special_tokens import (
     CLASS_DEFAULTS,
     CLASS_OF_MODEL_TYPE,
@@ -57,6 +58,8 @@ def read_tokenizer_folder(
     class_name = _class_name(folder, config)
     _refuse_repository_code(folder, config, class_name)
     library = _load_library_tokenizer(folder, config, class_name)
+    if library.get_vocab_size(with_added_tokens=False) == 0:
+        raise LoadError(f"The tokenizer in {folder} has an empty vocabulary: no text has tokens.")
     library.no_truncation()  # a limit stored in the file would shorten prompts silently
     library.no_padding()
     library.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -86,7 +89,7 @@ def _class_name(folder: Path, config: dict[str, Any]) -> str | None:
         return by_model_type
     name = str(name).removesuffix("Fast")
     if name in GENERIC_CLASSES:
-        return None if (folder / "tokenizer.json").is_file() else by_model_type
+        return None if has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES) else by_model_type
     return name
 
 
@@ -111,14 +114,14 @@ def _load_library_tokenizer(
 ) -> LibraryTokenizer:
     whole = folder / "tokenizer.json"
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    if whole.is_file():
+    if has_file(whole, MOST_VOCABULARY_BYTES):
         try:
             return LibraryTokenizer.from_file(str(whole))
         except Exception as error:  # the library raises bare Exception for every malformed file
             raise LoadError(
                 f"{whole} cannot be read by the tokenizers library: {error}."
             ) from error
-    if vocab.is_file() and merges.is_file():
+    if all(has_file(file, MOST_VOCABULARY_BYTES) for file in (vocab, merges)):
         prefix_space = bool(config.get("add_prefix_space") or False)
         return build_from_vocab_and_merges(vocab, merges, class_name, prefix_space)
     raise LoadError(_what_is_missing(folder))
@@ -166,7 +169,11 @@ def _set_bos_and_eos(
     other way.
     """
     in_file = {k: config.get(k) for k in ("add_bos_token", "add_eos_token")}
-    if add_bos is None and add_eos is None and (folder / "tokenizer.json").is_file():
+    if (
+        add_bos is None
+        and add_eos is None
+        and has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES)
+    ):
         _warn_of_disagreement(library, folder, in_file, roles)
         if library.post_processor is not None:
             return

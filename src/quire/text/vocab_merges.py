@@ -4,13 +4,14 @@ tokenizer.json.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from quire.errors import LoadError
+from quire.text.json_files import read_value
+from quire.text.model_files import MOST_VOCABULARY_BYTES, read_text
 
 # How Qwen2 cuts text before BPE (transformers models/qwen2/tokenization_qwen2.py, the published
 # pattern): contractions, words with one leading sign, single digits, signs with trailing newlines,
@@ -48,8 +49,9 @@ def build_from_vocab_and_merges(
 
 def _read_model(vocab: Path, merges: Path) -> models.BPE:
     try:
-        table = json.loads(vocab.read_text(encoding="utf-8"))
-        pairs = [line for line in merges.read_text(encoding="utf-8").split("\n") if line.strip()]
+        table = read_value(vocab, MOST_VOCABULARY_BYTES)
+        lines = read_text(merges, MOST_VOCABULARY_BYTES).split("\n")
+        pairs = [line for line in lines if line.strip()]
         pairs = pairs[1:] if pairs and pairs[0].startswith("#version") else pairs
         model = models.BPE(
             vocab=table,

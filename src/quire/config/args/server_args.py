@@ -4,6 +4,7 @@ serve`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,6 +222,7 @@ class ServerArgs(CommandLineOptions):
             allowed = "responses are kept in one process, and several answer"
             hint = "Leave out --api-server-count, or keep none (0)."
             raise InvalidParameter("max_stored_responses", self.max_stored_responses, allowed, hint)
+        check_keys("--api-key", _listed(self.api_key))
 
     @property
     def num_api_servers(self) -> int:
@@ -246,8 +248,22 @@ class ServerArgs(CommandLineOptions):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The API keys, none of them empty."""
-        return tuple(key for key in _listed(self.api_key) if key)
+        """The API keys."""
+        return tuple(_listed(self.api_key))
+
+
+def check_keys(origin: str, keys: Sequence[str]) -> None:
+    """Raise InvalidParameter for a key that no client can send: with an empty one, which a variable
+    without a value leaves, the server would be open to everybody.
+    """
+    for key in keys:
+        if not key.strip():
+            raise InvalidParameter(
+                origin, key, "an API key is empty", "Give a key, or leave it out."
+            )
+        if key != key.strip() or not key.isprintable():
+            text = "an API key has spaces, line ends or control characters that no client can send"
+            raise InvalidParameter(origin, "***", text)
 
 
 def _listed(names: str | list[str] | None) -> list[str]:

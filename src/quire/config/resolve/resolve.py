@@ -145,7 +145,7 @@ def _decide_output(d: Decisions) -> None:
         source += " and override_generation_config"
     defaults = sampling_defaults(model.generation_config, override)
     d.decide("sampling_defaults", defaults, source)
-    ids = eos_token_ids(model.generation_config, override)
+    ids = eos_token_ids(model.generation_config, override, model.vocab_size)
     d.decide("generation_eos_token_ids", ids, source)
     d.decide("log_stats", not args.disable_log_stats, f"disable_log_stats={args.disable_log_stats}")
     d.requested("stream_interval")

@@ -15,6 +15,7 @@ from quire.models.families.llama import (
     head_dim_of,
     mlp,
     norm_rules,
+    num_layers_of,
     read_layer_types,
     stack_of,
     window_of,
@@ -59,7 +60,7 @@ def _describe(c: ConfigReader) -> Decoder:
         scale=c.number("query_pre_attn_scalar", 256) ** -0.5,
         softcap=c.bound("attn_logit_softcapping", 50.0),
     )
-    depth = c.integer("num_hidden_layers")
+    depth = num_layers_of(c)
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]
     kinds = read_layer_types(c, alternating)
     window = window_of(c, 4096)

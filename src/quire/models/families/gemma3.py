@@ -10,6 +10,7 @@ from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
 from quire.models.families.llama import (
     context_of,
     head_dim_of,
+    num_layers_of,
     read_layer_types,
     stack_of,
     window_of,
@@ -43,7 +44,7 @@ def _describe(c: ConfigReader) -> Decoder:
 def _pattern(c: ConfigReader) -> list[str]:
     """Every n-th layer sees everything; transformers 5 writes n with an underscore in front."""
     period = c.integer("sliding_window_pattern", c.integer("_sliding_window_pattern", 6))
-    depth = c.integer("num_hidden_layers")
+    depth = num_layers_of(c)
     return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(depth)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import ACTIVATIONS
+from quire.models.families.llama import ACTIVATIONS, num_layers_of
 from quire.models.rules import Family, rule
 from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 
@@ -38,7 +38,7 @@ RULES = (
 def _describe(c: ConfigReader) -> Decoder:
     c.only("n_ctx", c.integer("n_positions"))
     c.only("add_cross_attention", False)
-    width, heads, depth = c.integer("n_embd"), c.integer("n_head"), c.integer("n_layer")
+    width, heads, depth = c.integer("n_embd"), c.integer("n_head"), num_layers_of(c, "n_layer")
     if width % heads:
         raise unsupported("n_head", heads, f"a divisor of n_embd={width}")
     norm = Norm("layer", c.number("layer_norm_epsilon", 1e-5), bias=True)

@@ -9,6 +9,8 @@ from quire.models.families.llama import (
     EMBEDDING_RULES,
     PRE_NORM_RULES,
     attention,
+    num_experts_of,
+    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -54,17 +56,18 @@ def _describe(c: ConfigReader) -> Decoder:
     bias = c.flag("attention_bias", True)
     attn = attention(c, theta=150000.0, qkv_bias=bias, o_bias=bias, sinks=True)
     block = Block(attn, _experts(c), rms(c, 1e-5, "rms_late_cast"))
-    depth = c.integer("num_hidden_layers")
+    depth = num_layers_of(c)
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]
     kinds = read_layer_types(c, alternating)
     return stack_of(c, with_windows(block, kinds, window_of(c, 128)))
 
 
 def _experts(c: ConfigReader) -> Moe:
-    top_k = c.integer("num_experts_per_tok", 4)
+    experts = num_experts_of(c, "num_local_experts")
+    top_k = c.integer("num_experts_per_tok", min(4, experts), maximum=experts)
     c.only("experts_per_token", top_k)
     return Moe(
-        experts=c.integer("num_local_experts"),
+        experts=experts,
         top_k=top_k,
         width=c.integer("intermediate_size"),
         score="softmax_topk",

@@ -55,6 +55,25 @@ PRE_NORM_RULES = norm_rules(attn_pre="input_layernorm", mlp_pre="post_attention_
 RULES = EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
 
 
+_MOST_LAYERS = 4096
+"""Some twenty times those of the deepest models; each takes memory before its weights are read."""
+
+_MOST_EXPERTS = 2**17
+"""Of all layers together."""
+
+
+def num_layers_of(c: ConfigReader, key: str = "num_hidden_layers") -> int:
+    """The number of layers that the config declares."""
+    layers: int = c.integer(key, maximum=_MOST_LAYERS)
+    return layers
+
+
+def num_experts_of(c: ConfigReader, key: str) -> int:
+    """The number of experts in each layer that has some."""
+    experts: int = c.integer(key, maximum=_MOST_EXPERTS // num_layers_of(c))
+    return experts
+
+
 def context_of(c: ConfigReader) -> int:
     """The number of positions that the config declares."""
     context: int = c.integer("max_position_embeddings")
@@ -88,8 +107,13 @@ def attention(
 
 def head_dim_of(c: ConfigReader, default: int | None = None) -> int:
     """`head_dim`, or the hidden width shared out over the heads; `default` is the family's own."""
-    width, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
-    dim: int = c.integer("head_dim", default or width // heads)
+    dim: int | None = c.integer("head_dim", default)
+    if dim is None:
+        width, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
+        dim = width // heads
+        if width % heads:
+            allowed = f"a divisor of hidden_size={width}, unless head_dim is given"
+            raise unsupported("num_attention_heads", heads, allowed)
     if dim % 2:
         raise unsupported("head_dim", dim, "an even number")
     return dim
@@ -102,7 +126,7 @@ def mlp(c: ConfigReader, *, act_key: str = "hidden_act", act: str = "silu", **fa
 
 def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
     """The same block in every layer."""
-    return stack_of(c, [block] * c.integer("num_hidden_layers"), **facts)
+    return stack_of(c, [block] * num_layers_of(c), **facts)
 
 
 def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
@@ -129,8 +153,8 @@ def rms(c: ConfigReader, eps: float, kind: Any = "rms") -> Norm:
 def read_layer_types(c: ConfigReader, default: list[str]) -> list[str]:
     """`layer_types`, one of full_attention and sliding_attention per layer."""
     kinds = c.raw("layer_types", default)
-    if not isinstance(kinds, list) or len(kinds) != c.integer("num_hidden_layers"):
-        raise LoadError(f"config.json: layer_types={kinds!r} does not name one type per layer.")
+    if not isinstance(kinds, list) or len(kinds) != num_layers_of(c):
+        raise unsupported("layer_types", kinds, "a list with one type per layer")
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise unsupported("layer_types", kind, "full_attention, sliding_attention")

@@ -9,6 +9,7 @@ from quire.models.families.llama import (
     EMBEDDING_RULES,
     PRE_NORM_RULES,
     attention,
+    num_experts_of,
     rms,
     stack,
     window_of,
@@ -34,9 +35,10 @@ RULES = (
 
 def _describe(c: ConfigReader) -> Decoder:
     attn = attention(c, theta=1e6, window=window_of(c))
+    experts = num_experts_of(c, "num_local_experts")
     moe = Moe(
-        experts=c.integer("num_local_experts"),
-        top_k=c.integer("num_experts_per_tok"),
+        experts=experts,
+        top_k=c.integer("num_experts_per_tok", maximum=experts),
         width=c.integer("intermediate_size"),
         act=c.choice("hidden_act", ACTIVATIONS, "silu"),
     )

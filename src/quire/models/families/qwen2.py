@@ -9,6 +9,7 @@ from quire.models.families.llama import (
     RULES,
     attention,
     mlp,
+    num_layers_of,
     read_layer_types,
     rms,
     stack_of,
@@ -26,7 +27,7 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
     c.only("use_mrope", False)
     window, first = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
     window = window if c.flag("use_sliding_window", False) else None
-    depth = c.integer("num_hidden_layers")
+    depth = num_layers_of(c)
     sliding = [window is not None and layer >= first for layer in range(depth)]
     default = ["sliding_attention" if s else "full_attention" for s in sliding]
     return with_windows(block, read_layer_types(c, default), window)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import ACTIVATIONS, RULES, attention, mlp, rms, stack_of, window_of
+from quire.models.families.llama import (
+    ACTIVATIONS,
+    RULES,
+    attention,
+    mlp,
+    num_experts_of,
+    num_layers_of,
+    rms,
+    stack_of,
+    window_of,
+)
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Moe
 
@@ -38,9 +48,10 @@ def _window(c: ConfigReader) -> int | None:
 
 
 def _experts(c: ConfigReader) -> Moe:
+    experts = _num_experts(c)
     return Moe(
-        experts=_num_experts(c),
-        top_k=c.integer("num_experts_per_tok"),
+        experts=experts,
+        top_k=c.integer("num_experts_per_tok", maximum=experts),
         width=c.integer("moe_intermediate_size"),
         act=c.choice("hidden_act", ACTIVATIONS, "silu"),
         renorm=c.flag("norm_topk_prob", False),
@@ -49,16 +60,17 @@ def _experts(c: ConfigReader) -> Moe:
 
 def _num_experts(c: ConfigReader) -> int:
     """`num_experts`, which transformers 5 writes as `num_local_experts`."""
-    count: int = c.integer("num_experts", None) or c.integer("num_local_experts")
+    count = num_experts_of(c, "num_experts" if "num_experts" in c else "num_local_experts")
     c.only("num_local_experts", count)
     return count
 
 
 def _is_sparse(c: ConfigReader) -> list[bool]:
-    depth, every = c.integer("num_hidden_layers"), c.integer("decoder_sparse_step", 1)
+    depth, every = num_layers_of(c), c.integer("decoder_sparse_step", 1)
     dense = c.raw("mlp_only_layers", [])
-    if not isinstance(dense, list):
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise unsupported("mlp_only_layers", dense, "a list of layer numbers")
+    dense = frozenset(dense)
     return [layer not in dense and (layer + 1) % every == 0 for layer in range(depth)]
 
 

@@ -8,7 +8,6 @@ runs code of the file's author.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
+from quire.text.json_files import read_value
+from quire.text.model_files import has_file
 
 _INDEX = "model.safetensors.index.json"
+_MOST_INDEX_BYTES = 64 << 20
+"""Some five times the largest published ones."""
 _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -111,11 +114,11 @@ class CheckpointFiles:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
+    if not has_file(file, None):
+        raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
     try:
         with safe_open(file, "pt") as handle:
             yield handle
-    except FileNotFoundError:
-        raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.") from None
     except (SafetensorError, OSError) as error:
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file ({error}). It may be an incomplete download: "
@@ -125,11 +128,11 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _read_index(folder: Path) -> dict[str, str] | None:
     path = folder / _INDEX
-    if not path.exists():
+    if not has_file(path, _MOST_INDEX_BYTES):
         return None
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        weight_map = read_value(path, _MOST_INDEX_BYTES)["weight_map"]
+    except (LoadError, KeyError, TypeError) as error:
         raise CorruptCheckpoint(f"{path} is no weight index: {error!r}") from error
     if not isinstance(weight_map, dict) or not all(_is_file_name(f) for f in weight_map.values()):
         raise CorruptCheckpoint(f"{path}: weight_map must map tensor names to file names.")
@@ -143,7 +146,7 @@ def _is_file_name(value: object) -> bool:
 def _weight_files(folder: Path, index: dict[str, str] | None) -> list[Path]:
     if index is not None:
         return [folder / name for name in sorted(set(index.values()))]
-    if (folder / "model.safetensors").exists():
+    if has_file(folder / "model.safetensors", None):
         return [folder / "model.safetensors"]
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:

@@ -368,4 +368,7 @@ def _errors_of(peaks: Tensor) -> dict[int, str]:
 def _what_is_wrong(peak: float) -> str:
     if peak == -math.inf:
         return "no token can be drawn: the request's parameters and grammar forbid every one"
-    return "the model's logits are not finite (NaN or infinity), so no token can be drawn"
+    return (
+        "the model's logits are not finite (NaN or infinity), so no token can be drawn: its "
+        "weights hold such values, or they are too large for its dtype"
+    )

@@ -77,6 +77,8 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
 def _of_guided(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {kind: given[name] for name, kind in _GUIDED.items() if given.get(name) is not None}
     fields = {kind: value for kind, value in fields.items() if value is not False}
+    if isinstance(fields.get("json"), dict):
+        fields["json"] = _text(fields["json"])
     if "guided_whitespace_pattern" in given and not {"json", "json_object"} & fields.keys():
         pattern = given["guided_whitespace_pattern"]
         allowed = "it goes with guided_json or guided_json_object"
@@ -90,8 +92,9 @@ def _of_fields(given: StructuredFields | None) -> dict[str, Any]:
     if given is None:
         return {}
     fields = {name: getattr(given, name) for name in (*_KINDS, *_OPTIONS)}
-    if isinstance(given.structural_tag, dict):
-        fields["structural_tag"] = _text(given.structural_tag)
+    for name in ("json", "structural_tag"):
+        if isinstance(fields[name], dict):
+            fields[name] = _text(fields[name])
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -110,7 +113,7 @@ def _of_format(given: dict[str, Any] | None) -> dict[str, Any]:
         if known.json_schema is None or known.json_schema.schema is None:
             allowed = "json_schema needs json_schema.schema"
             raise InvalidParameter("response_format", given, allowed)
-        return {"json": known.json_schema.schema}
+        return {"json": _text(known.json_schema.schema)}
     if known.type == "structural_tag":
         return {"structural_tag": _text(given)}
     allowed = "its type is text, json_object, json_schema or structural_tag"
@@ -118,4 +121,7 @@ def _of_format(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
+    """A schema as text: a dict of a megabyte would be copied and written several times, each of
+    which holds up the event loop.
+    """
     return msgspec.json.encode(value).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -106,7 +107,7 @@ async def retrieve(server: Server, request: Request) -> Response:
     if stored.is_cut:
         raise Refusal(400, "This response was too long for its events to be kept.", param="stream")
     after = request.query_params.get("starting_after", "-1")
-    if not after.removeprefix("-").isdecimal() or len(after) > 9:
+    if not re.fullmatch("-?[0-9]{1,8}", after):
         raise InvalidParameter("starting_after", after, "it must be the number of an event")
     return server.stream(stored.follow(max(0, int(after) + 1)), [])
 
