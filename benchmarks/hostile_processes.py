@@ -249,7 +249,7 @@ def nothing(one: Victim) -> None:
 
 def fill(one: Victim) -> None:
     """Fill the disk of temporary files, then the core dies."""
-    root = Path(f"/proc/{one.owner.pid}/root/mnt")
+    root = Path(f"/proc/{one.owner.pid}", "root", "mnt")
     with contextlib.suppress(OSError), open(root / "full", "wb", buffering=0) as file:
         while file.write(bytes(65536)):
             pass

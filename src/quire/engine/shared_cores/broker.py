@@ -194,6 +194,8 @@ class CoreBroker:
         self.servers.pop(server.client_index, None)
         self.calls.fail(server.client_index, EngineError("The API server has exited."))
         live, server.live = list(server.live), {}
+        if live:
+            logger.error("Aborting %d requests of an API server that has exited.", len(live))
         try:
             self.abort(live)
         except EngineDeadError:
