@@ -71,6 +71,7 @@ class Environment(msgspec.Struct, frozen=True):
     cpu_isa: str | None
     log_stats_interval_s: float
     api_keys: tuple[str, ...]
+    """As they were written: one may be empty."""
     cluster_secret: str | None
     openai_api_key: str | None
     openai_base_url: str | None
@@ -90,7 +91,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         thread_limit=_count(given, "OMP_NUM_THREADS"),
         cpu_isa=given.get("QUIRE_CPU_ISA") or None,
         log_stats_interval_s=_seconds(given, "QUIRE_LOG_STATS_INTERVAL", 10.0),
-        api_keys=tuple(key for key in given.get("QUIRE_API_KEY", "").split(",") if key),
+        api_keys=tuple(given["QUIRE_API_KEY"].split(",") if "QUIRE_API_KEY" in given else ()),
         cluster_secret=given.get("QUIRE_CLUSTER_SECRET") or None,
         openai_api_key=given.get("OPENAI_API_KEY") or None,
         openai_base_url=given.get("OPENAI_BASE_URL") or None,

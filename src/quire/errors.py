@@ -106,6 +106,23 @@ class PromptTooLong(ContextLengthExceeded):
         self.max_model_len = max_model_len
 
 
+class OutputTooLong(ContextLengthExceeded):
+    """More output is asked for than the context holds with any prompt; `name` is the parameter."""
+
+    def __init__(self, name: str, asked: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+        super().__init__(self._text(name, asked), parameter=name, value=asked)
+
+    def described(self, show: Callable[[object], str]) -> str:
+        return self._text(self.parameter, self.value)
+
+    def _text(self, name: object, asked: object) -> str:
+        return (
+            f"This model's maximum context length is {self._max_model_len} tokens of prompt and "
+            f"output together, and {name} asks for {asked} tokens of output. Ask for fewer."
+        )
+
+
 class GenerationError(EngineError):
     """One request failed inside the engine; the others go on (HTTP 500)."""
 

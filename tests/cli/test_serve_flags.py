@@ -142,3 +142,44 @@ def test_a_file_with_a_flag_that_there_is_not_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main.main(["serve", "--config", str(tmp_path / "serve.yaml")])
     assert "unknown option --max-model-length; did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["--api-key", "a", "--api-key", "b"], ["a", "b"]),
+        (["--api-key", "a", "b", "--port", "1", "--api-key=c"], ["a", "b", "c"]),
+        (["--allowed-origins", "x", "--allowed-origins", "y"], None),
+    ],
+    ids=str,
+)
+def test_names_that_are_given_several_times_add_up(words, keys):
+    args = SERVE.parse_args(words)
+    assert args.api_key == keys
+    assert keys or args.allowed_origins == ["x", "y"]
+    assert SERVE.parse_args(["--api-key", "d"]).api_key == ["d"], "left from an earlier parse"
+
+
+def test_names_of_the_command_line_replace_those_of_the_file(tmp_path):
+    file = tmp_path / "flags.yaml"
+    file.write_text("api-key: [a, b]\n")
+    words = ["--config", str(file)]
+    assert SERVE.parse_with_config(words).api_key == ["a", "b"]
+    assert SERVE.parse_with_config([*words, "--api-key", "c", "--api-key", "d"]).api_key == [
+        "c",
+        "d",
+    ]
+
+
+@pytest.mark.parametrize("keys", [[""], [" "], ["good", ""], ["secret\r"], [" secret"]], ids=repr)
+@pytest.mark.parametrize("is_variable", [False, True], ids=["flag", "variable"])
+def test_a_key_that_no_client_can_send_is_refused(keys, is_variable, monkeypatch, capsys):
+    words = ["serve", "--port", "0", "--model", "/nowhere"]
+    if is_variable:
+        monkeypatch.setenv("QUIRE_API_KEY", ",".join(keys))
+    else:
+        words += ["--api-key", *keys]
+    assert main.main(words) == 2
+    err = capsys.readouterr().err
+    assert "API_KEY" in err if is_variable else "--api-key" in err
+    assert err.count("\n") == 1 and "key" in err and "secret" not in err and "good" not in err

@@ -67,6 +67,7 @@ CLIENTS = (
     Client("smolagents", "smolagents_agents", ("smolagents[openai]",)),
     Client("llm", "llm_command", ("llm",)),
     Client("lm-eval", "lm_eval_tasks", ("lm-eval[api]", "transformers")),
+    Client("Open WebUI", "open_webui_backend", ("open-webui",)),
     Client("Claude Code, Codex (requests)", "request_shapes", (), "json"),
     Client(
         "Claude Code, Codex",

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 120
+"""Of one mode; Open WebUI alone takes a minute to start."""
 
 
 class Unsupported(Exception):

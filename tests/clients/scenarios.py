@@ -23,6 +23,7 @@ WEATHER = {
         "parameters": WEATHER_PARAMETERS,
     },
 }
+WEATHER_CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 WEATHER_RESULT = "Sunny, 21 degrees."
 
 PERSON = {
@@ -33,6 +34,10 @@ PERSON = {
     },
     "required": ["name", "age"],
     "additionalProperties": False,
+}
+PERSON_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "person", "schema": PERSON, "strict": True},
 }
 
 TOO_LONG = "for line in lines: print(line)\n" * 1500

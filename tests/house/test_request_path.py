@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import psutil
 
 import quire
@@ -85,8 +84,8 @@ def test_a_request_of_an_offline_caller(tmp_path):
 def test_a_request_through_the_server(tmp_path, monkeypatch):
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    with serving() as server:
-        ask(server)
+    with serving() as server, server.client() as client:
+        ask(client)  # the connection is open then
         root = psutil.Process(server.process.pid)
         processes = [root, *root.children(recursive=True)]
         processes = [
@@ -94,21 +93,21 @@ def test_a_request_through_the_server(tmp_path, monkeypatch):
         ]
         for each in processes:
             each.send_signal(signal.SIGUSR1)
-        ask(server)
+        ask(client)
         for each in processes:
             each.send_signal(signal.SIGUSR2)
         wait_for(lambda: len(list(tmp_path.glob("*[0-9]"))) >= len(processes))
     check(passed_in(tmp_path), -1, MOST_SERVED)
 
 
-def ask(server):
+def ask(client):
     body = {
         "model": "quire-embedded",
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 8,
         "temperature": 0,
     }
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    reply = client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
 
 

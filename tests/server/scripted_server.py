@@ -15,7 +15,8 @@ TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}[{{ call.function.name }} "
     "{{ call.function.arguments | tojson }}]{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{{ opening or '' }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{{ opening or '' }}"
+    "{% if enable_thinking is false %}[terse]{% endif %}{% endif %}"
 )
 
 

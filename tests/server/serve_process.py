@@ -93,9 +93,11 @@ def command_of(*flags, interpreter=()):
     return [sys.executable, *interpreter, *module, *SMALL, *flags]
 
 
-def start(*flags, environ=None, interpreter=()):
-    """Start a server and wait until it answers."""
+def start(*flags, environ=None, interpreter=(), limit=None):
+    """Start a server and wait until it answers; `limit`: what `ulimit -n` allows."""
     command = command_of(*flags, interpreter=interpreter)
+    if limit is not None:
+        command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *command]
     variables = {**os.environ, **(environ or {})}
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=variables
@@ -109,9 +111,9 @@ def start(*flags, environ=None, interpreter=()):
 
 
 @contextmanager
-def serving(*flags, environ=None, interpreter=()):
-    """A server for a block; it must end well."""
-    running = start(*flags, environ=environ, interpreter=interpreter)
+def serving(*flags, **options):
+    """A server for a block; it must end well. `options` are those of `start`."""
+    running = start(*flags, **options)
     try:
         yield running
     finally:

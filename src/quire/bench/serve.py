@@ -139,7 +139,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Outcome], float, str]
 
     base = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     headers = dict(_pair("--header", word) for word in args.header)
-    for key in read_environment().api_keys[:1]:
+    for key in filter(None, read_environment().api_keys[:1]):
         headers.setdefault("Authorization", f"Bearer {key}")
     shape = RequestShape(args.request_rate, args.burstiness, args.max_concurrency, args.seed)
     _check(args, shape)

@@ -11,7 +11,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+from quire.cli.start_signals import StoppedWhileStarting, start_signals
 from quire.config.args.command_help import meant
 from quire.config.args.command_line import QuireParser
 
@@ -30,11 +32,19 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (default: the process's) and give the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    is_heard = _open_standard_streams()
     _tolerate_unprintable_text()
+    if not is_heard and words[:1] not in (["serve"], ["run-batch"]):
+        _say("error: standard output is closed")
+        return 1
     if not words or words[0] not in COMMANDS:
         return _no_command(words)
     try:
-        return run_command(words[0], words[1:])
+        with start_signals.taken() if words[0] == "serve" else nullcontext():
+            return run_command(words[0], words[1:])
+    except StoppedWhileStarting:
+        _say("stopped while starting")
+        return 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -101,6 +111,22 @@ def _no_command(words: list[str]) -> int:
 
 def _say(text: str) -> None:
     print(f"quire: {text}", file=sys.stderr)
+
+
+def _open_standard_streams() -> bool:
+    """Have the null device where the standard streams are closed (`>&-`), so that nothing else gets
+    their descriptors; whether standard output was open.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)  # the lowest number that is free
+    is_heard = sys.stdout is not None
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    return is_heard
 
 
 def _tolerate_unprintable_text() -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from quire.cli.front_end import start_logging
 from quire.cli.session import add_engine_flags, explain
+from quire.cli.start_signals import start_signals
 from quire.config.args.command_line import QuireParser
 from quire.config.args.engine_args import AsyncEngineArgs
 from quire.config.args.option import options_of
-from quire.config.args.server_args import ServerArgs
+from quire.config.args.server_args import ServerArgs, check_keys
 from quire.engine.event_loop import freeze_start_up, loop_factory
 from quire.environment import read_environment
 from quire.errors import InvalidParameter
@@ -78,14 +79,18 @@ def run(args: argparse.Namespace) -> int:
 
         start_logging(options.uvicorn_log_level)
         return run_headless(engine_args)
-    keys = (*options.keys, *read_environment().api_keys)
+    of_environment = read_environment().api_keys
+    check_keys("QUIRE_API_KEY", of_environment)
+    keys = (*options.keys, *of_environment)
     if options.enable_admin and not keys:
         raise InvalidParameter("enable_admin", True, "those routes need a key", "Give --api-key.")
     start_logging(options.uvicorn_log_level)
     from quire.server.assemble import listening_of
+    from quire.server.http.acceptor import raise_descriptor_limit
     from quire.server.http.listening import bind, bind_shared, check_tls
 
     check_tls(listening_of(options).tls)
+    raise_descriptor_limit()
 
     with ExitStack() as stack:
         address = options.host, options.port, options.uds
@@ -99,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         if options.enable_admin and options.admin_port is not None:
             admin = stack.enter_context(bind(None, options.admin_port, None))
         _warn_if_open(options, keys)
+        start_signals.check()
         if len(listeners) > 1:
             from quire.server.fleet.fleet import serve_with_many
 
@@ -121,12 +127,16 @@ async def _serve(
     admin: socket.socket | None,
 ) -> int:
     from quire.engine.async_llm import AsyncLLM
+    from quire.server.http.listening import ShutdownSignal
     from quire.server.serving import serve
 
     engine = AsyncLLM(front_end=front_end, log_requests=options.enable_log_requests)
     freeze_start_up()
     try:
-        return await serve(engine, options, keys, listener, admin)
+        ending = ShutdownSignal()
+        with ending.by_signals():
+            start_signals.check()
+            return await serve(engine, options, keys, listener, ending, admin)
     finally:
         engine.shutdown()
 

@@ -20,6 +20,7 @@ from quire.engine.data_parallel.handshake import HandshakeServer
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.process.child_process import ChildProcess
 from quire.engine.process.core_pool import CORE_PROGRAM, CorePool
+from quire.engine.process.owner_signals import held_back
 from quire.engine.process.socket_folder import make_socket_folder, remove_socket_folder
 from quire.engine.shared_cores.broker import CoreBroker
 from quire.engine.stats.engine_stats import EngineStats
@@ -128,6 +129,7 @@ def _launch(make: Callable[[RemoteCores, int], C], plan: EnginePlan, max_restart
     return client
 
 
+@held_back()
 def start(plan: EnginePlan, first: ChildProcess | None = None) -> RemoteCores:
     """The plan's cores, of which those on this machine have been started; none is ready yet.
 

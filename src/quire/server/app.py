@@ -15,7 +15,9 @@ from starlette.types import ASGIApp
 
 from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
+from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
+from quire.server.http.fields import BODY_SLOT, name_as_sent
 from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
 
@@ -25,10 +27,13 @@ _CLIENT_GONE = 499
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the server, and what is logged. `origins`: web pages that may."""
+    """Who may use the server, and what is logged. `origins`: web pages that may. `hosts`: public
+    names of the server, which are checked unless None.
+    """
 
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
+    hosts: Sequence[str] | None = None
     methods: Sequence[str] = ("*",)
     headers: Sequence[str] = ("*",)
     allow_credentials: bool = False
@@ -39,7 +44,8 @@ class Access:
 
 def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> ASGIApp:
     """The app that answers `entries`. A request passes the request log, which also answers
-    failures, then CORS if there are origins, then the key guard if there are keys.
+    failures, then the guard against foreign web pages if there are hosts, CORS if there are
+    origins, and the key guard if there are keys.
     """
     inner = Starlette(
         routes=[_route(server, entry) for entry in entries],
@@ -57,6 +63,8 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
             allow_credentials=access.allow_credentials,
             expose_headers=["X-Request-Id", "Retry-After"],
         )
+    if access.hosts is not None:
+        app = BrowserGuard(app, access.hosts, access.origins)
     return InFlightMiddleware(
         app, server.in_flight, shows_ids=access.shows_request_ids, logs=access.logs
     )
@@ -69,6 +77,7 @@ def _route(server: Server, entry: RouteEntry) -> Route:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
+            name_as_sent(error, request.scope["state"].get(BODY_SLOT))
             return entry.failure(error)
 
     return Route(entry.path, endpoint, methods=entry.methods.split())

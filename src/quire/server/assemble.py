@@ -14,6 +14,7 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
@@ -49,6 +50,7 @@ def build_server(
 ) -> Server:
     """What every handler needs. `keys` are the API keys that are accepted."""
     siblings = siblings or Siblings()
+    kept = (args.num_stored_responses, args.max_stored_bytes)
     parser_plan = _parser_plan(tokenizer, plan, args)
     if not plan.reasoning_marks:
         engine.front_end.inputs.reasoning_marks = _reasoning_marks(parser_plan)
@@ -87,9 +89,9 @@ def build_server(
         field_rules=FieldRules(is_strict=args.strict_fields),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
-        responses=OwnedStore(args.num_stored_responses),
-        batches=OwnedStore(args.num_stored_responses),
-        conversations=OwnedStore(args.num_stored_responses),
+        responses=OwnedStore(*kept),
+        batches=OwnedStore(*kept),
+        conversations=OwnedStore(*kept),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
         plan={
@@ -117,9 +119,13 @@ def _reasoning_marks(parser_plan: ParserPlan) -> ReasoningMarks | None:
 
 def access_of(args: ServerArgs, keys: Sequence[str]) -> Access:
     """Who may use the server."""
+    is_open_to_pages = (
+        not keys and not args.ssl_certfile and not args.uds and is_loopback(args.host)
+    )
     return Access(
         keys=keys,
         origins=args.origins,
+        hosts=args.hosts if is_open_to_pages else None,
         methods=_listed(args.allowed_methods),
         headers=_listed(args.allowed_headers),
         allow_credentials=args.allow_credentials,

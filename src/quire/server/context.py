@@ -22,7 +22,7 @@ from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.bounds import T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import FieldRules
+from quire.server.http.fields import BODY_SLOT, FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import owner_of
 from quire.server.openai.requests import GenerationFields, Limits
@@ -109,13 +109,15 @@ class Server:
     async def read(self, request: Request, type: type[T]) -> T:
         """The request's body. Raises Refusal."""
         limits = self.limits
-        return await read_json(
+        body = await read_json(
             request,
             type,
             self.field_rules,
             max_bytes=limits.body_bytes,
             timeout_s=limits.body_timeout_s,
         )
+        request.scope["state"][BODY_SLOT] = body
+        return body
 
     def check_model(self, name: str | None) -> None:
         """Raise Refusal (404) for a model that is not served here; None is the served one."""

@@ -15,6 +15,9 @@ from quire.server.assemble import Siblings, access_of, build_server, listening_o
 from quire.server.http.listening import ShutdownSignal, address_of, listen, make_listener
 from quire.server.routes import HEALTH_ROUTES, ROUTES, TOKENIZER_INFO
 
+_MOST_ADMINISTRATORS = 16
+"""Connections to the port of the administration."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -23,10 +26,11 @@ async def serve(
     args: ServerArgs,
     keys: Sequence[str],
     listener: socket.socket,
+    ending: ShutdownSignal,
     admin_listener: socket.socket | None = None,
     siblings: Siblings | None = None,
 ) -> int:
-    """Answer requests at `listener` until a signal comes or the engine dies; the exit code.
+    """Answer requests at `listener` until `ending` begins or the engine dies; the exit code.
 
     The routes that control the engine are at `admin_listener`, or with the others. The caller keeps
     the engine.
@@ -44,8 +48,7 @@ async def serve(
     served = [(make_listener(build_app(server, access, routes), how), listener)]
     if admin_listener is not None:
         app = build_app(server, access, (*HEALTH_ROUTES, *ADMIN_ROUTES))
-        served.append((make_listener(app, how), admin_listener))
-    ending = ShutdownSignal()
+        served.append((make_listener(app, how, _MOST_ADMINISTRATORS), admin_listener))
 
     def announce() -> None:
         if siblings.on_started is not None:

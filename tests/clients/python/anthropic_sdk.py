@@ -3,7 +3,6 @@
 import asyncio
 import json
 import urllib.request
-from contextlib import nullcontext
 from functools import cache
 from typing import Literal
 
@@ -39,26 +38,21 @@ class Person(BaseModel):
 
 
 @cache
-def _made(url):
-    return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=100)
-
-
 def _client(url):
     """One for all modes: making one takes as long as a request."""
-    return nullcontext(_made(url))
+    return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=100)
 
 
 def _create(url, model, **fields):
     given = {"messages": MESSAGES, "max_tokens": 24, **fields}
-    with _client(url) as client:
-        return client.messages.create(model=model, **given)
+    return _client(url).messages.create(model=model, **given)
 
 
 def models(url, model):
     """The list, as OpenAI's and Anthropic's client read it."""
-    with _client(url) as client:
-        [served] = client.models.list().data
-        assert served.id == model and served.type == "model" and served.display_name
+    client = _client(url)
+    [served] = client.models.list().data
+    assert served.id == model and served.type == "model" and served.display_name
 
 
 def message(url, model):
@@ -69,23 +63,20 @@ def message(url, model):
 
 
 def message_stream(url, model):
-    with _client(url) as client:
-        events = list(
-            client.messages.create(model=model, max_tokens=24, messages=MESSAGES, stream=True)
-        )
-        kinds = [event.type for event in events if event.type != "ping"]
-        assert kinds[:2] == ["message_start", "content_block_start"]
-        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-        with client.messages.stream(model=model, max_tokens=24, messages=MESSAGES) as stream:
-            text = "".join(stream.text_stream)
-            assert text and stream.get_final_text() == text
+    client = _client(url)
+    events = list(
+        client.messages.create(model=model, max_tokens=24, messages=MESSAGES, stream=True)
+    )
+    kinds = [event.type for event in events if event.type != "ping"]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    with client.messages.stream(model=model, max_tokens=24, messages=MESSAGES) as stream:
+        text = "".join(stream.text_stream)
+        assert text and stream.get_final_text() == text
 
 
 def stopped_stream(url, model):
-    with (
-        _client(url) as client,
-        client.messages.stream(model=model, max_tokens=4000, messages=MESSAGES) as stream,
-    ):
+    with _client(url).messages.stream(model=model, max_tokens=4000, messages=MESSAGES) as stream:
         next(iter(stream.text_stream))
     for _ in range(60):
         with urllib.request.urlopen(f"{url}/load") as reply:
@@ -133,10 +124,10 @@ def json_schema(url, model):
 
 def parse(url, model):
     """`messages.parse` with a Pydantic class."""
-    with _client(url) as client:
-        answer = client.messages.parse(
-            model=model, max_tokens=200, messages=MESSAGES, output_format=Person
-        )
+    client = _client(url)
+    answer = client.messages.parse(
+        model=model, max_tokens=200, messages=MESSAGES, output_format=Person
+    )
     assert isinstance(answer.parsed_output, Person)
 
 
@@ -183,8 +174,7 @@ def tools_result_sent_back(url, model):
 
 def tools_streamed(url, model):
     with (
-        _client(url) as client,
-        client.messages.stream(
+        _client(url).messages.stream(
             model=model, max_tokens=200, messages=MESSAGES, tools=[WEATHER],
             tool_choice={"type": "any"},
         ) as stream,
@@ -232,13 +222,13 @@ def harmless_fields(url, model):
 
 def beta_client(url, model):
     """`client.beta.messages`, which asks with `?beta=true`."""
-    with _client(url) as client:
-        answer = client.beta.messages.create(
-            model=model, max_tokens=8, messages=MESSAGES, betas=["token-efficient-tools-2025-02-19"]
-        )
-        assert answer.content
-        counted = client.beta.messages.count_tokens(model=model, messages=MESSAGES)
-        assert counted.input_tokens == answer.usage.input_tokens
+    client = _client(url)
+    answer = client.beta.messages.create(
+        model=model, max_tokens=8, messages=MESSAGES, betas=["token-efficient-tools-2025-02-19"]
+    )
+    assert answer.content
+    counted = client.beta.messages.count_tokens(model=model, messages=MESSAGES)
+    assert counted.input_tokens == answer.usage.input_tokens
 
 
 def tool_runner(url, model):
@@ -253,35 +243,33 @@ def tool_runner(url, model):
         """
         return WEATHER_RESULT
 
-    with _client(url) as client:
-        runner = client.beta.messages.tool_runner(
-            model=model, max_tokens=60, messages=MESSAGES, tools=[get_weather], max_iterations=2
-        )
-        assert runner.until_done().content
+    client = _client(url)
+    runner = client.beta.messages.tool_runner(
+        model=model, max_tokens=60, messages=MESSAGES, tools=[get_weather], max_iterations=2
+    )
+    assert runner.until_done().content
 
 
 def count_tokens(url, model):
-    with _client(url) as client:
-        counted = client.messages.count_tokens(
-            model=model, messages=MESSAGES, system=SYSTEM, tools=[WEATHER]
-        )
+    client = _client(url)
+    counted = client.messages.count_tokens(
+        model=model, messages=MESSAGES, system=SYSTEM, tools=[WEATHER]
+    )
     assert counted.input_tokens > 5
 
 
 def batches(url, model):
     """Create, wait, results, delete."""
     params = {"model": model, "max_tokens": 8, "messages": MESSAGES}
-    with _client(url) as client:
-        batch = client.messages.batches.create(
-            requests=[{"custom_id": name, "params": params} for name in ("a", "b")]
-        )
-        while client.messages.batches.retrieve(batch.id).processing_status != "ended":
-            pass
-        results = {
-            entry.custom_id: entry.result for entry in client.messages.batches.results(batch.id)
-        }
-        assert set(results) == {"a", "b"}
-        assert all(result.type == "succeeded" for result in results.values())
+    client = _client(url)
+    batch = client.messages.batches.create(
+        requests=[{"custom_id": name, "params": params} for name in ("a", "b")]
+    )
+    while client.messages.batches.retrieve(batch.id).processing_status != "ended":
+        pass
+    results = {entry.custom_id: entry.result for entry in client.messages.batches.results(batch.id)}
+    assert set(results) == {"a", "b"}
+    assert all(result.type == "succeeded" for result in results.values())
 
 
 def overflow(url, model):

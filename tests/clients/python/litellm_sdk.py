@@ -11,18 +11,17 @@ import litellm  # noqa: E402
 from tests.clients.scenarios import (  # noqa: E402
     CITIES,
     MESSAGES,
-    PERSON,
+    PERSON_FORMAT,
     PROMPT,
     TOO_LONG,
     WEATHER,
+    WEATHER_CHOICE,
     WEATHER_RESULT,
     check_person,
 )
 
 # litellm takes `additionalProperties` out of a tool's schema, so the arguments may have more.
 PROVIDERS = ("hosted_vllm", "openai")
-FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 litellm.suppress_debug_info = True
 
@@ -75,13 +74,13 @@ def thinking_of_anthropic(url, model):
 
 def json_schema(url, model):
     for provider in PROVIDERS:
-        answer = _ask(url, model, provider, response_format=FORM, max_tokens=200)
+        answer = _ask(url, model, provider, response_format=PERSON_FORMAT, max_tokens=200)
         check_person(json.loads(answer.choices[0].message.content))
 
 
 def json_schema_of_anthropic(url, model):
     """litellm asks with a forced tool, or with `output_format`."""
-    answer = _ask(url, model, "anthropic", response_format=FORM, max_tokens=200)
+    answer = _ask(url, model, "anthropic", response_format=PERSON_FORMAT, max_tokens=200)
     check_person(json.loads(answer.choices[0].message.content))
 
 
@@ -100,7 +99,7 @@ def tools_required(url, model):
 
 def tools_named(url, model):
     for provider in (*PROVIDERS, "anthropic"):
-        fields = {"tools": [WEATHER], "tool_choice": NAMED, "max_tokens": 200}
+        fields = {"tools": [WEATHER], "tool_choice": WEATHER_CHOICE, "max_tokens": 200}
         [call, *_] = _ask(url, model, provider, **fields).choices[0].message.tool_calls
         assert json.loads(call.function.arguments)["city"] in CITIES
 

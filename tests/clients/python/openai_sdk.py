@@ -3,7 +3,6 @@
 import asyncio
 import json
 import urllib.request
-from contextlib import nullcontext
 from functools import cache
 from typing import Literal
 
@@ -12,17 +11,16 @@ from pydantic import BaseModel
 
 from tests.clients.scenarios import (
     MESSAGES,
-    PERSON,
+    PERSON_FORMAT,
     PROMPT,
     TOO_LONG,
     WEATHER,
+    WEATHER_CHOICE,
     WEATHER_RESULT,
     check_person,
     check_weather_arguments,
 )
 
-FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
 CUSTOM = {
     "type": "custom",
     "custom": {
@@ -44,44 +42,38 @@ class Person(BaseModel):
 
 
 @cache
-def _made(url):
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100)
-
-
 def _client(url):
     """One for all modes: making one takes as long as a request."""
-    return nullcontext(_made(url))
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=100)
 
 
 def _chat(url, model, **fields):
     given = {"messages": MESSAGES, "max_tokens": 24, **fields}
-    with _client(url) as client:
-        return client.chat.completions.create(model=model, **given)
+    return _client(url).chat.completions.create(model=model, **given)
 
 
 def _stream(url, model, **fields):
     given = {"messages": MESSAGES, "max_tokens": 24, **fields}
-    with _client(url) as client:
-        return list(client.chat.completions.create(model=model, stream=True, **given))
+    client = _client(url)
+    return list(client.chat.completions.create(model=model, stream=True, **given))
 
 
 def _respond(url, model, **fields):
     given = {"input": PROMPT, "max_output_tokens": 24, **fields}
-    with _client(url) as client:
-        return client.responses.create(model=model, **given)
+    return _client(url).responses.create(model=model, **given)
 
 
 def models(url, model):
     """List and retrieve."""
-    with _client(url) as client:
-        assert model in [served.id for served in client.models.list()]
-        assert client.models.retrieve(model).id == model
-        try:
-            client.models.retrieve("no-such-model")
-        except openai.NotFoundError as error:
-            assert error.type == "NotFoundError" and "no-such-model" in error.message, error.body
-        else:
-            raise AssertionError("a model that is not there was found")
+    client = _client(url)
+    assert model in [served.id for served in client.models.list()]
+    assert client.models.retrieve(model).id == model
+    try:
+        client.models.retrieve("no-such-model")
+    except openai.NotFoundError as error:
+        assert error.type == "NotFoundError" and "no-such-model" in error.message, error.body
+    else:
+        raise AssertionError("a model that is not there was found")
 
 
 def chat(url, model):
@@ -103,12 +95,9 @@ def chat_stream_helper(url, model):
     """`client.chat.completions.stream`, which keeps a snapshot and checks every event. It takes a
     length as an error, with or without a form, so the answer has one that ends it.
     """
-    with (
-        _client(url) as client,
-        client.chat.completions.stream(
-            model=model, messages=MESSAGES, max_tokens=200, response_format=Person
-        ) as stream,
-    ):
+    with _client(url).chat.completions.stream(
+        model=model, messages=MESSAGES, max_tokens=200, response_format=Person
+    ) as stream:
         texts = [event.delta for event in stream if event.type == "content.delta"]
         message = stream.get_final_completion().choices[0].message
     assert "".join(texts) == message.content and isinstance(message.parsed, Person)
@@ -116,14 +105,14 @@ def chat_stream_helper(url, model):
 
 def chat_stopped_stream(url, model):
     """The client closes; soon afterwards no request runs."""
-    with _client(url) as client:
-        stream = client.chat.completions.create(
-            model=model, messages=MESSAGES, max_tokens=4000, stream=True,
-            extra_body={"ignore_eos": True},
-        )  # fmt: skip
-        for _ in zip(range(3), stream, strict=False):
-            pass
-        stream.close()
+    client = _client(url)
+    stream = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=4000, stream=True,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    for _ in zip(range(3), stream, strict=False):
+        pass
+    stream.close()
     for _ in range(60):
         with urllib.request.urlopen(f"{url}/load") as reply:
             if json.load(reply)["server_load"] == 0:
@@ -153,7 +142,7 @@ def chat_max_completion_tokens(url, model):
 
 
 def chat_json_schema(url, model):
-    answer = _chat(url, model, response_format=FORM, max_tokens=200)
+    answer = _chat(url, model, response_format=PERSON_FORMAT, max_tokens=200)
     check_person(json.loads(answer.choices[0].message.content))
 
 
@@ -169,10 +158,10 @@ def chat_json_object(url, model):
 
 def chat_parse(url, model):
     """`client.chat.completions.parse` with a Pydantic class."""
-    with _client(url) as client:
-        answer = client.chat.completions.parse(
-            model=model, messages=MESSAGES, response_format=Person, max_tokens=200
-        )
+    client = _client(url)
+    answer = client.chat.completions.parse(
+        model=model, messages=MESSAGES, response_format=Person, max_tokens=200
+    )
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
@@ -203,7 +192,9 @@ def tools_required(url, model):
 
 
 def tools_named(url, model):
-    answer = _chat(url, model, tools=[WEATHER], tool_choice=NAMED, max_tokens=200).choices[0]
+    answer = _chat(url, model, tools=[WEATHER], tool_choice=WEATHER_CHOICE, max_tokens=200).choices[
+        0
+    ]
     [call] = answer.message.tool_calls
     assert not answer.message.content and call.function.name == "get_weather"
     check_weather_arguments(json.loads(call.function.arguments))
@@ -233,7 +224,7 @@ def tools_result_sent_back(url, model):
 
 
 def tools_streamed(url, model):
-    for choice in ("required", NAMED):
+    for choice in ("required", WEATHER_CHOICE):
         chunks = _stream(url, model, tools=[WEATHER], tool_choice=choice, max_tokens=200)
         deltas = [c.choices[0].delta for c in chunks if c.choices]
         assert not any(delta.content for delta in deltas)
@@ -260,7 +251,12 @@ def tools_streamed_auto(url, model):
 def tools_with_response_format(url, model):
     """A forced call wins; the form is for content."""
     answer = _chat(
-        url, model, tools=[WEATHER], tool_choice="required", response_format=FORM, max_tokens=200
+        url,
+        model,
+        tools=[WEATHER],
+        tool_choice="required",
+        response_format=PERSON_FORMAT,
+        max_tokens=200,
     ).choices[0]
     check_weather_arguments(json.loads(answer.message.tool_calls[0].function.arguments))
 
@@ -268,7 +264,7 @@ def tools_with_response_format(url, model):
 def tools_allowed(url, model):
     allowed = {
         "type": "allowed_tools",
-        "allowed_tools": {"mode": "required", "tools": [NAMED]},
+        "allowed_tools": {"mode": "required", "tools": [WEATHER_CHOICE]},
     }
     answer = _chat(url, model, tools=[WEATHER], tool_choice=allowed, max_tokens=200).choices[0]
     check_weather_arguments(json.loads(answer.message.tool_calls[0].function.arguments))
@@ -387,48 +383,48 @@ def overflow(url, model):
 
 def completions(url, model):
     """Text, several prompts, echo with log-probabilities, stream."""
-    with _client(url) as client:
-        answer = client.completions.create(model=model, prompt=[PROMPT, "class A:"], max_tokens=8)
-        assert [choice.index for choice in answer.choices] == [0, 1]
-        answer = client.completions.create(
-            model=model, prompt=PROMPT, max_tokens=1, echo=True, logprobs=2, temperature=0
-        )
-        logprobs = answer.choices[0].logprobs
-        assert answer.choices[0].text.startswith(PROMPT)
-        assert logprobs.token_logprobs[0] is None and len(logprobs.tokens) > 3
-        assert "".join(logprobs.tokens).endswith(answer.choices[0].text)
-        stream = client.completions.create(model=model, prompt=PROMPT, max_tokens=8, stream=True)
-        assert "".join(chunk.choices[0].text for chunk in stream)
-        answer = client.completions.create(
-            model=model, prompt=PROMPT, max_tokens=8, suffix=None, best_of=1, user="u"
-        )
-        assert answer.choices
+    client = _client(url)
+    answer = client.completions.create(model=model, prompt=[PROMPT, "class A:"], max_tokens=8)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=1, echo=True, logprobs=2, temperature=0
+    )
+    logprobs = answer.choices[0].logprobs
+    assert answer.choices[0].text.startswith(PROMPT)
+    assert logprobs.token_logprobs[0] is None and len(logprobs.tokens) > 3
+    assert "".join(logprobs.tokens).endswith(answer.choices[0].text)
+    stream = client.completions.create(model=model, prompt=PROMPT, max_tokens=8, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream)
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=8, suffix=None, best_of=1, user="u"
+    )
+    assert answer.choices
 
 
 def completions_best_of(url, model):
-    with _client(url) as client:
-        answer = client.completions.create(
-            model=model, prompt=PROMPT, max_tokens=8, n=1, best_of=3, temperature=1
-        )
+    client = _client(url)
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, max_tokens=8, n=1, best_of=3, temperature=1
+    )
     assert len(answer.choices) == 1
 
 
 def completions_max_completion_tokens(url, model):
-    with _client(url) as client:
-        answer = client.completions.create(
-            model=model, prompt=PROMPT, extra_body={"max_completion_tokens": 3}
-        )
+    client = _client(url)
+    answer = client.completions.create(
+        model=model, prompt=PROMPT, extra_body={"max_completion_tokens": 3}
+    )
     assert answer.usage.completion_tokens == 3
 
 
 def embeddings_are_refused(url, model):
-    with _client(url) as client:
-        try:
-            client.embeddings.create(model=model, input="text")
-        except openai.APIStatusError as error:
-            assert error.status_code in (400, 404, 501) and error.message, error.body
-        else:
-            raise AssertionError("this server has no embeddings")
+    client = _client(url)
+    try:
+        client.embeddings.create(model=model, input="text")
+    except openai.APIStatusError as error:
+        assert error.status_code in (400, 404, 501) and error.message, error.body
+    else:
+        raise AssertionError("this server has no embeddings")
 
 
 def responses(url, model):
@@ -439,12 +435,12 @@ def responses(url, model):
 
 
 def responses_stream(url, model):
-    with _client(url) as client:
-        events = list(
-            client.responses.create(
-                model=model, input=PROMPT, max_output_tokens=24, stream=True, store=False
-            )
+    client = _client(url)
+    events = list(
+        client.responses.create(
+            model=model, input=PROMPT, max_output_tokens=24, stream=True, store=False
         )
+    )
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert events[0].type == "response.created" and text
     assert events[-1].type in ("response.completed", "response.incomplete")
@@ -456,22 +452,19 @@ def responses_stream_helper(url, model):
     """`client.responses.stream`, which keeps a snapshot. It knows no incomplete end, so the answer
     has a form that ends it.
     """
-    with (
-        _client(url) as client,
-        client.responses.stream(
-            model=model, input=PROMPT, max_output_tokens=200, text_format=Person
-        ) as stream,
-    ):
+    with _client(url).responses.stream(
+        model=model, input=PROMPT, max_output_tokens=200, text_format=Person
+    ) as stream:
         for _ in stream:
             pass
         assert isinstance(stream.get_final_response().output_parsed, Person)
 
 
 def responses_parse(url, model):
-    with _client(url) as client:
-        answer = client.responses.parse(
-            model=model, input=PROMPT, text_format=Person, max_output_tokens=200
-        )
+    client = _client(url)
+    answer = client.responses.parse(
+        model=model, input=PROMPT, text_format=Person, max_output_tokens=200
+    )
     assert isinstance(answer.output_parsed, Person)
 
 
@@ -494,13 +487,13 @@ def responses_tools(url, model):
 
 def responses_tools_streamed(url, model):
     tool = {"type": "function", "strict": True, **WEATHER["function"]}
-    with _client(url) as client:
-        events = list(
-            client.responses.create(
-                model=model, input=PROMPT, tools=[tool], tool_choice="required",
-                max_output_tokens=200, stream=True,
-            )
-        )  # fmt: skip
+    client = _client(url)
+    events = list(
+        client.responses.create(
+            model=model, input=PROMPT, tools=[tool], tool_choice="required",
+            max_output_tokens=200, stream=True,
+        )
+    )  # fmt: skip
     kinds = [event.type for event in events]
     assert "response.function_call_arguments.done" in kinds, kinds
     [call, *_] = events[-1].response.output
@@ -509,15 +502,15 @@ def responses_tools_streamed(url, model):
 
 def responses_go_on(url, model):
     """`store`, retrieve, `previous_response_id`, delete."""
-    with _client(url) as client:
-        first = client.responses.create(model=model, input=PROMPT, max_output_tokens=8)
-        assert client.responses.retrieve(first.id).id == first.id
-        second = client.responses.create(
-            model=model, input="Go on.", previous_response_id=first.id, max_output_tokens=8
-        )
-        assert second.previous_response_id == first.id
-        assert second.usage.input_tokens > first.usage.input_tokens
-        client.responses.delete(first.id)
+    client = _client(url)
+    first = client.responses.create(model=model, input=PROMPT, max_output_tokens=8)
+    assert client.responses.retrieve(first.id).id == first.id
+    second = client.responses.create(
+        model=model, input="Go on.", previous_response_id=first.id, max_output_tokens=8
+    )
+    assert second.previous_response_id == first.id
+    assert second.usage.input_tokens > first.usage.input_tokens
+    client.responses.delete(first.id)
 
 
 def responses_harmless_fields(url, model):
@@ -532,16 +525,16 @@ def responses_harmless_fields(url, model):
 
 def responses_conversation(url, model):
     """Conversations and the tokens of an input."""
-    with _client(url) as client:
-        counted = client.responses.input_tokens.count(model=model, input=PROMPT)
-        assert counted.input_tokens > 0
-        conversation = client.conversations.create()
-        for text in (PROMPT, "Go on."):
-            answer = client.responses.create(
-                model=model, input=text, conversation=conversation.id, max_output_tokens=8
-            )
-        assert answer.usage.input_tokens > counted.input_tokens
-        client.conversations.delete(conversation.id)
+    client = _client(url)
+    counted = client.responses.input_tokens.count(model=model, input=PROMPT)
+    assert counted.input_tokens > 0
+    conversation = client.conversations.create()
+    for text in (PROMPT, "Go on."):
+        answer = client.responses.create(
+            model=model, input=text, conversation=conversation.id, max_output_tokens=8
+        )
+    assert answer.usage.input_tokens > counted.input_tokens
+    client.conversations.delete(conversation.id)
 
 
 def asynchronous(url, model):
@@ -559,8 +552,8 @@ def asynchronous(url, model):
 
 def raw_headers(url, model):
     """The id of a request comes back in the header that the client reads."""
-    with _client(url) as client:
-        reply = client.chat.completions.with_raw_response.create(
-            model=model, messages=MESSAGES, max_tokens=4
-        )
-        assert reply.request_id and reply.parse()._request_id == reply.request_id
+    client = _client(url)
+    reply = client.chat.completions.with_raw_response.create(
+        model=model, messages=MESSAGES, max_tokens=4
+    )
+    assert reply.request_id and reply.parse()._request_id == reply.request_id

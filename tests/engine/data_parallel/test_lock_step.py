@@ -195,6 +195,7 @@ def test_the_coordinator_may_be_killed_at_any_time(client, expected):
     coordinator = client.remote.coordinator
     before = coordinator.num_restarts, client.num_restarts
     crowd = Crowd(client)
+    crowd.at[20] = lambda: os.kill(coordinator.pid, signal.SIGTERM)  # left to the front end
     crowd.at[40] = lambda: os.kill(coordinator.pid, signal.SIGKILL)
     crowd.add(*(request(handle, handle % 2) for handle in range(8)))
     assert crowd.run() == expected

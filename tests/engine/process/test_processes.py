@@ -371,12 +371,15 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(short_path):
     assert left == []
 
 
-def test_sigterm_ends_a_core_in_order(plan):
+def test_a_core_leaves_sigterm_to_its_owner_which_ends_it_in_order(plan):
     client = launch_sync(plan)
     try:
         client.add_request(request(1, max_tokens=200))
         client.get_output()
         os.kill(client.core_status(0).pid, signal.SIGTERM)
+        for _ in range(20):
+            assert not client.get_output().finished
+        client.remote.pool.ask_to_end()
         ended = []
         with pytest.raises(EngineDeadError, match="exited with code 0"):
             while True:

@@ -155,3 +155,13 @@ def test_a_thread_is_refused_so_that_clients_go_on_without(client):
     with pytest.raises(anthropic.BadRequestError) as caught:
         create(client, extra_body={"thread": {"type": "create"}})
     assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
+def test_a_whole_request_can_be_counted(server):
+    conversation = {"messages": [{"role": "user", "content": "hello"}]}
+    whole = {**conversation, "max_tokens": 9, "stream": True, "temperature": 0.5, "top_k": 3,
+             "stop_sequences": ["x"], "metadata": {"user_id": "u"}}  # fmt: skip
+    reply = server.post("/v1/messages/count_tokens", whole)
+    assert reply.status_code == 200, reply.text
+    assert reply.json() == server.post("/v1/messages/count_tokens", conversation).json()
+    assert "max_tokens" in reply.headers["x-ignored-fields"]

@@ -196,6 +196,9 @@ def test_a_server_that_dies_costs_its_own_streams_alone(pair):
     assert other in api_servers(pair)
     assert len(api_servers(pair)) == 2
     assert counter(pair, "num_requests_running") == 0
+    assert counter(pair, "kv_cache_usage_perc") == 0
+    assert f"Aborting {len(lost)} requests of an API server that has exited." in pair.log
+    assert "was killed by SIGKILL; restarting it." in pair.log
 
 
 def test_a_core_that_dies_costs_no_stream_of_either(pair):

@@ -174,3 +174,20 @@ def test_a_prompt_that_is_too_long_is_recognised_by_clients(server, path, phrase
     assert phrase in error["message"]
     if path != "/v1/messages":
         assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "meant"),
+    [
+        ("/v1/completions", "max_output_tokens", "max_tokens"),
+        ("/v1/chat/completions", "stop_sequences", "stop"),
+        ("/v1/responses", "max_tokens", "max_output_tokens"),
+        ("/v1/responses", "messages", "input"),
+        ("/v1/responses", "response_format", "text"),
+        ("/v1/messages", "stop", "stop_sequences"),
+        ("/v1/messages", "max_completion_tokens", "max_tokens"),
+    ],
+)
+def test_the_name_of_another_api_is_refused_with_the_one_here(server, path, name, meant):
+    error = server.post(path, {**BODIES[path], name: 1}).json()["error"]
+    assert f'Did you mean "{meant}"?' in error["message"]

@@ -113,7 +113,7 @@ def test_ids_come_along_where_asked(client, server):
          "messages[0].content[0].type"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 500}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 500}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),

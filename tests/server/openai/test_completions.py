@@ -148,7 +148,7 @@ def test_t26_equal_ids_of_two_requests_do_not_mix(server):
         ({"prompt": []}, "prompt"),
         ({"prompt": [[1], "a"]}, "prompt"),
         ({"prompt": ["x"] * 200}, "prompt"),
-        ({"prompt": [10**6]}, "prompt_token_ids"),
+        ({"prompt": [10**6]}, "prompt"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"stop": ["a"] * 100}, "stop"),
@@ -258,3 +258,18 @@ def test_what_nothing_reads_is_refused(server, fields, param):
     reply = server.post("/v1/completions", {"prompt": PROMPT, **fields})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == param
+
+
+def test_a_shortened_text_keeps_its_bos(server):
+    sent = {"prompt": "def add(a, b):", "max_tokens": 1, "return_token_ids": True}
+
+    def ids(**fields):
+        [choice] = server.post("/v1/completions", {**sent, **fields}).json()["choices"]
+        return choice["prompt_token_ids"]
+
+    whole = ids()
+    assert ids(truncate_prompt_tokens=3) == [whole[0], *whole[-2:]]
+    assert ids(truncate_prompt_tokens=1) == whole[:1]
+    assert ids(truncate_prompt_tokens=3, add_special_tokens=False) == whole[-3:]
+    assert ids(truncate_prompt_tokens=3, truncation_side="right") == whole[:3]
+    assert ids(truncate_prompt_tokens=3, prompt=whole) == whole[-3:]

@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import openai
 import pytest
 
@@ -171,6 +172,24 @@ def test_reasoning_that_the_prompt_opens_or_closes(server):
     closed = {"chat_template_kwargs": {"opening": "<think>\n\n</think>\n\n"}}
     found = said(ask(server, "Yes, <think>.", extra_body=closed))
     assert (found["reasoning"], found["content"]) == ("", "Yes, <think>.")
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("chat/completions", {"messages": ASK}),
+        ("responses", {"input": "How is it?"}),
+        ("messages", {"messages": ASK, "max_tokens": 40}),
+    ],
+)
+def test_thinking_is_switched_off_in_the_template(server, route, fields):
+    """Where the model can think, `enable_thinking` changes the answer on every route."""
+    server.says = "Yes."
+    for enabled, shown in ((None, False), (True, False), (False, True)):
+        body = {"model": "scripted", "enable_thinking": enabled, **fields}
+        reply = httpx.post(f"{server.url}/v1/{route}", json=body, timeout=60)
+        assert reply.status_code == 200 and "X-Ignored-Fields" not in reply.headers, reply.text
+        assert server.prompt().endswith("[terse]") == shown
 
 
 def test_reasoning_can_be_left_out_with_all_that_tells_of_it(server):

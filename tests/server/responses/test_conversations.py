@@ -45,6 +45,22 @@ def test_a_response_goes_on_from_its_conversation_and_is_added_to_it(client):
     assert last.conversation.id == talk.id
 
 
+def test_a_conversation_s_size_is_bounded(client, server):
+    long = [{"role": "user", "content": "x" * 9_000_000}]
+    talk = client.conversations.create(items=long)
+    with pytest.raises(openai.BadRequestError, match="16777216 bytes"):
+        client.conversations.items.create(talk.id, items=long)
+    respond(client, "x = 1", conversation=client.conversations.create().id)
+    made = [client.conversations.create(items=long).id for _ in range(8)]
+    left = [server.get(f"/v1/conversations/{id}").status_code for id in [talk.id, *made]]
+    assert left == [404, 404, *[200] * 7]
+    for id in made:
+        if server.get(f"/v1/conversations/{id}").is_success:
+            client.conversations.delete(id)
+    with pytest.raises(openai.BadRequestError, match="metadata"):
+        client.conversations.create(metadata={"a": "b" * 513})
+
+
 def test_items_come_and_go(client):
     talk = client.conversations.create(items=[{"role": "user", "content": "a"}])
     added = client.conversations.items.create(

@@ -139,11 +139,10 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], option: Option) -> None
             *names, action=action or argparse.BooleanOptionalAction, default=default, help=help
         )
         return
-    store: Any = MergeObject if option.kind in (Kind.OBJECT, Kind.OVERRIDES) else "store"
     group.add_argument(
         *names,
         type=_PARSERS[option.kind],
-        action=store,
+        action=_ACTIONS.get(option.kind, "store"),
         default=default,
         help=help,
         **_value_form(option),
@@ -169,6 +168,27 @@ class MergeObject(argparse.Action):
     ) -> None:
         before = vars(namespace).get(self.dest) or {}
         setattr(namespace, self.dest, merged(before, values))
+
+
+class AddNames(argparse.Action):
+    """Given several times, the names add up; those of a parse replace what was there before it."""
+
+    _latest: argparse.Namespace | None = None
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        before = getattr(namespace, self.dest) if namespace is self._latest else []
+        self._latest = namespace
+        setattr(namespace, self.dest, [*before, *values])
+
+
+_ACTIONS: dict[Kind, Any] = {
+    Kind.OBJECT: MergeObject,
+    Kind.OVERRIDES: MergeObject,
+    Kind.NAMES: AddNames,
+    Kind.PROCESSORS: AddNames,
+}
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +243,8 @@ class QuireParser(argparse.ArgumentParser):
             from_file = words_of(path, self._option_string_actions) if path else []
         except RequestError as error:
             self.error(str(error))
-        made: argparse.Namespace = self.parse_args(words, self.parse_args(from_file))
+        of_file = argparse.Namespace(**vars(self.parse_args(from_file)))
+        made: argparse.Namespace = self.parse_args(words, of_file)
         return made
 
     def help_about(self, topic: str | None) -> str:

@@ -4,6 +4,7 @@ serve`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,11 @@ class ServerArgs(CommandLineOptions):
     allowed_origins: str | list[str] | None = _ACCESS.names(
         None, "Origins of web pages that may use the server; none by default."
     )
+    allowed_hosts: str | list[str] | None = _ACCESS.names(
+        None,
+        "Public names of a server at a loopback address without a key, such as a proxy's, *: any; "
+        "web pages could reach it under other names.",
+    )
     allow_credentials: bool = _ACCESS.flag(False, "Let those pages send cookies and the like.")
     allowed_methods: str | list[str] = _ACCESS.names("*", "Methods that those pages may use.")
     allowed_headers: str | list[str] = _ACCESS.names("*", "Headers that those pages may send.")
@@ -106,6 +112,13 @@ class ServerArgs(CommandLineOptions):
         "Most responses of /v1/responses that are kept to be asked for again; 0: none. None: 256, "
         "with several API servers none.",
         minimum=0,
+    )
+    max_stored_bytes: int = _LIMITS.size(
+        64 * 2**20,
+        "Most bytes of the responses that are kept, of the conversations, and of the message "
+        "batches; the oldest make room.",
+        unit="bytes",
+        minimum=1024,
     )
     reader_timeout_s: float = _LIMITS.number(
         120.0,
@@ -209,6 +222,7 @@ class ServerArgs(CommandLineOptions):
             allowed = "responses are kept in one process, and several answer"
             hint = "Leave out --api-server-count, or keep none (0)."
             raise InvalidParameter("max_stored_responses", self.max_stored_responses, allowed, hint)
+        check_keys("--api-key", _listed(self.api_key))
 
     @property
     def num_api_servers(self) -> int:
@@ -228,9 +242,28 @@ class ServerArgs(CommandLineOptions):
         return _listed(self.allowed_origins)
 
     @property
+    def hosts(self) -> list[str]:
+        """The public names of the server."""
+        return _listed(self.allowed_hosts)
+
+    @property
     def keys(self) -> tuple[str, ...]:
-        """The API keys, none of them empty."""
-        return tuple(key for key in _listed(self.api_key) if key)
+        """The API keys."""
+        return tuple(_listed(self.api_key))
+
+
+def check_keys(origin: str, keys: Sequence[str]) -> None:
+    """Raise InvalidParameter for a key that no client can send: with an empty one, which a variable
+    without a value leaves, the server would be open to everybody.
+    """
+    for key in keys:
+        if not key.strip():
+            raise InvalidParameter(
+                origin, key, "an API key is empty", "Give a key, or leave it out."
+            )
+        if key != key.strip() or not key.isprintable():
+            text = "an API key has spaces, line ends or control characters that no client can send"
+            raise InvalidParameter(origin, "***", text)
 
 
 def _listed(names: str | list[str] | None) -> list[str]:

@@ -281,7 +281,7 @@ class RemoteCores:
         if connection.ready is not None:
             self.sockets.send(connection.engine_index, _Kind.SHUTDOWN, drain_s)
         elif connection.process is not None:
-            connection.process.terminate()
+            connection.process.kill()  # it is still loading
 
     # adding and removing cores (scaling.py)
 

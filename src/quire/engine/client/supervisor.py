@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from quire.engine.client.control_state import REPEATABLE, ControlState
 from quire.engine.client.journal import CoreJournal
 from quire.engine.client.remote_cores import RemoteCores
+from quire.engine.process.child_process import is_shortage
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.errors import EngineDeadError, EngineError
@@ -29,6 +30,12 @@ T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 LONG_LIFE_S = 30.0
 """A core that ran for this long has made progress, even without a token."""
+
+RETRY_S = 1.0
+PATIENCE_S = 120.0
+"""For how long a restart is tried again, every `RETRY_S`, for which the system lacks descriptors,
+memory or process ids. Such tries do not count: they had no chance.
+"""
 
 REQUEST_CRASHED_CORE = "this request crashed the engine core, alone as well, so it is not run again"
 CANNOT_RESUME = "the engine core died, and a request whose input is still open cannot be resumed"
@@ -55,6 +62,8 @@ class Supervisor:
         self._control = ControlState()
         self._restart_at: dict[int, float] = {}
         self._started_at: dict[int, float] = {}
+        self._short_since: dict[int, float] = {}
+        """Since when the system lacks what the restart of a core needs."""
         self._outputs: deque[EngineCoreOutputs] = deque()
         self._interrupted: list[tuple[Utility[Any], Future[Any], EngineDeadError]] = []
         """Calls whose core has died, with the futures of their callers."""
@@ -247,6 +256,18 @@ class Supervisor:
         self._plan_restart(journal, error)
         self._restart_due()
 
+    def _can_wait(self, engine_index: int, error: BaseException) -> bool:
+        """Whether the restart failed for want of something that may come: it is tried again."""
+        now = self._clock()
+        since = self._short_since.setdefault(engine_index, now)
+        if not is_shortage(error) or now - since > PATIENCE_S:
+            del self._short_since[engine_index]
+            return False
+        if since == now:
+            logger.error("Engine core %d cannot be restarted yet: %s", engine_index, error)
+        self._restart_at[engine_index] = now + RETRY_S
+        return True
+
     def _plan_restart(self, journal: CoreJournal, error: BaseException) -> None:
         if journal.num_fruitless > self._max_restarts:
             self._error = EngineDeadError(
@@ -269,13 +290,16 @@ class Supervisor:
             self._restart(self._journals[engine_index])
 
     def _restart(self, journal: CoreJournal) -> None:
-        self.num_restarts += 1
         try:
             self._cores.restart_core(journal.engine_index, self._control.replay())
         except (OSError, EngineError) as error:
-            journal.died(())
-            self._plan_restart(journal, error)
+            if not self._can_wait(journal.engine_index, error):
+                self.num_restarts += 1
+                journal.died(())
+                self._plan_restart(journal, error)
             return
+        self.num_restarts += 1
+        self._short_since.pop(journal.engine_index, None)
         del self._restart_at[journal.engine_index]
         self._started_at[journal.engine_index] = self._clock()
         journal.restarted()

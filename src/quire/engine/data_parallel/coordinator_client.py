@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from quire.engine.data_parallel.coordinator import CoordinatorMessage
-from quire.engine.process.child_process import ChildProcess
+from quire.engine.process.child_process import ChildProcess, is_shortage
 from quire.engine.wire.codec import has_input
 from quire.engine.wire.messages import Counts, EngineZmqAddresses, SchedulerStats
 from quire.errors import EngineDeadError
@@ -65,25 +65,30 @@ class DPCoordinator:
             self._restart()
 
     def close(self) -> None:
-        """End the process."""
-        self.process.terminate()
-        self.process.end(SHORT_LIFE_S)
+        """End the process, which holds nothing."""
+        self.process.end(0.0)
         self._context.destroy(linger=0)
 
     def _restart(self) -> None:
         is_short = time.monotonic() - self._began < SHORT_LIFE_S
-        self._num_short_lives = self._num_short_lives + 1 if is_short else 0
-        ending = self.process.exit_words()
-        if self._num_short_lives >= MAX_SHORT_LIVES:
+        num_short_lives = self._num_short_lives + 1 if is_short else 0
+        dead, ending = self.process, self.process.exit_words()
+        if num_short_lives >= MAX_SHORT_LIVES:
             raise EngineDeadError(f"The coordinator of the cores {ending} again and again.")
-        logger.error("The DP coordinator %s; restarting it.", ending)
-        self.process.end(0.0)
+        try:
+            self._start()
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            return  # the next look tries again
+        logger.error("The DP coordinator %s; it was restarted.", ending)
+        dead.end(0.0)
+        self._num_short_lives = num_short_lives
         self.num_restarts += 1
-        self._start()
 
     def _start(self) -> None:
-        self._began = time.monotonic()
         self.process = ChildProcess("quire.engine.data_parallel.coordinator")
+        self._began = time.monotonic()
         self.process.start(
             CoordinatorMessage(
                 cores_in=self._cores_in,

@@ -103,7 +103,7 @@ def _serve(pool: CorePool, gone: zmq.Socket[bytes], stop: socket.socket) -> int:
                 del running[engine_index]
         return 0
     finally:
-        pool.terminate()
+        pool.ask_to_end()
         pool.end(GRACE_S)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
 from quire.engine.process.liveness import ORPHANED
+from quire.engine.process.owner_signals import leave_to_owner
 from quire.engine.process.start_message import M, receive_start
 
 LOG_FORMAT = "({} pid=%(process)d) %(levelname)s %(name)s: %(message)s"
@@ -39,11 +40,16 @@ class ChildProgram(Generic[M]):
     log_format: str = LOG_FORMAT
 
 
-def main(pipe_fd: int, module: str) -> NoReturn:
+def main(pipe_fd: int, module: str, parent_pid: int) -> NoReturn:
     """Import the program of `module`, while the starter may still decide what to start, wait for
     the start message, and run.
+
+    `parent_pid`: the starter, if the system may kill this process when the thread that started it
+    ends; else 0.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter, which ends us
+    leave_to_owner()
+    if parent_pid:
+        _die_with_parent(parent_pid)
     pipe = socket.socket(fileno=pipe_fd)
     pipe.set_inheritable(False)
     program: ChildProgram[Any] = importlib.import_module(module).PROGRAM
@@ -51,8 +57,6 @@ def main(pipe_fd: int, module: str) -> NoReturn:
         start = receive_start(pipe, program.start)
     except (EOFError, ConnectionResetError):
         sys.exit(ORPHANED)
-    if start.dies_with_thread:
-        _die_with_parent(start.parent_pid)
     sys.path[:] = start.sys_path
     title = program.title(start)
     _name_process(title)

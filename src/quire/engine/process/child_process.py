@@ -1,11 +1,13 @@
 """A child process as its starter sees it: a fresh interpreter, which is watched and ended.
 
 It gets one message (start_message.py) through a pipe that stays open until it ends; child_main.py
-is its main program.
+is its main program. It leaves SIGTERM and SIGINT to its starter (owner_signals.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import signal
@@ -16,7 +18,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from quire.engine.process.owner_signals import held_back
 from quire.engine.process.start_message import ChildStart, last_words, send_start
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 GRACE_S = 5.0
 """How long a process that was told to end may take, if nothing else is said."""
@@ -24,11 +29,19 @@ GRACE_S = 5.0
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = (
     "import sys; sys.path.append(sys.argv[3]); "
-    "from quire.engine.process.child_main import main; main(int(sys.argv[1]), sys.argv[2])"
+    "from quire.engine.process.child_main import main; "
+    "main(int(sys.argv[1]), sys.argv[2], int(sys.argv[4]))"
 )
 """The starter's `sys.path` comes with the start message; until then the package is found by the
 last argument.
 """
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether a process could not be started for want of descriptors, memory or process ids, which
+    may be there a moment later.
+    """
+    return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
 class ChildProcess:
@@ -40,19 +53,22 @@ class ChildProcess:
 
     def __init__(self, module: str, fds: Sequence[int] = ()) -> None:
         self.pipe, theirs = socket.socketpair()
+        is_in_main_thread = threading.current_thread() is threading.main_thread()
+        parent_pid = str(os.getpid() if is_in_main_thread else 0)
+        words = ["-P", "-c", _BOOT, str(theirs.fileno()), module, _ROOT, parent_pid]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), module, _ROOT],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *fds],
-                process_group=0,  # Ctrl-C is for the starter, which ends its children in order
-            )
+            with held_back():
+                self._process = subprocess.Popen(
+                    [sys.executable, *words],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), *fds],
+                    process_group=0,  # Ctrl-C is for the starter
+                )
         except BaseException:
             self.pipe.close()
             raise
         finally:
             theirs.close()
-        self._is_in_main_thread = threading.current_thread() is threading.main_thread()
 
     @property
     def pid(self) -> int:
@@ -63,9 +79,7 @@ class ChildProcess:
         that has ended already.
         """
         message.sys_path = [os.path.abspath(entry) for entry in sys.path]
-        message.parent_pid = os.getpid()
         message.log_level = logging.getLogger("quire").getEffectiveLevel()
-        message.dies_with_thread = self._is_in_main_thread
         try:
             send_start(self.pipe, message)
         except (BrokenPipeError, ConnectionResetError):
@@ -96,10 +110,10 @@ class ChildProcess:
         """The class and the text of the error that kept it from serving, if that was so."""
         return last_words(self.pipe)
 
-    def terminate(self) -> None:
-        """Tell it to end, by signal."""
-        if self.is_running:
-            self._process.terminate()
+    def ask_to_end(self) -> None:
+        """Send it the word to end, which only cores that are ready take (liveness.py)."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(b"\0")
 
     def kill(self) -> None:
         """End it at once."""

@@ -4,6 +4,7 @@ to start.
 
 from __future__ import annotations
 
+import logging
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,8 @@ from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.process.start_message import StartMessage, send_last_words
 from quire.engine.process.step_board import StepBoard, board_path
 from quire.errors import EngineError, PeersLost
+
+logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 330.0
 """How long a core waits for the others of its lock-step group. The front end notices earlier that
@@ -64,7 +67,10 @@ def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> En
     if message.socket_folder is not None:
         index, incarnation = message.engine_index, message.incarnation
         path = board_path(Path(message.socket_folder), index, incarnation)
-        core.on_launch = StepBoard(path, core.max_handles_in_flight).write
+        try:
+            core.on_launch = StepBoard(path, core.max_handles_in_flight).write
+        except OSError as error:
+            logger.warning("No record of the requests in a step, should this core die: %s", error)
     kind = EngineCoreProc if core.lock_step is None else DPEngineCoreProc
     return kind(core, message, pipe)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from quire.engine.process.child_process import GRACE_S, ChildProcess
 from quire.engine.process.start_message import StartMessage
 from quire.engine.wire.messages import EngineZmqAddresses
 from quire.errors import EngineDeadError, EngineError, LoadError
+
+logger = logging.getLogger(__name__)
 
 CORE_PROGRAM = "quire.engine.process.core_main"
 """The module of a core process's program."""
@@ -107,8 +110,11 @@ class CorePool:
             return
         self._spares = self.spares
         if len(self._spares) < self._num_spares():
-            self._spares.append(ChildProcess(CORE_PROGRAM))
             self._started_at = time.monotonic()
+            try:
+                self._spares.append(ChildProcess(CORE_PROGRAM))
+            except OSError as error:
+                logger.debug("No spare process now: %s", error)
 
     def _num_spares(self) -> int:
         """How many spares there should be; cores that restart together need one each."""
@@ -144,10 +150,10 @@ class CorePool:
             _, process = self.processes.popitem()
             process.end(deadline - time.monotonic())
 
-    def terminate(self) -> None:
-        """Tell all cores to end, by signal."""
+    def ask_to_end(self) -> None:
+        """Have all cores abort their requests and end."""
         for process in self.processes.values():
-            process.terminate()
+            process.ask_to_end()
 
 
 def _error(engine_index: int, kind: str, text: str, *, is_first: bool) -> EngineError:

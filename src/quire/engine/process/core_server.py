@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import time
 import traceback
@@ -96,7 +95,9 @@ class EngineCoreProc(UnbuiltProcMethods):
             _Kind.UTILITY.value: _decoding(UtilityRequest, self._serve_utility),
             _Kind.SHUTDOWN.value: _decoding(float, self.request_shutdown),
         }
-        self._vitals = Vitals(pipe, message.heartbeat_s, self._beat, message.socket_folder)
+        self._vitals = Vitals(
+            pipe, message.heartbeat_s, self._beat, self._on_end, message.socket_folder
+        )
         self._watchdog = Watchdog("The core's loop", STALL_S, silence_s=SILENCE_S)
         self._num_steps = 0
         self._turn_began = 0.0
@@ -104,7 +105,6 @@ class EngineCoreProc(UnbuiltProcMethods):
 
     def run(self) -> int:
         """Send READY and serve until told to stop; the exit code of the process."""
-        signal.signal(signal.SIGTERM, self._on_sigterm)
         self._say_ready()
         self._vitals.start()
         try:
@@ -321,8 +321,8 @@ class EngineCoreProc(UnbuiltProcMethods):
         poller.register(self._woken, zmq.POLLIN)
         return poller
 
-    def _on_sigterm(self, signum: int, frame: object) -> None:
-        """Runs between two instructions of the loop: it may only set a flag and wake the loop."""
+    def _on_end(self) -> None:
+        """Runs in the thread of `Vitals`: it may only set a flag and wake the loop."""
         self._is_told_to_end = True
         with contextlib.suppress(BlockingIOError):
             self._wake.send(b"\0")

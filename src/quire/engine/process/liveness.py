@@ -20,17 +20,24 @@ PEERS_LOST = 4
 
 
 class Vitals:
-    """Calls `beat` every `period_s` until `close`; the process ends when `pipe` does.
+    """Calls `beat` every `period_s` until `close`, and `on_end` when the starter asks the process
+    to end; the process ends when `pipe` does.
 
-    A thread of its own, so that a long step delays neither. `beat` runs in it.
+    A thread of its own, so that a long step delays nothing. `beat` and `on_end` run in it.
     """
 
     def __init__(
-        self, pipe: socket.socket, period_s: float, beat: Callable[[], None], folder: str | None
+        self,
+        pipe: socket.socket,
+        period_s: float,
+        beat: Callable[[], None],
+        on_end: Callable[[], None],
+        folder: str | None,
     ) -> None:
         self._pipe = pipe
         self._period_s = period_s
         self._beat = beat
+        self._on_end = on_end
         self._folder = folder
         self._is_closed = False
         self._beating = threading.Lock()
@@ -50,10 +57,18 @@ class Vitals:
         watch.register(self._pipe, select.POLLIN | select.POLLHUP)
         while True:
             if watch.poll(self._period_s * 1000):
-                self._end_orphan()
+                if not self._received():
+                    self._end_orphan()
+                self._on_end()
             with self._beating:
                 if not self._is_closed:
                     self._beat()
+
+    def _received(self) -> bytes:
+        try:
+            return self._pipe.recv(64)
+        except OSError:
+            return b""
 
     def _end_orphan(self) -> None:
         """The front end has exited: remove its sockets and exit, whatever the loop is doing."""

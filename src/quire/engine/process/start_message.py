@@ -20,15 +20,12 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ChildStart(msgspec.Struct, kw_only=True):
-    """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` and
-    `parent_pid` are those of the starter. `dies_with_thread`: the system may kill the process when
-    the thread that started it ends.
+    """The settings of every child process; `ChildProcess.start` fills them in. `sys_path` is that
+    of the starter.
     """
 
     protocol_version: int = PROTOCOL_VERSION
     sys_path: list[str] = []
-    parent_pid: int = 0
-    dies_with_thread: bool = False
     log_level: int = 30
 
 

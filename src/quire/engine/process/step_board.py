@@ -19,13 +19,16 @@ _ITEM = 8
 class StepBoard:
     """The board of one incarnation of a core, with room for `capacity` handles.
 
-    While handles are being written, the first word marks them as incomplete.
+    While handles are being written, the first word marks them as incomplete. Raises OSError on a
+    full disk, where it leaves an empty file: nothing is known then.
     """
 
     def __init__(self, path: Path, capacity: int) -> None:
         self._capacity = capacity
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            if hasattr(os, "posix_fallocate"):  # without room writing would end in SIGBUS
+                os.posix_fallocate(fd, 0, (capacity + 1) * _ITEM)
             os.ftruncate(fd, (capacity + 1) * _ITEM)
             self._memory = mmap.mmap(fd, (capacity + 1) * _ITEM)
         finally:
@@ -58,11 +61,15 @@ def board_path(folder: Path, engine_index: int, incarnation: int) -> Path:
 
 
 def read_step_board(path: Path) -> frozenset[int] | None:
-    """Read a core's last entry; None if it is incomplete. Without any it had no requests."""
+    """Read a core's last entry; None if it is incomplete, or cannot be read. Without any it had no
+    requests.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return frozenset()
+    except OSError:
+        return None
     words = memoryview(data[: len(data) // _ITEM * _ITEM]).cast("Q")
     if not words or words[0] >= len(words):
         return None

@@ -184,11 +184,18 @@ class CoreBroker:
         if handles:
             self._client.abort_requests(handles)
 
+    def shut_down(self, server: ApiServerConnection) -> None:
+        """Have a server stop: the first time it drains its requests, the second it aborts them."""
+        call_id, _ = self.calls.begin(Utility(wire.SHUTDOWN), [server.client_index])
+        server.channel.send(wire.UTILITY, UtilityRequest(call_id, wire.SHUTDOWN, []))
+
     def leave(self, server: ApiServerConnection) -> None:
         """A server has exited: abort its requests."""
         self.servers.pop(server.client_index, None)
         self.calls.fail(server.client_index, EngineError("The API server has exited."))
         live, server.live = list(server.live), {}
+        if live:
+            logger.error("Aborting %d requests of an API server that has exited.", len(live))
         try:
             self.abort(live)
         except EngineDeadError:

@@ -31,8 +31,9 @@ METRICS, SCALE, ABORT_SHOWN = "metrics", "scale", "abort_shown"
 have ended by the ids that their clients know (None: all).
 """
 
-FLUSH = "flush"
-"""A method of a server: send a report now. It has `ABORT_SHOWN`, too."""
+FLUSH, SHUTDOWN = "flush", "shutdown"
+"""Methods of a server: send a report now, stop (a second call: at once). It has `ABORT_SHOWN`, too.
+"""
 
 
 class ServerReport(msgspec.Struct, array_like=True, gc=False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from typing import NamedTuple
 
@@ -58,9 +59,12 @@ class LoadBoard:
 
 
 def _new_file(num_rows: int) -> int:
-    """A file without a name, as large as the board."""
-    with tempfile.TemporaryFile() as file:
-        fd = os.dup(file.fileno())
+    """A file without a name, as large as the board; on Linux in memory, which no full disk harms."""
+    if sys.platform == "linux":
+        fd = os.memfd_create("quire-load")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
     os.ftruncate(fd, num_rows * _COLUMNS * _ITEM)
     return fd
 

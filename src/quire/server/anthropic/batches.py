@@ -50,7 +50,7 @@ async def create(server: Server, request: Request) -> Response:
         raise InvalidParameter("requests.custom_id", repeated[0], "each needs one of its own")
     batch = MessageBatch(body.requests, owner_of(request), _url(request))
     if not server.batches.add(batch):
-        text = "There is no room for another batch (--max-stored-responses)."
+        text = "There is no room for this batch (--max-stored-responses, --max-stored-bytes)."
         raise Refusal(429 if server.batches.is_open else 501, text)
     batch.start(request.app, server.in_flight)
     return json_response(batch.shown)

@@ -58,8 +58,8 @@ _OF_BLOCKS = frozenset(
 )
 
 
-class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/messages/count_tokens`: what decides the prompt."""
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What decides the prompt."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     model: str | None = None
@@ -108,7 +108,37 @@ class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return kwargs
 
 
-class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
+_FIELDS = {
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+"""Field of chat, or parameter of the engine -> the field here."""
+
+
+class CountRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`. Clients send the whole request that they would send to
+    `/v1/messages`; what decides only the answer has no effect on the count.
+    """
+
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
+        *("max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "metadata"),
+        *("service_tier", "cache_control"),
+    )
+
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: Any = None
+
+
+class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages`."""
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("metadata", "service_tier", "cache_control")
@@ -124,6 +154,10 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     cache_control: Any = None
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine, or a field of chat, was made from."""
+        return _FIELDS.get(parameter.partition(".")[0], parameter)
 
     def generation(self, *, has_reasoning: bool) -> ChatRequest:
         """The chat request that is run. A model without reasoning thinks within any budget."""

@@ -23,6 +23,7 @@ from quire.engine.shared_cores.broker_stats import ApiServerStats
 from quire.engine.shared_cores.load_board import LoadBoard, Neighbours
 from quire.server.assemble import Siblings
 from quire.server.context import Server
+from quire.server.http.listening import ShutdownSignal
 from quire.server.serving import serve
 
 _LAST_STATS_S = 2.0
@@ -55,13 +56,18 @@ def _run(start: ApiServerStart, pipe: socket.socket) -> int:
 
 async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
     client = await CoreBrokerClient.open(pipe)
+    ending = ShutdownSignal()
     stats = ApiServerStats(client)
     neighbours = Neighbours(LoadBoard(start.num_rows, start.board_fd), start.row)
 
     async def flush(args: list[Any]) -> None:
         client.report()
 
+    async def shut_down(args: list[Any]) -> None:
+        ending.on_signal()
+
     client.answerers[wire.FLUSH] = flush
+    client.answerers[wire.SHUTDOWN] = shut_down
     client.collect = stats.take
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(
         start.plan, client, start.client_index, stats=stats
@@ -85,7 +91,7 @@ async def _serve(start: ApiServerStart, pipe: socket.socket) -> int:
         await client.wait_until_open()
         freeze_start_up()
         listener = socket.socket(fileno=start.listener_fd)
-        return await serve(engine, start.args, start.keys, listener, admin, siblings)
+        return await serve(engine, start.args, start.keys, listener, ending, admin, siblings)
     finally:
         client.report()
         engine.shutdown()

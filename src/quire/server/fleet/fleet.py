@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
 from quire.engine.event_loop import loop_factory
 from quire.engine.launcher import OwnedCores, start_owned
-from quire.engine.process.child_process import ChildProcess
+from quire.engine.process.child_process import ChildProcess, is_shortage
 from quire.engine.shared_cores.broker import ApiServerConnection
 from quire.engine.shared_cores.load_board import Load, LoadBoard
 from quire.errors import EngineDeadError
@@ -105,9 +104,13 @@ class Fleet:
     async def run(self) -> int:
         """Serve until a signal comes or the engine is dead; the exit code."""
         ending = ShutdownSignal()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ending.on_signal)
+        with ending.by_signals():
+            await self._serve(ending)
+        logger.info("Stopped.")
+        return ending.exit_code
+
+    async def _serve(self, ending: ShutdownSignal) -> None:
+        """Route between servers and cores, and keep the servers alive, until `ending` begins."""
         broker = asyncio.ensure_future(self._run_broker(ending))
         keepers = [asyncio.ensure_future(self._keep(row, ending)) for row in self._processes]
         announcing = asyncio.ensure_future(self._announce())
@@ -119,8 +122,6 @@ class Fleet:
             for task in (broker, announcing, *keepers):
                 task.cancel()
             await asyncio.gather(broker, announcing, *keepers, return_exceptions=True)
-        logger.info("Stopped.")
-        return ending.exit_code
 
     def close(self) -> None:
         """Kill what is left. Idempotent."""
@@ -160,9 +161,20 @@ class Fleet:
                 await asyncio.sleep(min(LONGEST_PAUSE_S, pause_s))
                 if ending.begun.is_set():
                     return
-            process = self._processes[row] = self._new_process(row)
+            process = self._processes[row] = await self._restarted(row)
             message = self._message(row, process.client_index)
             await asyncio.to_thread(process.start, message)
+
+    async def _restarted(self, row: int) -> ApiServerProcess:
+        """A new process, as soon as there are descriptors and memory for it."""
+        while True:
+            try:
+                return self._new_process(row)
+            except OSError as error:
+                if not is_shortage(error):
+                    raise
+                logger.error("API server %d cannot be restarted now: %s", row, error)
+                await asyncio.sleep(LONGEST_PAUSE_S)
 
     async def _live(self, row: int, process: ApiServerProcess) -> None:
         """Return when the server has exited; one without heartbeats is killed."""
@@ -226,22 +238,27 @@ class Fleet:
         logger.info(
             "Shutting down: refusing new requests, draining running ones for up to %.0f s.", drain_s
         )
-        self._terminate()
+        self._shut_down()
         hurried = asyncio.ensure_future(ending.hurried.wait())
         gone = asyncio.ensure_future(_all_done(keepers))
         await _first_of(gone, hurried, timeout_s=drain_s + GRACE_S)
         hurried.cancel()
         if not gone.done():
-            self._terminate()
+            self._shut_down()
             await _first_of(gone, timeout_s=GRACE_S)
         for process in self._processes.values():
             if process.is_running:
                 logger.error("An API server did not exit in time: killing it.")
                 await asyncio.to_thread(process.kill)
 
-    def _terminate(self) -> None:
+    def _shut_down(self) -> None:
+        """Have all servers stop; one that takes no connections yet has nothing to drain."""
         for process in self._processes.values():
-            process.terminate()
+            connection = self._broker.servers.get(process.client_index)
+            if connection is not None and connection.is_up:
+                self._broker.shut_down(connection)
+            else:
+                process.kill()
 
 
 async def _all_done(tasks: Sequence[asyncio.Future[None]]) -> None:

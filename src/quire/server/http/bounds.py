@@ -1,124 +1,26 @@
-"""Receiving a request within bounds: the size of its head and of its body, and the time that each
-may take to arrive. Bodies are decoded to their types, with errors that name the field.
+"""Receiving a body within bounds: its size, and the time that it may take to arrive. Bodies are
+decoded to their types, with errors that name the field. Heads: connection.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.server.http.failures import Refusal
-from quire.server.http.fields import IGNORED_SLOT, FieldRules
+from quire.server.http.fields import IGNORED_SLOT, FieldRules, joined
 
 T = TypeVar("T")
 
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = "Object contains unknown field"
+_MISSING = re.compile(r"Object missing required field `(.*)`")
 _MAX_SHOWN = 200
-
-
-def bounded_protocol(max_header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
-    """A protocol class for `uvicorn.Config(http=...)`.
-
-    A head above `max_header_bytes` (request line and headers) is answered with 431; a connection
-    that has not sent a whole head `header_timeout_s` after it began is closed.
-    """
-
-    class BoundedProtocol(_Bounded):
-        _max_header_bytes = max_header_bytes
-        _header_timeout_s = header_timeout_s
-
-    return BoundedProtocol
-
-
-class _Bounded(HttpToolsProtocol):
-    _max_header_bytes: int
-    _header_timeout_s: float
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._header_bytes = self._dripped_bytes = 0
-        self._is_in_head = False
-        self._is_refused = False
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._arm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
-        waits_for_more = self._is_in_head
-        super().data_received(data)
-        if waits_for_more and self._is_in_head:
-            # httptools does not report a header before its end
-            self._dripped_bytes += len(data)
-            self._check(self._dripped_bytes)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._is_in_head = True
-        self._header_bytes = self._dripped_bytes = 0
-        self._arm()
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        if not self._is_refused:
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._is_in_head = False
-        self._disarm()
-        if not self._is_refused:
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        if not self._is_refused:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        if not self._is_refused:
-            super().on_message_complete()
-
-    def _count(self, num_bytes: int) -> None:
-        self._header_bytes += num_bytes
-        self._check(self._header_bytes)
-
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_header_bytes and not self._is_refused:
-            self._is_refused = True
-            self.transport.write(
-                STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
-            )
-            self.transport.close()
-
-    def _arm(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._header_timeout_s, self._give_up)
-
-    def _disarm(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
 
 
 async def read_json(
@@ -196,5 +98,7 @@ def _invalid(text: str) -> Refusal:
     place = ""
     if found := _PLACE.search(text):
         place, text = found.group(1), text[: found.start()]
+    if missing := _MISSING.match(text):
+        place, text = joined(place, missing.group(1)), "This required field is missing"
     message = f"{place or 'The body'}: {text[:_MAX_SHOWN]}."
     return Refusal(400, message, param=place[:_MAX_SHOWN] or None)

@@ -60,7 +60,9 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.info = ErrorInfo(message, _KINDS.get(status, _phrase(status)), param, code or status)
+        self.info = ErrorInfo(
+            message, _KINDS.get(status) or _kind_of(status), param, code or status
+        )
         self.headers = dict(headers or {})
 
 
@@ -69,6 +71,7 @@ _KINDS = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     409: "ConflictError",
     413: "PayloadTooLargeError",
@@ -128,5 +131,5 @@ def _retry(after_s: float | None) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(after_s or 1)))}
 
 
-def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase
+def _kind_of(status: int) -> str:
+    return "".join(HTTPStatus(status).phrase.title().split()) + "Error"

@@ -16,11 +16,14 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 from msgspec import inspect
 
+from quire.errors import RequestError
 from quire.server.http.failures import Refusal
 
 logger = logging.getLogger(__name__)
 
 HEADER = b"x-ignored-fields"
+BODY_SLOT = "quire.body"
+"""Key of the decoded body in the state of a request's scope."""
 IGNORED_SLOT = "quire.ignored_fields"
 """Key of the names of ignored fields in the state of a request's scope."""
 
@@ -96,6 +99,16 @@ HARMLESS: Mapping[str, Accepts] = {
 }  # fmt: skip
 """Fields of other servers of this kind, and with which values they have no effect here."""
 
+SAME_MEANING: tuple[tuple[str, ...], ...] = (
+    ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens", "num_predict",
+     "n_predict"),
+    ("stop", "stop_sequences"),
+    ("messages", "input"),
+    ("response_format", "text", "output_config"),
+    ("system", "instructions"),
+)  # fmt: skip
+"""Fields that different APIs have for the same, for the text of a refusal."""
+
 PlainObject = tuple[str, dict[str, Any], frozenset[str]]
 """Where an object is in its body, the object, and the names of its fields."""
 
@@ -106,6 +119,15 @@ class HasObjects(Protocol):
 
     def objects(self) -> Iterator[PlainObject]:
         """Those objects."""
+        ...
+
+
+@runtime_checkable
+class NamesFields(Protocol):
+    """A body that is translated, so that the engine has other names for some of its fields."""
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine was made from."""
         ...
 
 
@@ -174,7 +196,7 @@ class FieldRules:
             fields = {field.encode_name: field for field in kind.fields}
             self._settle_names(value, fields, HARMLESS, place, ignored)
             for name, item in value.items():
-                self._settle(item, fields[name].type, _joined(place, name), ignored)
+                self._settle(item, fields[name].type, joined(place, name), ignored)
 
     def _settle_names(
         self,
@@ -186,7 +208,7 @@ class FieldRules:
     ) -> None:
         """Leave out of `given` what has no effect. Raises Refusal for what would have one."""
         for name in [name for name in given if name not in known]:
-            value, param = given[name], _joined(place, name)
+            value, param = given[name], joined(place, name)
             if self.is_strict:
                 raise _unknown(param, name, known)
             if value is not None:
@@ -202,12 +224,21 @@ class FieldRules:
             logger.info("Requests have the field %s, which has no effect here.", name)
 
 
-def _joined(place: str, name: str) -> str:
+def joined(place: str, name: str) -> str:
+    """The place of a field within an object that is at `place`."""
     return f"{place}.{name}" if place else name
 
 
+def name_as_sent(error: BaseException, body: object) -> None:
+    """Let an error name the field of `body` where it names the engine's parameter, in place."""
+    if isinstance(error, RequestError) and error.parameter and isinstance(body, NamesFields):
+        error.parameter = body.field_of(error.parameter)
+
+
 def _unknown(param: str, name: str, known: Collection[str]) -> Refusal:
-    near = difflib.get_close_matches(name[:_MAX_SHOWN], known, 1, _SIMILARITY)
+    same = next((names for names in SAME_MEANING if name in names), ())
+    near = [other for other in same if other in known]
+    near = near or difflib.get_close_matches(name[:_MAX_SHOWN], known, 1, _SIMILARITY)
     if near:
         hint = f'Did you mean "{near[0]}"?'
     elif name in HARMLESS:

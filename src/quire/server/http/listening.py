@@ -12,19 +12,21 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from quire.errors import InvalidParameter
-from quire.server.http.bounds import bounded_protocol
+from quire.server.http.acceptor import Acceptor, Connections, most_connections
+from quire.server.http.connection import bounded_protocol
 
 logger = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
 """For replies to reach their clients after the last request has ended."""
 _BACKLOG = 2048
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
 
 
@@ -118,16 +120,41 @@ def address_of(listener: socket.socket, tls: Tls) -> str:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn's server without signal handlers; `accepts` is set once it accepts connections."""
+    """uvicorn's server without signal handlers, and with acceptors of our own; `accepts` is set
+    once it accepts connections.
+    """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, connections: Connections, handshake_timeout_s: float
+    ) -> None:
         super().__init__(config)
         self.accepts = asyncio.Event()
+        self._connections = connections
+        self._handshake_timeout_s = handshake_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        await super().startup(sockets)
+        acceptors = [
+            Acceptor(
+                each,
+                self._connections,
+                self._make_protocol,
+                self.config.ssl,
+                self._handshake_timeout_s,
+            )
+            for each in sockets or ()
+        ]
+        for acceptor in acceptors:
+            acceptor.start(self.config.backlog)
+        self.servers = cast(Any, acceptors)
+        self.started = True
         self.accepts.set()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = cast(Any, self.config.http_protocol_class)(
+            config=self.config, server_state=self.server_state, app_state={}
+        )
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,12 +177,15 @@ def check_tls(tls: Tls) -> None:
         raise InvalidParameter("--ssl-certfile", tls.certfile, str(error)) from None
 
 
-def make_listener(app: ASGIApp, how: Listening) -> Listener:
-    """A server of `app` that answers connections as `how` says; its files were checked."""
+def make_listener(app: ASGIApp, how: Listening, most: int | None = None) -> Listener:
+    """A server of `app` that answers connections as `how` says; its files were checked. `most`
+    connections may be open at once (None: as many as there are descriptors for).
+    """
     tls = how.tls
+    connections = Connections(most_connections() if most is None else most)
     config = uvicorn.Config(
         app,
-        http=bounded_protocol(how.max_header_bytes, how.header_timeout_s),
+        http=bounded_protocol(how.max_header_bytes, how.header_timeout_s, connections),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -172,7 +202,7 @@ def make_listener(app: ASGIApp, how: Listening) -> Listener:
         ssl_cert_reqs=tls.cert_reqs,
         ssl_ciphers=tls.ciphers or _CIPHERS,
     )
-    return Listener(config)
+    return Listener(config, connections, how.header_timeout_s)
 
 
 class ShutdownSignal:
@@ -189,6 +219,21 @@ class ShutdownSignal:
     def on_signal(self) -> None:
         """SIGTERM or SIGINT came."""
         (self.hurried if self.begun.is_set() else self.begun).set()
+
+    @contextlib.contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """In the block SIGTERM and SIGINT call `on_signal`. After it they are ignored: the process
+        is about to exit.
+        """
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.on_signal)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     def fail(self) -> None:
         """The engine is dead: stop with exit code 1."""
@@ -211,9 +256,6 @@ async def listen(
 
     `drain` returns when no request is in progress, `abort` ends all that are.
     """
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.on_signal)
     serving = [asyncio.ensure_future(server.serve([sock])) for server, sock in listeners]
     try:
         accepted = asyncio.gather(*(server.accepts.wait() for server, _ in listeners))
@@ -237,8 +279,6 @@ async def listen(
     finally:
         for server, _ in listeners:
             server.force_exit = True
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
         await asyncio.gather(*serving)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
-from quire.errors import ContextLengthExceeded, InvalidParameter, PromptTooLong
+from quire.errors import InvalidParameter, OutputTooLong, PromptTooLong
 from quire.server.context import Server, off_loop
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
@@ -16,14 +17,17 @@ from quire.text.chat import render_chat
 async def prompt_ids(
     server: Server, prompt: str | list[int], body: GenerationFields, *, add_special_tokens: bool
 ) -> list[int]:
-    """Return the prompt's ids, truncated by `truncate_prompt_tokens`. Raises RequestError or
-    Refusal.
+    """Return the prompt's ids, truncated by `truncate_prompt_tokens`; the special tokens before a
+    text stay, as with tokenizers' own truncation. Raises RequestError or Refusal.
     """
+    num_kept = 0
     if isinstance(prompt, str):
         ids = await text_ids(server, prompt, add_special_tokens=add_special_tokens)
+        if add_special_tokens:
+            num_kept = _num_equal(ids, server.need_tokenizer().encode(""))
     else:
         ids = prompt
-    return _truncated(ids, body, server.limits.max_model_len)
+    return _truncated(ids, num_kept, body, server.limits.max_model_len)
 
 
 async def text_ids(server: Server, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -39,7 +43,16 @@ async def text_ids(server: Server, text: str, *, add_special_tokens: bool) -> li
     return ids[1:] if add_special_tokens and is_doubled and not is_wanted else ids
 
 
-def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> list[int]:
+def _num_equal(ids: list[int], others: list[int]) -> int:
+    """How many ids at the beginning are the same."""
+    pairs = zip(ids, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _truncated(
+    ids: list[int], num_kept: int, body: GenerationFields, max_model_len: int
+) -> list[int]:
+    """The last ids after the first `num_kept`, or the first ones (`truncation_side`)."""
     asked = body.truncate_prompt_tokens
     if asked is None:
         return ids
@@ -47,7 +60,10 @@ def _truncated(ids: list[int], body: GenerationFields, max_model_len: int) -> li
         allowed = f"it must be -1 or lie between 0 and {max_model_len}"
         raise InvalidParameter("truncate_prompt_tokens", asked, allowed)
     room = max_model_len - 1 if asked == -1 else asked
-    return ids[:room] if body.truncation_side == "right" else ids[max(0, len(ids) - room) :]
+    if body.truncation_side == "right" or len(ids) <= room:
+        return ids[:room]
+    kept = ids[: min(num_kept, room)]
+    return kept + ids[len(ids) - (room - len(kept)) :]
 
 
 async def render(
@@ -95,11 +111,7 @@ def output_budget(
     if room <= 0:
         raise PromptTooLong(prompt_len, max_model_len)
     if asked is not None and asked > max_model_len:
-        text = (
-            f"This model's maximum context length is {max_model_len} tokens of prompt and output "
-            f"together, and {name} asks for {asked} tokens of output. Ask for fewer."
-        )
-        raise ContextLengthExceeded(text, parameter=name, value=asked)
+        raise OutputTooLong(name, asked, max_model_len)
     wanted = asked if asked is not None else defaults.get("max_tokens")
     if wanted is not None and wanted < 1:
         raise InvalidParameter(name, wanted, "max_tokens must be at least 1")

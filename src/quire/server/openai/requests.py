@@ -122,6 +122,13 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         """How many completions are generated for each prompt."""
         return 1 if self.n is None else self.n
 
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine was made from."""
+        kind = parameter.removeprefix("structured_outputs.")
+        if kind == parameter or self.structured_outputs is not None:
+            return parameter
+        return "response_format" if self.response_format is not None else f"guided_{kind}"
+
     def check_amounts(self, limits: Limits, num_prompts: int = 1) -> None:
         """Raise InvalidParameter for more completions, stop strings or ids than a request may have,
         UnknownParameter for an extra argument that is not read. This is checked here because each
@@ -227,6 +234,12 @@ class CompletionRequest(GenerationFields):
                 hint = "Leave out stream: which completions are best is known at the end."
                 raise InvalidParameter("best_of", self.best_of, "a stream cannot have it", hint)
 
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine was made from."""
+        if parameter == "n" and self.best_of is not None:
+            return "best_of"
+        return "prompt" if parameter == "prompt_token_ids" else super().field_of(parameter)
+
     @property
     def num_drawn(self) -> int:
         """How many completions are generated for each prompt."""
@@ -309,6 +322,10 @@ class ChatRequest(GenerationFields):
             hint = "Leave add_generation_prompt out, or send false."
             allowed = "an answer is either continued or begun"
             raise InvalidParameter("continue_final_message", True, allowed, hint)
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine was made from."""
+        return "top_logprobs" if parameter == "logprobs" else super().field_of(parameter)
 
     @property
     def has_tools(self) -> bool:

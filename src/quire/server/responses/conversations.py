@@ -18,6 +18,10 @@ from quire.server.responses.input_items import InputItems, named_items, page_of
 from quire.server.responses.items import conversation as messages_of
 from quire.server.responses.stored_conversation import Conversation
 
+_Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
 _Items = Annotated[list[dict[str, Any]], Meta(max_length=256)]
 
 
@@ -25,13 +29,13 @@ class CreateConversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     """`POST /v1/conversations`."""
 
     items: _Items | None = None
-    metadata: dict[str, str] | None = None
+    metadata: _Metadata | None = None
 
 
 class UpdateConversation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/conversations/{id}`."""
 
-    metadata: dict[str, str]
+    metadata: _Metadata
 
 
 class CreateItems(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,8 +67,11 @@ async def create(server: Server, request: Request) -> Response:
     if not server.conversations.is_open:
         raise Refusal(501, "This server keeps no conversations (--max-stored-responses).")
     made = Conversation(body.metadata or {}, owner_of(request))
-    made.extend(_named(body.items or []))
-    server.conversations.add(made)
+    added = _named(body.items or [])
+    made.check_room(added)
+    made.extend(added)
+    if not server.conversations.add(made):
+        raise Refusal(413, "The items are too large to be kept (--max-stored-bytes).")
     return _shown(made)
 
 
@@ -97,8 +104,8 @@ async def create_items(server: Server, request: Request) -> Response:
     """Add items to a conversation."""
     found = kept(server, request, request.path_params["id"])
     body = await server.read(request, CreateItems)
-    found.check_room(len(body.items))
     added = _named(body.items)
+    found.check_room(added)
     found.extend(added)
     ids = [item["id"] for item in added] or [None]
     return json_response(InputItems(added, ids[0], ids[-1], has_more=False))
@@ -113,7 +120,7 @@ async def retrieve_item(server: Server, request: Request) -> Response:
 async def delete_item(server: Server, request: Request) -> Response:
     """Take an item out of a conversation, which is the reply."""
     found = kept(server, request, request.path_params["id"])
-    found.items.remove(_item(found, request.path_params["item_id"]))
+    found.remove(_item(found, request.path_params["item_id"]))
     return _shown(found)
 
 

@@ -61,6 +61,15 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only
     include_obfuscation: bool | None = None
 
 
+_FIELDS = {
+    "logprobs": "top_logprobs",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "structured_outputs": "text.format",
+}
+"""Field of chat, or parameter of the engine -> the field here."""
+
+
 class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/responses`."""
 
@@ -118,6 +127,10 @@ class ResponsesRequest(RequestSamplingFields, forbid_unknown_fields=True, kw_onl
             raise InvalidParameter("conversation", self.conversation_id, allowed)
         if self.background and self.store is False:
             raise InvalidParameter("background", True, "it needs store=true")
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine, or a field of chat, was made from."""
+        return _FIELDS.get(parameter.partition(".")[0], parameter)
 
     @property
     def conversation_id(self) -> str | None:

@@ -72,7 +72,8 @@ async def create(server: Server, request: Request) -> Response:
         named_items(body.input, writer.response.id),
     )
     if writer.response.store and not server.responses.add(stored):
-        raise CapacityError("Too many responses are being made.", retry_after_s=1.0)
+        text = "There is no room for this response (--max-stored-responses, --max-stored-bytes)."
+        raise CapacityError(text, retry_after_s=1.0)
     try:
         streams = await server.start(request, chat, name, [prompt])
     except BaseException:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from quire.server.responses.replies import ResponseObject
 
@@ -34,7 +37,7 @@ class StoredResponse:
         self.is_cut = False
         self.is_over = False
         self.task: asyncio.Task[None] | None = None
-        self._num_bytes = 0
+        self._event_bytes = 0
         self._news = asyncio.Event()
 
     @property
@@ -42,10 +45,19 @@ class StoredResponse:
         """The response's."""
         return self.response.id
 
+    @property
+    def num_bytes(self) -> int:
+        """Of what was given and of the events."""
+        return self._given_bytes + min(self._event_bytes, _MAX_EVENT_BYTES)
+
+    @cached_property
+    def _given_bytes(self) -> int:
+        return len(msgspec.json.encode([self.response, self.messages, self.input_items]))
+
     def record(self, event: bytes) -> None:
         """Keep an event; past the bound all are dropped."""
-        self._num_bytes += len(event)
-        if self._num_bytes > _MAX_EVENT_BYTES:
+        self._event_bytes += len(event)
+        if self._event_bytes > _MAX_EVENT_BYTES:
             self.is_cut = True
             self.events.clear()
         if not self.is_cut:

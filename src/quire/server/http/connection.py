@@ -1,0 +1,161 @@
+"""One connection: receives the heads of requests within bounds of size and time, and serves what
+offers an upgrade, to HTTP/2 for example, as HTTP/1.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from quire.server.http.acceptor import Connections
+
+
+def bounded_protocol(
+    max_header_bytes: int, header_timeout_s: float, connections: Connections
+) -> type[HttpToolsProtocol]:
+    """A protocol class for `uvicorn.Config(http=...)`.
+
+    A head above `max_header_bytes` (request line and headers) is answered with 431; a connection
+    that has not sent a whole head `header_timeout_s` after it began is closed. `connections` knows
+    of each whether it waits for its client.
+    """
+
+    class BoundedProtocol(_Bounded):
+        _max_header_bytes = max_header_bytes
+        _header_timeout_s = header_timeout_s
+        _all = connections
+
+    return BoundedProtocol
+
+
+class _Parser(httptools.HttpRequestParser):  # type: ignore[misc]
+    """Gives `protocol` the rest of the data after a head that offers an upgrade, where the parser
+    would stop.
+    """
+
+    def __init__(self, protocol: _Bounded) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._protocol.offers_upgrade:
+                raise
+            self._protocol.serve_without_upgrade(data[upgrade.args[0] :])
+
+
+class _Bounded(HttpToolsProtocol):
+    _max_header_bytes: int
+    _header_timeout_s: float
+    _all: Connections
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.parser = _Parser(self)
+        self._header_bytes = self._dripped_bytes = 0
+        self._is_in_head = False
+        self._is_refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._all.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._all.note_progress(self)
+        waits_for_more = self._is_in_head
+        super().data_received(data)
+        if waits_for_more and self._is_in_head:
+            # httptools does not report a header before its end
+            self._dripped_bytes += len(data)
+            self._check(self._dripped_bytes)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._header_bytes = self._dripped_bytes = 0
+        self._all.note_waiting(self)
+        self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        if not self._is_refused:
+            super().on_header(name, value)
+
+    @property
+    def offers_upgrade(self) -> bool:
+        """Whether the head asks for another protocol, and may be served without it."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def serve_without_upgrade(self, rest: bytes) -> None:
+        """Parse the last head again without its offer, and then `rest`."""
+        version = self.parser.get_http_version().encode()
+        lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = _Parser(self)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", rest]))
+
+    def on_headers_complete(self) -> None:
+        if self.offers_upgrade:
+            return
+        self._is_in_head = False
+        self._disarm()
+        if not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.offers_upgrade or self._is_refused:
+            return
+        self._all.note_busy(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._all.note_idle(self)
+
+    def _count(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        self._check(self._header_bytes)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_header_bytes and not self._is_refused:
+            self._is_refused = True
+            self.transport.write(
+                STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.transport.close()
+
+    def _arm(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._header_timeout_s, self._give_up)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,57 @@
+"""SIGTERM and SIGINT: while the server starts, and sent to every process at once, as systemd and
+container runtimes do.
+"""
+
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.server.fleet.test_lifecycle import last_choice, lines_of
+from tests.server.serve_process import command_of, serving
+
+BODY = {"prompt": "def", "max_tokens": 300, "ignore_eos": True, "stream": True}
+
+
+def family_of(process):
+    owner = psutil.Process(process.pid)
+    return [owner, *owner.children(recursive=True)]
+
+
+def test_sigterm_to_every_process_drains():
+    """The owner, two API servers and the core."""
+    with serving("--api-server-count", "2") as server:
+        lines = lines_of(server, BODY)
+        rest = [next(lines)]
+        reader = threading.Thread(target=lambda: rest.extend(lines))
+        reader.start()
+        family = family_of(server.process)
+        assert len(family) == 4
+        for process in reversed(family):  # the owner last
+            process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0, server.log
+        reader.join(30)
+        assert last_choice(rest)["finish_reason"] == "length"
+        assert "restarting" not in server.log
+        assert not psutil.wait_procs(family[1:], timeout=10)[1]
+
+
+MOMENTS = ((0.5, signal.SIGTERM), (0.9, signal.SIGINT), (1.4, signal.SIGTERM))
+
+
+def test_a_signal_while_starting_ends_with_0_and_leaves_nothing():
+    """The servers start one after the other; benchmarks/hostile_processes.py tries more moments."""
+    for after_s, number in MOMENTS:
+        process = subprocess.Popen(command_of(), stderr=subprocess.PIPE, text=True)
+        time.sleep(after_s)
+        children = family_of(process)[1:]
+        process.send_signal(number)
+        log = process.communicate(timeout=30)[1]
+        assert process.returncode == 0, (after_s, log)
+        assert "Traceback" not in log
+        assert not psutil.wait_procs(children, timeout=0.5)[1], after_s
+        assert not list(Path(tempfile.gettempdir()).glob(f"quire-{process.pid}-*"))

@@ -1,0 +1,158 @@
+"""Connections one by one: offers of an upgrade, and what happens when descriptors run out."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import threading
+
+import psutil
+import pytest
+
+from quire.server.http import acceptor
+from quire.server.http.listening import Listening, bind, make_listener
+from tests.server.serve_process import serving
+
+OFFER = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+HALF = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"
+
+
+class Echo:
+    """An app that answers with the body; `release` lets requests to /held go on."""
+
+    def __init__(self):
+        self.release = threading.Event()
+
+    async def __call__(self, scope, receive, send):
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        while scope["path"] == "/held" and not self.release.is_set():
+            await asyncio.sleep(0.01)
+        text = json.dumps([scope["method"], scope["path"], body.decode()]).encode()
+        headers = [(b"content-length", str(len(text)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+
+@contextlib.contextmanager
+def listening(most=1000):
+    """An echo on a loopback port: the app and the port."""
+    app, up, made = Echo(), threading.Event(), []
+
+    async def serve(listener):
+        made.append(make_listener(app, Listening(), most))
+        serving = asyncio.create_task(made[0].serve([listener]))
+        await made[0].accepts.wait()
+        up.set()
+        await serving
+
+    with bind(None, 0, None) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)))
+        thread.start()
+        assert up.wait(20)
+        try:
+            yield app, port
+        finally:
+            app.release.set()
+            made[0].should_exit = made[0].force_exit = True
+            thread.join(20)
+
+
+def connected(port):
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def answer(sock):
+    reply = http.client.HTTPResponse(sock)
+    reply.begin()
+    return json.loads(reply.read())
+
+
+def ask(port, body="x", path="/echo"):
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with contextlib.closing(client):
+        client.request("POST", path, body)
+        return json.loads(client.getresponse().read())
+
+
+@pytest.mark.parametrize("offer", [OFFER, "Connection: upgrade\r\nUpgrade: websocket\r\n"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("num_pieces", [1, 7])
+def test_t38_a_request_that_offers_an_upgrade_keeps_its_body(offer, is_chunked, num_pieces):
+    framing, body = "Content-Length: 5", "hello"
+    if is_chunked:
+        framing, body = "Transfer-Encoding: chunked", "2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+    one = f"POST /echo HTTP/1.1\r\nHost: x\r\n{offer}{framing}\r\n\r\n{body}".encode()
+    data = one + b"GET /next HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with listening() as (_, port), connected(port) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        step = -(-len(data) // num_pieces)
+        for start in range(0, len(data), step):
+            sock.sendall(data[start : start + step])
+            threading.Event().wait(0.01)
+        file = sock.makefile("rb")
+        text = file.read().decode()
+    assert '["POST", "/echo", "hello"]' in text
+    assert '["GET", "/next", ""]' in text
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_t38_curl_with_http2(server):
+    body = json.dumps({"model": "", "prompt": "def", "max_tokens": 2})
+    words = ["curl", "-sS", "--http2", "-H", "Content-Type: application/json", "-d", body]
+    done = subprocess.run([*words, f"{server.url}/v1/completions"], capture_output=True, check=True)
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 2
+
+
+def test_t34_half_sent_requests_make_way(monkeypatch):
+    """Of heads and of bodies; a connection that is idle after an answer is kept longer."""
+    monkeypatch.setattr(acceptor, "STALLED_S", 0.0)
+    with listening(most=20) as (_, port), contextlib.ExitStack() as stack:
+        kept = stack.enter_context(connected(port))
+        whole = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\ny"
+        kept.sendall(whole)
+        assert answer(kept)[2] == "y"
+        for number in range(60):
+            slow = stack.enter_context(connected(port))
+            slow.sendall(HALF if number % 2 else whole[:-1])
+        for _ in range(5):
+            assert ask(port, "mine")[2] == "mine"
+        kept.sendall(whole)
+        assert answer(kept)[2] == "y"
+
+
+def test_t34_requests_that_run_are_never_cut_for_new_ones():
+    with listening(most=4) as (app, port), contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connected(port)) for _ in range(4)]
+        for sock in held:
+            sock.sendall(b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\ny")
+        late = stack.enter_context(connected(port))
+        late.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nz")
+        late.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        app.release.set()
+        late.settimeout(10)
+        assert [answer(sock)[2] for sock in (*held, late)] == [*"yyyyz"]
+
+
+def test_t34_a_core_is_restarted_though_slow_clients_took_all_descriptors():
+    with serving(limit="256") as server, contextlib.ExitStack() as stack:
+        port = int(server.url.rpartition(":")[2])
+        for _ in range(300):
+            stack.enter_context(connected(port)).sendall(HALF)
+        [core] = psutil.Process(server.process.pid).children()
+        core.kill()
+        body = {"model": "", "prompt": "def", "max_tokens": 8}
+        for _ in range(3):
+            reply = server.post("/v1/completions", body)
+            assert reply.json()["usage"]["completion_tokens"] == 8
+        assert "Too many open files" not in server.log
