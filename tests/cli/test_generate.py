@@ -3,6 +3,8 @@
 import argparse
 import io
 import json
+import resource
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -84,6 +86,29 @@ def test_a_model_of_nan_ends_with_the_reason(capsys, tmp_path):
         if more == ["--json"]:
             (completion,) = json.loads(said.out)["outputs"]
             assert completion["error"].startswith("the model's logits are not finite")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space")
+@pytest.mark.parametrize(
+    ("limit", "more", "says"),
+    [
+        (1600 << 20, (), None),
+        (1600 << 20, ("--kv-cache-memory-bytes", "1500M"), "The system refuses the memory"),
+    ],
+    ids=["shrinks", "given"],
+)
+def test_kv_memory_under_a_limit_of_the_address_space(limit, more, says):
+    words = ["generate", PROMPT, "--max-tokens", "2", "--enforce-eager", *more]
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", *words],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == (0 if says is None else 1), done.stderr
+    assert says is None or says in done.stderr
 
 
 def test_stop_text_and_other_flags_reach_the_sampler(capsys):

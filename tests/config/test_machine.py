@@ -1,6 +1,7 @@
 """The host as a process sees it: containers of both generations, hyper-threads, no files."""
 
 import math
+import resource
 
 import psutil
 import pytest
@@ -52,6 +53,18 @@ def test_memory_of_version_1():
         "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1\n",
     }
     assert host.memory(reader(files)) == (1_000_000, 0, "the container")
+
+
+def test_limits_of_the_process_leave_what_libraries_do_not_map(monkeypatch):
+    limits = {resource.RLIMIT_AS: 3 << 30, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], -1))
+    statm = reader({"/proc/self/statm": f"{(1 << 30) // resource.getpagesize()} 9 9 1 0 7 0\n"})
+    (own,) = host.process_limits(statm, num_threads=2)
+    assert (own.limit, own.name) == (3 << 30, "ulimit -v")
+    assert 1 << 30 < own.free < 2 << 30, "less than is not mapped yet"
+    assert host.memory(reader({}), [own]) == (3 << 30, own.free, "ulimit -v")
+    limits[resource.RLIMIT_AS], limits[resource.RLIMIT_DATA] = resource.RLIM_INFINITY, 1 << 20
+    assert host.memory(reader({}), host.process_limits(statm, 2)) == (1 << 20, 0, "ulimit -d")
 
 
 def test_memory_without_limits_is_the_machines():

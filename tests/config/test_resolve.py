@@ -166,6 +166,14 @@ def test_too_little_memory_names_a_length_that_fits_and_the_next_does_not(model,
     assert plan_of(model, max_model_len=-1, **wishes).max_model_len == fits
 
 
+@pytest.mark.parametrize(
+    "given", [{"kv_cache_memory_bytes": 1 << 50}, {"num_gpu_blocks_override": 10**9}], ids=str
+)
+def test_more_kv_memory_than_there_can_be_is_refused_before_it_is_asked_for(given):
+    with pytest.raises(LoadError, match=f"{next(iter(given))}.* the machine has 16.00 GiB in all"):
+        plan_of(**given)
+
+
 def test_a_window_needs_only_its_window():
     pool = plan_kv_pool([KeyValues(1, 8, window=64)], 16, NumberBytes(2, 2))
     assert pool.least_blocks(10_000, is_chunked=True) == 5

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 
 import msgspec
 import numpy as np
@@ -586,3 +587,19 @@ def test_pooling_params(fields, text):
     with pytest.raises(InvalidParameter) as caught:
         PoolingParams(**fields)
     assert str(caught.value) == text
+
+
+def test_what_a_request_lists_costs_no_time_that_others_wait_for():
+    start = time.process_time()
+    for names in (
+        {"logit_bias": {str(i): 1.0 for i in range(2**14)}},
+        {"allowed_token_ids": list(range(2**20))},
+    ):
+        params = SamplingParams.from_optional(**names).clone()
+        params.validate()
+        params.verify(vocab_size=2**20, max_logprobs=1)
+    assert time.process_time() - start < 1.0, "0.15 s, and 1.2 s one by one"
+    with pytest.raises(InvalidParameter, match="at most 16384 entries. Name the ids"):
+        SamplingParams.from_optional(logit_bias=dict.fromkeys(map(str, range(2**14 + 1)), 1.0))
+    with pytest.raises(InvalidParameter, match="at most 16384 entries"):
+        SamplingParams(logit_bias=dict.fromkeys(range(2**14 + 1), 1.0))

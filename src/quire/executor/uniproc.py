@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.inproc_group import InprocExchange
-from quire.errors import EngineDeadError, InvalidParameter
+from quire.errors import EngineDeadError, InvalidParameter, LoadError
 from quire.executor.abstract import LaunchedStep
 from quire.executor.platform import Platform, open_platform
 from quire.executor.worker import Worker
@@ -24,6 +25,8 @@ from quire.runner.grammar_mask import GrammarMask
 from quire.runner.runner import NoTokens, Step
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import StepPlan
+
+_MAX_REASON = 200
 
 
 class UniprocExecutor:
@@ -136,9 +139,29 @@ def open_uniproc(
             return _open_several(config, num_workers, restore_threads)
         worker = build_worker(config, platform or open_platform(config), exchange=exchange)
         return UniprocExecutor([worker], on_close=restore_threads)
-    except BaseException:
+    except BaseException as error:
         restore_threads()
+        if is_out_of_memory(error):
+            raise LoadError(_no_memory(config, error)) from error
         raise
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the system refused memory: torch has no class for it."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def _no_memory(config: WorkerConfig, error: BaseException) -> str:
+    reason = str(error).partition("\n")[0][:_MAX_REASON] or type(error).__name__
+    return (
+        f"The system refuses the memory that the engine needs ({reason}): weights, "
+        f"{config.num_blocks} KV blocks and the workspace of a step. Lower kv_cache_memory_bytes, "
+        "max_num_seqs or max_model_len, or raise the limits of this process (ulimit -v)."
+    )
 
 
 def _open_several(

@@ -5,6 +5,7 @@ vocabulary and the engine's limits (`verify`).
 from __future__ import annotations
 
 import logging
+from collections.abc import Sized
 
 from quire.errors import InvalidParameter, InvalidType
 from quire.params import checks
@@ -23,6 +24,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_CHARS = 16384
 """Bounds on the fields that multiply work, so that no request can slow the others down."""
+MAX_BIASES = 2**14
 MAX_LIST = 2**20
 """Lists of token ids are bounded by the vocabulary; this bounds the work of finding that out."""
 
@@ -168,13 +170,19 @@ def _check_token_lists(params: SamplingFields) -> None:
             raise InvalidParameter("trace_decode_token_ids", [], "it must be None or have an id")
 
 
+def check_num_biases(value: Sized) -> None:
+    """Raise InvalidParameter for too many of them."""
+    if len(value) > MAX_BIASES:
+        allowed = f"it may have at most {MAX_BIASES} entries"
+        hint = "Name the ids that may be drawn with allowed_token_ids."
+        raise InvalidParameter("logit_bias", f"<{len(value)} items>", allowed, hint)
+
+
 def _bias(value: object) -> dict[int, float]:
     if not isinstance(value, dict):
         raise InvalidType("logit_bias", value, "it must be a dict from token id to number")
-    if len(value) > MAX_LIST:
-        allowed = f"it may have at most {MAX_LIST} entries"
-        raise InvalidParameter("logit_bias", f"<{len(value)} items>", allowed)
-    checks.integers("logit_bias", list(value), MAX_LIST)
+    check_num_biases(value)
+    checks.integers("logit_bias", list(value), MAX_BIASES)
     allowed = f"each bias must be a number from -{MAX_BIAS:g} to {MAX_BIAS:g}, or -inf"
     return {
         int(token_id): bias

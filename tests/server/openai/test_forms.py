@@ -6,6 +6,11 @@ import re
 import openai
 import pytest
 
+from quire.errors import RequestError
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.params.structured import GRAMMAR_FAILED
+from quire.server.engine_outputs import raise_error
+
 CITY = {
     "type": "object",
     "properties": {
@@ -73,3 +78,17 @@ def test_a_bad_form_is_the_sender_s_error(server, form):
     with pytest.raises(openai.BadRequestError, match=f"structured_outputs.{kind}"):
         ask(server, extra_body={"structured_outputs": form})
     assert ask(server, extra_body={"guided_choice": ["ok"]}).message.content == "ok"
+
+
+@pytest.mark.parametrize("form", [{"regex": "a{1000000}"}, {"grammar": 'start: "a"{1000000}'}])
+def test_t40_a_form_that_proves_too_large_is_refused_on_every_route(server, form):
+    with server.openai() as client, pytest.raises(openai.BadRequestError, match="too large"):
+        client.completions.create(model="", prompt="a", extra_body={"structured_outputs": form})
+    with pytest.raises(openai.BadRequestError, match="too large"):
+        ask(server, extra_body={"structured_outputs": form})
+
+
+def test_t40_a_grammar_that_fails_while_it_runs_is_its_senders_error():
+    completion = CompletionOutput(0, "", [], finish_reason="error", error=f"{GRAMMAR_FAILED}: why")
+    with pytest.raises(RequestError, match="grammar failed: why"):
+        raise_error(RequestOutput("1", "a", [1], None, [completion], finished=True))

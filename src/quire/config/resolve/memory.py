@@ -34,6 +34,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     bound = length_limit(d) if length is None else length
     _decide_share(d)
     num_blocks, reason = _num_blocks(d, pool, bound)
+    _check_given(d, num_blocks * pool.block_bytes, reason)
     fits = pool.longest(num_blocks, bound, is_chunked=d.value("enable_chunked_prefill"))
     if fits < (1 if length is None else length):
         raise LoadError(_refusal(d, pool, num_blocks, bound, fits, reason))
@@ -48,6 +49,16 @@ def decide_memory(d: Decisions, length: int | None) -> None:
         f"num_blocks of {gib(pool.block_bytes)}: {pool.describe()}",
     )
     _note_shortage(d, pool, num_blocks)
+
+
+def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
+    """Raise LoadError for more K/V memory than there can be, before it is asked for."""
+    total = d.machine.total_memory_bytes
+    if kv_cache_bytes > total:
+        raise LoadError(
+            f"The KV cache would take {gib(kv_cache_bytes)} ({reason}), and "
+            f"{d.machine.memory_limit_source} has {gib(total)} in all. Give it less."
+        )
 
 
 def _decide_share(d: Decisions) -> None:
