@@ -18,9 +18,8 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.wire.control_calls import PauseMode
 from quire.errors import EngineError, InvalidParameter, ProfilerAlreadyActive
 from quire.server.context import RouteEntry, Server
-from quire.server.http.bounds import T
 from quire.server.http.failures import Refusal
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import T, json_response
 
 
 class SleepQuery(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,10 +14,10 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
-from quire.server.http.bounds import BodyBudget
 from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
+from quire.server.http.json_body import BodyBudget
 from quire.server.http.listening import Listening, Tls
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits

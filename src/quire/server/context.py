@@ -18,11 +18,11 @@ from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
-from quire.server.http.bounds import BodyBudget, T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.fields import BODY_SLOT, FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
+from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits

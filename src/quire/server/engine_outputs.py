@@ -15,7 +15,7 @@ from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError, RequestError
 from quire.outputs import RequestOutput
 from quire.params.structured import GRAMMAR_FAILED
-from quire.server.http.bounds import until_disconnected
+from quire.server.http.json_body import until_disconnected
 
 T = TypeVar("T")
 

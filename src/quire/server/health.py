@@ -9,7 +9,7 @@ from quire.observability.prometheus import exposition, registry_of
 from quire.release import __version__
 from quire.server.context import Server
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 
 
 async def health(server: Server, request: Request) -> Response:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import Server
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.long_texts import off_loop
 from quire.server.openai.chat import render_conversation
 from quire.server.openai.prompts import text_ids

@@ -14,7 +14,7 @@ from quire.errors import InvalidParameter
 from quire.server.anthropic.message_batch import BatchedRequest, BatchObject, MessageBatch
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.http.paging import page_limit
 from quire.server.http.security import owner_of
 

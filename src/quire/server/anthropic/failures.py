@@ -8,8 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from quire.errors import PromptTooLong
-from quire.server.http.failures import Refusal, as_refusal
-from quire.server.http.json_response import JSON
+from quire.server.http.failures import JSON, Refusal, as_refusal
 
 _KINDS = {
     400: "invalid_request_error",

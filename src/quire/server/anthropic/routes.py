@@ -15,7 +15,7 @@ from quire.server.anthropic.writer import MessageWriter
 from quire.server.context import RequestName, Server
 from quire.server.engine_outputs import Outputs, close_all, raise_error, while_connected
 from quire.server.http.event_stream import event
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.parsed_chat import open_answers
 

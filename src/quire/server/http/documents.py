@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from quire.server.context import Server
-from quire.server.http.json_response import JSON, json_response
+from quire.server.http.failures import JSON
+from quire.server.http.json_body import json_response
 from quire.server.http.openapi import document
 
 _STYLE = """

@@ -21,12 +21,13 @@ from quire.errors import (
     EngineError,
     RequestError,
 )
-from quire.server.http.json_response import JSON
 
 logger = logging.getLogger(__name__)
 
 CONTEXT_LENGTH = "context_length_exceeded"
 """The code by which clients recognise a prompt that is too long."""
+
+JSON = "application/json"
 
 
 class ErrorInfo(msgspec.Struct):

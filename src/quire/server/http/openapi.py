@@ -16,8 +16,7 @@ import msgspec
 from quire.release import __version__
 from quire.server.context import RouteEntry
 from quire.server.health import unserved
-from quire.server.http.failures import ErrorBody
-from quire.server.http.json_response import JSON
+from quire.server.http.failures import JSON, ErrorBody
 
 Schema = dict[str, Any]
 

@@ -17,7 +17,7 @@ from quire.server.context import Prompt, RequestName, Server
 from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import error_json
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.openai.replies import (
     ChatChunk,
     CompletionChunk,

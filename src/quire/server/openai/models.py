@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.context import Server
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

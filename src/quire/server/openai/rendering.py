@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.openai.chat import chat_prompt
 from quire.server.openai.completions import completion_prompts
 from quire.server.openai.requests import ChatRequest, CompletionRequest, GenerationFields

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.server.context import Server
 from quire.server.http.failures import Refusal
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.http.security import owner_of
 from quire.server.responses.input_items import InputItems, named_items, page_of
 from quire.server.responses.items import conversation as messages_of

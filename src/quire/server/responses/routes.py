@@ -23,7 +23,7 @@ from quire.server.engine_outputs import (
 )
 from quire.server.http.event_stream import EventData, event
 from quire.server.http.failures import Refusal, as_refusal
-from quire.server.http.json_response import json_response
+from quire.server.http.json_body import json_response
 from quire.server.http.security import owner_of
 from quire.server.openai.chat import chat_prompt, render_conversation
 from quire.server.openai.parsed_chat import ChatPrompt, open_answers

@@ -1,5 +1,5 @@
-"""Receiving a body within bounds: its size, and the time that it may take to arrive. Bodies are
-decoded to their types, with errors that name the field. Heads: connection.py.
+"""Bodies of JSON. Those of requests are received within bounds of size and time, and decoded to
+their types with errors that name the field. Heads: connection.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive
 
-from quire.server.http.failures import Refusal
+from quire.server.http.failures import JSON, Refusal
 from quire.server.http.fields import IGNORED_SLOT, FieldRules, joined
 from quire.server.http.json_weight import LIGHT_BYTES, MOST_CONTAINERS, check_weight
 
@@ -24,6 +25,11 @@ _MISSING = re.compile(r"Object missing required field `(.*)`")
 _MAX_SHOWN = 200
 _HELD_SLOT = "quire.held_body_bytes"
 _SMALL_BYTES = 1 << 16
+
+
+def json_response(content: object) -> Response:
+    """A reply (200) with `content` as JSON."""
+    return Response(msgspec.json.encode(content), media_type=JSON)
 
 
 class BodyBudget:
@@ -63,7 +69,7 @@ async def read_json(
     expect.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != JSON:
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
     data = await _read(request, max_bytes, timeout_s, budget)
     if len(data) > LIGHT_BYTES:
