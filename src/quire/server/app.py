@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -17,12 +18,8 @@ from quire.server.anthropic.failures import error_response as anthropic_error
 from quire.server.context import RouteEntry, Server
 from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import BODY_SLOT, name_as_sent
 from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
-
-_CLIENT_GONE = 499
-"""For the access log: the client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +68,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
 
 
 def _route(server: Server, entry: RouteEntry) -> Route:
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await entry.handler(server, request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        except Exception as error:
-            name_as_sent(error, request.scope["state"].get(BODY_SLOT))
-            return entry.failure(error)
-        finally:
-            server.body_budget.release(request.scope["state"])
-
-    return Route(entry.path, endpoint, methods=entry.methods.split())
+    return Route(entry.path, partial(entry.answer, server), methods=entry.methods.split())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
@@ -20,7 +20,7 @@ from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import BODY_SLOT, FieldRules
+from quire.server.http.fields import BODY_SLOT, FieldRules, name_as_sent
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
@@ -256,6 +256,9 @@ def _rank(request: Request, asked: int | None) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked
 
 
+_CLIENT_GONE = 499
+"""For the access log: the client has disconnected."""
+
 Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 
 
@@ -274,3 +277,16 @@ class RouteEntry:
     query: type | None = None
     failure: Callable[[BaseException], Response] = error_response
     is_alias: bool = False
+
+    async def answer(self, server: Server, request: Request) -> Response:
+        """The reply to a request, also to one that fails."""
+        state = request.scope["state"]
+        try:
+            return await self.handler(server, request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as error:
+            name_as_sent(error, state.get(BODY_SLOT))
+            return self.failure(error)
+        finally:
+            server.body_budget.release(state)
