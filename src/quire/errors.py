@@ -92,13 +92,16 @@ class ContextLengthExceeded(RequestError):
 
 
 class PromptTooLong(ContextLengthExceeded):
-    """The prompt leaves no room for a single new token."""
+    """The prompt leaves no room for a single new token. `is_estimate`: it has `num_tokens` or more,
+    which is known from its length without tokenizing all of it.
+    """
 
-    def __init__(self, num_tokens: int, max_model_len: int) -> None:
+    def __init__(self, num_tokens: int, max_model_len: int, *, is_estimate: bool = False) -> None:
+        least = "at least " if is_estimate else ""
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens of prompt and output "
-            f"together, and the prompt is too long: it has {num_tokens} tokens. Shorten it or "
-            f"raise max_model_len.",
+            f"together, and the prompt is too long: it has {least}{num_tokens} tokens. Shorten it "
+            f"or raise max_model_len.",
             parameter="prompt",
             value=num_tokens,
         )

@@ -14,6 +14,7 @@ from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
 from quire.server.context import ChatSettings, Server
 from quire.server.http.fields import FieldRules
+from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import Limits
 from quire.server.output_parsing import plan_parsers
 from quire.server.routes import ROUTES
@@ -85,6 +86,7 @@ def make_scripted(says, chat, *, queue=(100, 10_000), field_rules=None, **core):
         limits=Limits(max_model_len=MAX_LEN),
         chat=chat,
         field_rules=field_rules or FieldRules(),
+        texts=LongTexts(words, MAX_LEN),
     )
     return build_app(server, Access(), ROUTES), engine, inner
 

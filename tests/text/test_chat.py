@@ -154,6 +154,7 @@ def test_which_keys_are_copied() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        pytest.param("[" * 10**5 + "]" * 10**5, {}, id="deep"),
         ('{"a": [1, null]}', {"a": [1, None]}),
         ({"a": 1}, {"a": 1}),
         ("", {}),

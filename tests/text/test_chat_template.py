@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import jinja2.sandbox
 import pytest
 
 from quire.errors import InvalidParameter, InvalidType, LoadError, RequestError, UnknownParameter
 from quire.text.chat_template import MAX_CHARACTERS, ChatTemplate
+from quire.text.template_builtins import to_json
 from quire.text.tokenizer import Tokenizer
 from tests.text.tokenizer_folders import load_both, write_folder, write_json
 
@@ -361,7 +364,69 @@ BOMBS = {
     "lipsum": "{{ lipsum(n=99) }}",
     "division": "{{ 1 / 0 }}",
     "filter": "{{ 1 | round('x') }}",
+    "nested lists": "{% set n = namespace(x=[1]) %}"
+    "{% for i in range(24) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | string | length }}",
+    "nested lists as JSON": "{% set n = namespace(x=[1]) %}"
+    "{% for i in range(22) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson | length }}",
+    "nested lists printed": "{% set n = namespace(x=[1]) %}"
+    "{% for i in range(23) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{% set y %}{{ n.x }}{% endset %}{{ y | length }}",
 }
+HALF = "{% set x = 'ab' * 4000000 %}"
+UNSEEN_BOMBS = {
+    "width": "{{ ('%099999999d' % 1) | length }}",
+    "width from outside": "{{ ('%0*d' % (99999999, 1)) | length }}",
+    "precision": "{{ ('%.99999999f' % 1) | length }}",
+    "format filter": "{{ ('%099999999d' | format(1)) | length }}",
+    "format": "{{ '{:99999999}'.format(1) | length }}",
+    "format from outside": "{{ '{:{}}'.format(1, 99999999) | length }}",
+    "format map": "{{ '{a:99999999}'.format_map({'a': 1}) | length }}",
+    "join": HALF + "{{ ['', '', '', '', ''] | join(x) | length }}",
+    "joined texts": HALF + "{{ [x, x, x, x] | join | length }}",
+    "join of a text": HALF + "{{ x.join(['', '', '', '', '']) | length }}",
+    "replace": "{% set x = 'a' * 9999 %}{{ x | replace('a', x) | length }}",
+    "replace of a text": "{% set x = 'a' * 9999 %}{{ x.replace('a', x) | length }}",
+    "plus": HALF + "{{ (x + x + x + x) | length }}",
+    "tilde": HALF + "{{ (x ~ x ~ x ~ x) | length }}",
+    "doubled": "{% set n = namespace(x='aa') %}"
+    "{% for i in range(25) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
+    "doubled lists": "{% set n = namespace(x=[1]) %}"
+    "{% for i in range(25) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x | length }}",
+    "center": "{{ 'a' | center(99999999) | length }}",
+    "indent": "{{ 'a' | indent(99999999, true) | length }}",
+    "indent of lines": "{% set x = '\n' * 9999 %}{{ x | indent(9999, true, true) | length }}",
+    "indent of JSON": "{{ [1] | tojson(indent=99999999) | length }}",
+    "tabs": "{{ '\t'.expandtabs(99999999) | length }}",
+    "tabs by name": "{{ '\t'.expandtabs(tabsize=99999999) | length }}",
+    "translate": "{% set x = 'a' * 9999 %}{{ x.translate({97: x}) | length }}",
+    "bytes": "{{ ''.encode().ljust(99999999) | length }}",
+    "bytes of numbers": "{{ (1).to_bytes(99999999, 'big') | length }}",
+    "batch": "{{ [1] | batch(99999999, 0) | list | length }}",
+    "slice": "{{ [1] | slice(99999999) | list | length }}",
+    "macro": HALF + "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{{ m(m(x)) | length }}",
+    "block": "{% set x %}{% for i in range(99999) %}" + "a" * 999 + "{% endfor %}{% endset %}"
+    "{{ x | length }}",
+    "many names": HALF
+    + "".join(f"{{% set x{i} = x | upper %}}" for i in range(20))
+    + "{{ x | length }}",
+    "copies": HALF + "".join(f"{{% set x{i} = x[1:] %}}" for i in range(20)) + "{{ x | length }}",
+    "squares": "{% set n = namespace(x=3) %}"
+    "{% for i in range(20) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x > 1 }}",
+}
+"""These do not write what they make."""
+
+
+@pytest.mark.parametrize("name", UNSEEN_BOMBS)
+def test_t36_what_would_take_memory_is_refused_before_it_is_built(name: str) -> None:
+    template = ChatTemplate(UNSEEN_BOMBS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="The chat template"):
+            template.render([{"role": "user", "content": "a"}], {})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**27
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -378,6 +443,31 @@ def test_the_bounds_leave_room_for_long_chats() -> None:
     assert (
         render("{{ 'ab' * 3 }}{{ 3 * 'c' }}{{ 2 ** 10 }}{{ 'x'.center(3) }}") == "abababccc1024 x "
     )
+
+
+def test_t36_counted_operations_give_what_jinja_gives() -> None:
+    """Filters, operators and methods on a conversation, next to a plain environment."""
+    source = "|".join(
+        f"{{{{ {expression} }}}}"
+        for expression in (
+            "messages | map(attribute='content') | join(', ')", "messages | join('-', 'role')",
+            "[1, 2, none] | join", "'%s of %05.2f' % ('a', 1.5)", "'%s' | format(messages[0].role)",
+            "'{:>5} {}'.format(1, 'a')", "'a' ~ 1 ~ none ~ [1, 'b']", "'a' + 'b'", "[1] + [2]",
+            "'a,b,c'.split(',')", "'a b'.split()", "'aXbX'.replace('X', 'yy')", "'a\nb' | indent",
+            "'a\nb' | indent(2, true)", "'ab' | center(6)", "[3, 1, 2] | sort", "'abc'[1:]",
+            "range(4) | list", "'abc' | list", "[1, 2, 3] | batch(2, 0) | list",
+            "[1, 2, 3] | slice(2) | list", "{'b': 1, 'a': 2} | dictsort", "'<a>' | e",
+            "messages | tojson", "{'a': [1, {'b': 2}]} | tojson(indent=2)", "'a\tb'.expandtabs(4)",
+            "'é' | urlencode", "' a ' | trim | upper | title", "messages | groupby('role') | list",
+            "'abc'.translate({97: 'x'})", "[[1], [2]] | sum(start=[])", "messages[0] | string",
+            "'a-b'.rsplit('-', 1)", "'x' | pprint", "messages | length", "undefined_name ~ 'a'",
+        )
+    )  # fmt: skip
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = to_json
+    chat = [{"role": "user", "content": "a'b"}, {"role": "assistant", "content": "<é>"}]
+    expected = plain.from_string(source).render(messages=chat)
+    assert ChatTemplate(source).render(chat, {}) == expected
 
 
 def test_a_rendering_leaves_no_trace_in_the_next() -> None:

@@ -172,6 +172,8 @@ async def _batch(
         crowd = args.max_concurrency or min(2 * plan.max_num_seqs, plan.max_num_queued_reqs)
         async with _measured(server, listener):
             await BatchRun(app, engine, checker, results, on_result).run(lines, crowd)
+        if server.texts is not None:
+            server.texts.close()
     finally:
         engine.shutdown()
 

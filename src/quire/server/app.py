@@ -79,6 +79,8 @@ def _route(server: Server, entry: RouteEntry) -> Route:
         except Exception as error:
             name_as_sent(error, request.scope["state"].get(BODY_SLOT))
             return entry.failure(error)
+        finally:
+            server.body_budget.release(request.scope["state"])
 
     return Route(entry.path, endpoint, methods=entry.methods.split())
 

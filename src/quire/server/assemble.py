@@ -14,16 +14,20 @@ from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
 from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.http.bounds import BodyBudget
 from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
 from quire.server.http.listening import Listening, Tls
+from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
 from quire.server.owned_store import OwnedStore
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
+_LARGE_BODIES = 4
+"""How many of the largest bodies may be held at once."""
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
 """The fields of a plan that answers depend on."""
 
@@ -86,6 +90,7 @@ def build_server(
             keep_alive_s=args.sse_keep_alive_interval,
             fingerprint=_fingerprint(plan, args),
         ),
+        body_budget=BodyBudget(_LARGE_BODIES * args.max_body_bytes),
         field_rules=FieldRules(is_strict=args.strict_fields),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,
@@ -94,6 +99,7 @@ def build_server(
         conversations=OwnedStore(*kept),
         in_flight=InFlightRequests(siblings.neighbours),
         abort_elsewhere=siblings.abort_elsewhere,
+        texts=None if tokenizer is None else LongTexts(tokenizer, plan.max_model_len),
         plan={
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import time
@@ -19,12 +18,13 @@ from quire.observability.tracing import HEADERS
 from quire.params import SamplingParams
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
-from quire.server.http.bounds import T, read_json
+from quire.server.http.bounds import BodyBudget, T, read_json
 from quire.server.http.event_stream import EventStream
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.fields import BODY_SLOT, FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.security import owner_of
+from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits
 from quire.server.output_parsing import ParserPlan
 from quire.server.owned_store import OwnedStore
@@ -32,6 +32,7 @@ from quire.server.responses.stored_conversation import Conversation
 from quire.server.responses.stored_response import StoredResponse
 from quire.text.tokenizer import Tokenizer
 
+_HELD_BODY_BYTES = 2**27
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 
@@ -90,8 +91,10 @@ class Server:
     responses: OwnedStore[StoredResponse] = field(default_factory=OwnedStore)
     conversations: OwnedStore[Conversation] = field(default_factory=OwnedStore)
     batches: OwnedStore[MessageBatch] = field(default_factory=OwnedStore)
+    body_budget: BodyBudget = field(default_factory=lambda: BodyBudget(_HELD_BODY_BYTES))
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
+    texts: LongTexts | None = None
 
     async def abort_shown(self, names: Sequence[str] | None) -> int:
         """Abort the requests that clients know by these names (None: all), in all API servers of
@@ -115,6 +118,7 @@ class Server:
             self.field_rules,
             max_bytes=limits.body_bytes,
             timeout_s=limits.body_timeout_s,
+            budget=self.body_budget,
         )
         request.scope["state"][BODY_SLOT] = body
         return body
@@ -137,6 +141,12 @@ class Server:
         if self.tokenizer is None:
             raise Refusal(501, "This engine has no tokenizer; send token ids to /v1/completions.")
         return self.tokenizer
+
+    def need_texts(self) -> LongTexts:
+        """What tokenizes and renders, or Refusal (501) of an engine without a tokenizer."""
+        self.need_tokenizer()
+        assert self.texts is not None, "servers with a tokenizer are made with it"
+        return self.texts
 
     async def start(
         self, request: Request, body: GenerationFields, name: RequestName, prompts: Sequence[Prompt]
@@ -244,16 +254,6 @@ def _rank(request: Request, asked: int | None) -> int | None:
     """
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked
-
-
-_INLINE_CHARS = 4096
-
-
-async def off_loop(num_chars: int, work: Any, *args: Any) -> Any:
-    """Run `work(*args)`, in a thread if the text is long, so that it stalls no stream."""
-    if num_chars <= _INLINE_CHARS:
-        return work(*args)
-    return await asyncio.to_thread(work, *args)
 
 
 Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]

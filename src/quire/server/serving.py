@@ -78,6 +78,8 @@ async def serve(
         )
     finally:
         watch.cancel()
+        if server.texts is not None:
+            server.texts.close()
     logger.info("Stopped.")
     return ending.exit_code
 

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidParameter
-from quire.server.context import Server, off_loop
+from quire.server.context import Server
 from quire.server.http.json_response import json_response
+from quire.server.long_texts import off_loop
 from quire.server.openai.chat import render_conversation
 from quire.server.openai.prompts import text_ids
 from quire.server.openai.requests import ChatRequest
@@ -75,26 +76,22 @@ async def tokenize(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     tokenizer = server.need_tokenizer()
     ids = await _ids_of(server, body)
-    return json_response(
-        TokenizeReply(
-            len(ids),
-            server.limits.max_model_len,
-            ids,
-            tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
-        )
-    )
+    texts = None
+    if body.return_token_strs:
+        texts = await off_loop(len(ids), tokenizer.convert_ids_to_tokens, ids)
+    return json_response(TokenizeReply(len(ids), server.limits.max_model_len, ids, texts))
 
 
 async def _ids_of(server: Server, body: TokenizeRequest) -> list[int]:
     if body.prompt is None or body.messages is not None:
         chat = body.as_chat()
         chat.check()
-        return (await render_conversation(server, chat)).ids
+        return (await render_conversation(server, chat, limit=None)).ids
     for name in _CHAT_FIELDS:
         if getattr(body, name) is not None:
             raise InvalidParameter(name, getattr(body, name), "it goes with messages only")
     special = body.add_special_tokens is not False
-    return await text_ids(server, body.prompt, add_special_tokens=special)
+    return await text_ids(server, body.prompt, add_special_tokens=special, limit=None)
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
@@ -118,9 +115,9 @@ async def detokenize(server: Server, request: Request) -> Response:
     body = await server.read(request, DetokenizeRequest)
     server.check_model(body.model)
     tokenizer = server.need_tokenizer()
-    unknown = [token for token in body.tokens if token >= tokenizer.vocab_size]
-    if unknown:
+    largest = max(body.tokens, default=0)
+    if largest >= tokenizer.vocab_size:
         allowed = f"ids lie between 0 and {tokenizer.vocab_size - 1}"
-        raise InvalidParameter("tokens", unknown[0], allowed)
+        raise InvalidParameter("tokens", largest, allowed)
     text = await off_loop(len(body.tokens), tokenizer.decode, body.tokens)
     return json_response(DetokenizeReply(text))

@@ -12,7 +12,7 @@ with a request stay off on a server unless its operator trusts the senders.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -22,6 +22,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.errors import InvalidParameter, RequestError
 from quire.text.content_format import detect_content_format
+from quire.text.template_bounds import (
+    DROPPED_FILTERS,
+    MAX_CHARACTERS,
+    STEPS_OF_A_CALL,
+    Budget,
+    OperationsAsFilters,
+    bounded_call,
+    bounded_filters,
+    bounded_operation,
+    json_length,
+    text_of,
+)
 from quire.text.template_builtins import (
     DictMaker,
     GenerationTag,
@@ -32,15 +44,13 @@ from quire.text.template_builtins import (
     to_json,
 )
 
-MAX_CHARACTERS = 1 << 24
-# Of one rendering: a loop turn is one step (0.1 µs and up), a call several. A chat of 1,000
-# messages takes some 50,000; the bound is reached within about a second.
-MAX_STEPS = 1_000_000
-STEPS_OF_A_CALL = 4
 MAX_POWER_BITS = 4096
 # Follows the text that the model is to continue; the trailing blank tells whether the
 # template strips contents.
 _CONTINUE_MARK = "continue-this-text-here-5c0f9 "
+_FILTERS = bounded_filters()
+_MAX_DATE_PART = 256
+"""What one character of a date's format becomes, at most."""
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -65,6 +75,7 @@ class ChatTemplate:
             self.variables = frozenset(meta.find_undeclared_variables(tree))
             self.content_format = detect_content_format(tree)
             count_loop_turns(tree)
+            tree = OperationsAsFilters().visit(tree)
             self._code = environment.compile(tree)
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
@@ -159,35 +170,47 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     Raises jinja2.exceptions.SecurityError inside the template when a bound is passed.
     """
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self, max_characters: int = 0) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[GenerationTag, "jinja2.ext.loopcontrols"],
+            finalize=self._printed,
         )
-        self.filters["tojson"] = to_json
+        for name in DROPPED_FILTERS:
+            del self.filters[name]
+        self.filters |= _FILTERS
+        self.filters["tojson"] = self._to_json
         self.globals["raise_exception"] = raise_exception
-        self.globals["strftime_now"] = strftime_now
+        self.globals["strftime_now"] = self._strftime_now
         del self.globals["lipsum"]  # milliseconds a call, for no template that we know of
         self.globals["dict"] = DictMaker()
         self.globals["namespace"] = PlainNamespace
-        self._max_characters = max_characters
-        self._steps_left = MAX_STEPS
+        self.budget = Budget(max_characters)
 
     @property
     def turn(self) -> None:
         """Read by the code of every loop turn (see `count_loop_turns`), which counts it."""
-        self._spend(1)
+        self.budget.step(1)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call of a template comes through here, so that calls are counted too."""
-        self._spend(STEPS_OF_A_CALL)
-        if isinstance(getattr(function, "__self__", None), str):
-            for argument in args:  # ljust, center, zfill and their like make texts of any length
-                self._refuse_length(argument if isinstance(argument, int) else 0)
+        self.budget.step(STEPS_OF_A_CALL)
+        bounded_call(self.budget, function, args, kwargs)
         return super().call(context, function, *args, **kwargs)
+
+    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+        """What a macro or a block writes."""
+        texts, length = [], 0
+        for piece in pieces:
+            length += len(piece)
+            if length > MAX_CHARACTERS:
+                break
+            texts.append(piece)
+        self.budget.build(length)
+        return "".join(texts)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         """What the sandbox calls for a forbidden attribute; Jinja would go on until it is used."""
@@ -196,24 +219,30 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         )
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`*` and `**`, whose results can be far larger than their operands."""
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * abs(right) > MAX_POWER_BITS:
-                raise jinja2.exceptions.SecurityError("a power with too large a result")
-        elif operator == "*":
-            for sequence, times in ((left, right), (right, left)):
-                if isinstance(sequence, str | list | tuple) and isinstance(times, int):
-                    self._refuse_length(len(sequence) * times)
+        """The operators whose results can be far larger than their operands."""
+        if operator == "+" and type(left) is type(right) is str:
+            self.budget.build(len(left) + len(right))
+            return left + right
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length()
+            if operator == "**":
+                bits = left.bit_length() * abs(right)
+            if bits > MAX_POWER_BITS:
+                raise jinja2.exceptions.SecurityError("a number with too many digits")
+        else:
+            bounded_operation(self.budget, operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def _refuse_length(self, length: int) -> None:
-        if length > self._max_characters:
-            raise jinja2.exceptions.SecurityError(f"a text or list of {length} elements")
+    def _printed(self, value: Any) -> Any:
+        return value if type(value) is str else text_of(self.budget, value)
 
-    def _spend(self, steps: int) -> None:
-        self._steps_left -= steps
-        if self._steps_left < 0:
-            raise jinja2.exceptions.SecurityError(f"more than {MAX_STEPS} steps")
+    def _to_json(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        self.budget.build(json_length(self.budget, value, *args, **kwargs))
+        return to_json(value, *args, **kwargs)
+
+    def _strftime_now(self, format: str) -> str:
+        self.budget.build(_MAX_DATE_PART * len(format))
+        return strftime_now(format)
 
 
 def _mark_end(message: dict[str, Any]) -> str:

@@ -125,6 +125,11 @@ class TokenPieces:
         return PieceTable(self.library, skipped, piece)
 
 
+def byte_level_letters() -> list[str]:
+    """The letters that stand for the 256 bytes."""
+    return list(_BYTE_OF_LETTER)
+
+
 def byte_level_bytes(token: str) -> bytes | None:
     """The bytes that the letters of a byte-level token stand for; None if one is no such letter."""
     if not _LETTERS.issuperset(token):

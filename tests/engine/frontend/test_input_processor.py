@@ -51,6 +51,15 @@ def test_without_a_tokenizer_the_generation_config_ends_texts():
     assert (own.eos_token_id, own.stop_token_ids) == (None, [8])
 
 
+def test_a_token_is_left_to_be_drawn():
+    engine = make_engine(eos_token_ids=(8, 9), max_model_len=100)
+    fields = {"min_tokens": 2, "allowed_token_ids": [8, 7], "stop_token_ids": [7]}
+    with pytest.raises(InvalidParameter, match="min_tokens"):
+        send([4], SamplingParams(**fields), engine)
+    for change in ({"min_tokens": 0}, {"stop_token_ids": []}, {"allowed_token_ids": [8, 6]}):
+        assert send([4], SamplingParams(**fields | change), engine)
+
+
 def test_bad_words_are_encoded():
     own = send(params=SamplingParams(bad_words=["self"])).sampling_params
     encode = embedded_tokenizer().encode

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 
 import psutil
 import pytest
@@ -21,10 +22,13 @@ HALF = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"
 
 
 class Echo:
-    """An app that answers with the body; `release` lets requests to /held go on."""
+    """An app that answers with the body; `release` lets requests to /held go on. `left`: one to
+    /waits was told that its client has disconnected.
+    """
 
     def __init__(self):
         self.release = threading.Event()
+        self.left = threading.Event()
 
     async def __call__(self, scope, receive, send):
         body, more = b"", True
@@ -33,6 +37,11 @@ class Echo:
             if message["type"] == "http.disconnect":
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/waits":
+            message = await receive()
+            assert message["type"] == "http.disconnect"
+            self.left.set()
+            return
         while scope["path"] == "/held" and not self.release.is_set():
             await asyncio.sleep(0.01)
         text = json.dumps([scope["method"], scope["path"], body.decode()]).encode()
@@ -156,3 +165,13 @@ def test_t34_a_core_is_restarted_though_slow_clients_took_all_descriptors():
             reply = server.post("/v1/completions", body)
             assert reply.json()["usage"]["completion_tokens"] == 8
         assert "Too many open files" not in server.log
+
+
+def test_the_request_that_is_answered_learns_that_its_client_left():
+    """Though others, which wait for their turn, came after it on the same connection."""
+    head = b"GET /waits HTTP/1.1\r\nHost: x\r\n\r\n"
+    with listening() as (app, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(head * 3)
+            time.sleep(0.1)
+        assert app.left.wait(10)

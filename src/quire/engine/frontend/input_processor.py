@@ -134,6 +134,7 @@ class InputProcessor:
         own.verify(vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         eos = None if self._tokenizer is None else self._tokenizer.eos_token_id
         own.update_from_generation_config({"eos_token_id": list(limits.eos_token_ids)}, eos)
+        _check_allowed_ids(own)
         self._check_form(own)
         self._encode_bad_words(own)
         if own.prompt_logprobs is not None:
@@ -239,6 +240,14 @@ def _has(ids: list[int], mark: list[int]) -> bool:
 def _refuse_unbuilt(name: str, value: object, hint: str) -> None:
     if value:
         raise NotBuiltYet(name, value, hint)
+
+
+def _check_allowed_ids(own: SamplingParams) -> None:
+    """Raise where `min_tokens` forbids every token that is allowed."""
+    allowed = own.allowed_token_ids
+    if own.min_tokens and allowed and own.all_stop_token_ids.issuperset(allowed):
+        rule = "with min_tokens, one of them must not end the completion"
+        raise InvalidParameter("allowed_token_ids", allowed, rule)
 
 
 def _refuse_unbuilt_params(params: SamplingParams) -> None:

@@ -59,7 +59,7 @@ class LoadBoard:
 
 
 def _new_file(num_rows: int) -> int:
-    """A file without a name, as large as the board; on Linux in memory, which no full disk harms."""
+    """A file without a name, as large as the board; on Linux in memory: no full disk harms it."""
     if sys.platform == "linux":
         fd = os.memfd_create("quire-load")
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,8 @@ _MOST = 1000
 
 class CreateBatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages/batches`."""
+
+    MOST_CONTAINERS: ClassVar[int] = 2**20  # the parameters are decoded one request at a time
 
     requests: Annotated[list[BatchedRequest], Meta(min_length=1, max_length=100_000)]
 

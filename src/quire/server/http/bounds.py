@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from quire.server.http.failures import Refusal
 from quire.server.http.fields import IGNORED_SLOT, FieldRules, joined
+from quire.server.http.json_weight import LIGHT_BYTES, MOST_CONTAINERS, check_weight
 
 T = TypeVar("T")
 
@@ -21,22 +22,57 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = "Object contains unknown field"
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _MAX_SHOWN = 200
+_HELD_SLOT = "quire.held_body_bytes"
+_SMALL_BYTES = 1 << 16
+
+
+class BodyBudget:
+    """How many bytes of large bodies all requests together may hold; small ones are not counted."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._free = num_bytes
+
+    def hold(self, state: dict[str, Any], num_bytes: int) -> None:
+        """Count `num_bytes` more of the request whose scope has `state`. Raises Refusal (503)."""
+        if num_bytes > self._free:
+            text = "Too many large bodies are being worked on; try again."
+            raise Refusal(503, text, headers={"Retry-After": "1", "Connection": "close"})
+        self._free -= num_bytes
+        state[_HELD_SLOT] = state.get(_HELD_SLOT, 0) + num_bytes
+
+    def release(self, state: dict[str, Any]) -> None:
+        """The request is answered."""
+        self._free += state.pop(_HELD_SLOT, 0)
 
 
 async def read_json(
-    request: Request, type: type[T], rules: FieldRules, *, max_bytes: int, timeout_s: float
+    request: Request,
+    type: type[T],
+    rules: FieldRules,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    budget: BodyBudget,
 ) -> T:
     """The request's body as a `type`; the names of fields that were left out are kept in the
     request's state.
 
-    Raises Refusal: 400 for what is not JSON of this type, 408 for a body that does not arrive
-    within `timeout_s`, 413 for one above `max_bytes`, 415 never: another content type is 400, as
-    clients of this API expect.
+    Raises Refusal: 400 for what is not JSON of this type or takes too much work to decode, 408 for
+    a body that does not arrive within `timeout_s`, 413 for one above `max_bytes`, 503 when
+    `budget` has no room for it, 415 never: another content type is 400, as clients of this API
+    expect.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
-    body, ignored = decode(await _read(request, max_bytes, timeout_s), type, rules)
+    data = await _read(request, max_bytes, timeout_s, budget)
+    if len(data) > LIGHT_BYTES:
+        most = getattr(type, "MOST_CONTAINERS", MOST_CONTAINERS)
+        if len(data) > _SMALL_BYTES:
+            await asyncio.to_thread(check_weight, data, most)
+        else:
+            check_weight(data, most)
+    body, ignored = decode(data, type, rules)
     if ignored:
         request.scope["state"][IGNORED_SLOT] = ignored
     return body
@@ -62,7 +98,7 @@ def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]
         raise Refusal(400, text) from None
 
 
-async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+async def _read(request: Request, max_bytes: int, timeout_s: float, budget: BodyBudget) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)
@@ -73,6 +109,8 @@ async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
                 size += len(piece)
                 if size > max_bytes:
                     raise _too_large(max_bytes)
+                if size > _SMALL_BYTES:
+                    budget.hold(request.scope["state"], len(piece))
                 pieces.append(piece)
     except TimeoutError:
         text = f"The body did not arrive within {timeout_s:g} s."

@@ -8,7 +8,11 @@ import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from quire.server.http.acceptor import Connections
 
@@ -62,6 +66,7 @@ class _Bounded(HttpToolsProtocol):
         self._is_in_head = False
         self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -70,6 +75,10 @@ class _Bounded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._all.leave(self)
+        # uvicorn ends the last request that came; one that came before it may be being answered
+        if (cycle := self._answered) is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -89,6 +98,10 @@ class _Bounded(HttpToolsProtocol):
         self._header_bytes = self._dripped_bytes = 0
         self._all.note_waiting(self)
         self._arm()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

@@ -56,7 +56,8 @@ async def chat_prompt(server: Server, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a conversation. Raises RequestError or Refusal."""
     body.check()
     body.check_amounts(server.limits)
-    text, ids, tools = await render_conversation(server, body)
+    limit = server.limits.max_model_len
+    text, ids, tools = await render_conversation(server, body, limit=limit)
     is_parsed = server.chat.parser_plan.is_needed or tools.tools is not None
     params = _params(server, body, len(ids))
     if not is_parsed:
@@ -74,14 +75,17 @@ class RenderedChat(NamedTuple):
     tools: ToolUse
 
 
-async def render_conversation(server: Server, body: ChatRequest) -> RenderedChat:
-    """Render a conversation, however long it is. Raises RequestError or Refusal."""
+async def render_conversation(
+    server: Server, body: ChatRequest, *, limit: int | None
+) -> RenderedChat:
+    """Render a conversation. `limit`: from how many tokens on it may be refused; None: never.
+    Raises RequestError or Refusal.
+    """
     tools = tool_use(server, body) if body.has_tools else NO_TOOLS
     text = await render(server, body, tools.in_prompt)
     special = bool(body.add_special_tokens)
-    return RenderedChat(
-        text, await prompt_ids(server, text, body, add_special_tokens=special), tools
-    )
+    ids = await prompt_ids(server, text, body, add_special_tokens=special, limit=limit)
+    return RenderedChat(text, ids, tools)
 
 
 def _params(server: Server, body: ChatRequest, prompt_len: int) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -44,9 +45,13 @@ async def completion_prompts(server: Server, body: CompletionRequest) -> list[Pr
     given = body.prompts(server.limits.completions)
     body.check_amounts(server.limits, len(given))
     special = body.add_special_tokens is not False
-    prompts = []
+    prompts: list[Prompt] = []
     for prompt in given:
-        ids = await prompt_ids(server, prompt, body, add_special_tokens=special)
+        if prompts:
+            await asyncio.sleep(0)  # many short texts take as long as one that is not
+        ids = await prompt_ids(
+            server, prompt, body, add_special_tokens=special, limit=server.limits.max_model_len
+        )
         text = prompt if isinstance(prompt, str) else None
         prompts.append(Prompt(text, ids, _params(server, body, len(ids))))
     return prompts

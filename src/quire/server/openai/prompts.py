@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from quire.errors import InvalidParameter, OutputTooLong, PromptTooLong
-from quire.server.context import Server, off_loop
+from quire.server.context import Server
 from quire.server.http.failures import Refusal
 from quire.server.openai.requests import ChatRequest, GenerationFields
-from quire.text.chat import render_chat
+from quire.text.template_bounds import MAX_CHARACTERS
+
+_OF_ANY = 2
+"""What any value counts, as much work as so many characters."""
 
 
 async def prompt_ids(
-    server: Server, prompt: str | list[int], body: GenerationFields, *, add_special_tokens: bool
+    server: Server,
+    prompt: str | list[int],
+    body: GenerationFields,
+    *,
+    add_special_tokens: bool,
+    limit: int | None,
 ) -> list[int]:
     """Return the prompt's ids, truncated by `truncate_prompt_tokens`; the special tokens before a
-    text stay, as with tokenizers' own truncation. Raises RequestError or Refusal.
+    text stay, as with tokenizers' own truncation. Without it, a text of `limit` tokens or more
+    (None: no text) may be refused. Raises RequestError or Refusal.
     """
     num_kept = 0
     if isinstance(prompt, str):
-        ids = await text_ids(server, prompt, add_special_tokens=add_special_tokens)
+        if body.truncate_prompt_tokens is not None:
+            limit = None
+        special = add_special_tokens
+        ids = await text_ids(server, prompt, add_special_tokens=special, limit=limit)
         if add_special_tokens:
             num_kept = _num_equal(ids, server.need_tokenizer().encode(""))
     else:
@@ -30,13 +41,14 @@ async def prompt_ids(
     return _truncated(ids, num_kept, body, server.limits.max_model_len)
 
 
-async def text_ids(server: Server, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Return the ids of a text. One that begins with the BOS token's text gets no second BOS: it is
-    what a client made of ids, and a second one would change every probability.
+async def text_ids(
+    server: Server, text: str, *, add_special_tokens: bool, limit: int | None
+) -> list[int]:
+    """Return the ids of a text; see `LongTexts.ids`. One that begins with the BOS token's text gets
+    no second BOS: it is what a client made of ids, and a second one would change every probability.
     """
     tokenizer = server.need_tokenizer()
-    encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
-    ids: list[int] = await off_loop(len(text), encode)
+    ids = await server.need_texts().ids(text, add_special_tokens=add_special_tokens, limit=limit)
     bos, bos_id = tokenizer.bos_token, tokenizer.bos_token_id
     is_doubled = bos is not None and text.startswith(bos) and ids[:2] == [bos_id, bos_id]
     is_wanted = bos is not None and text.startswith(bos + bos)
@@ -82,21 +94,19 @@ async def render(
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.documents is not None:
         kwargs["documents"] = body.documents
-    work = partial(
-        render_chat,
-        server.need_tokenizer(),
-        body.messages,
-        chat_template=template or server.chat.template,
-        content_format=server.chat.content_format,
-        add_generation_prompt=body.opens_answer,
-        continue_final_message=bool(body.continue_final_message),
-        tools=tools,
-        tools_as_text=server.chat.parser_plan.tools_as_text,
-        chat_template_kwargs={**server.chat.default_kwargs, **kwargs},
+    options = {
+        "chat_template": template or server.chat.template,
+        "content_format": server.chat.content_format,
+        "add_generation_prompt": body.opens_answer,
+        "continue_final_message": bool(body.continue_final_message),
+        "tools": tools,
+        "tools_as_text": server.chat.parser_plan.tools_as_text,
+        "chat_template_kwargs": {**server.chat.default_kwargs, **kwargs},
+    }
+    size = size_of([body.messages, tools, kwargs], most=MAX_CHARACTERS)
+    return await server.need_texts().rendered(
+        body.messages, options, size=size, is_trusted=template is None
     )
-    text = await off_loop(_size(body.messages), work)
-    assert isinstance(text, str)
-    return text
 
 
 def output_budget(
@@ -118,6 +128,18 @@ def output_budget(
     return room if wanted is None else min(wanted, room)
 
 
-def _size(messages: list[dict[str, Any]]) -> int:
-    """Characters of a conversation, roughly."""
-    return sum(len(str(message.get("content") or "")) for message in messages)
+def size_of(value: object, *, most: int) -> int:
+    """How large a JSON value is: the characters of its texts, and some for everything else; a count
+    above `most` ends early.
+    """
+    size, waiting = 0, [value]
+    while waiting and size <= most:
+        item = waiting.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, Mapping):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, Sequence):
+            waiting += item
+        size += _OF_ANY
+    return size

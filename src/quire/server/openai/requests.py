@@ -33,6 +33,7 @@ _PASSED_ON = (
 )
 
 
+_BAD_WORD_CHARS = 2**15
 EXTRA_ARGS = frozenset({"timeout_s"})
 """What the engine itself reads of `vllm_xargs`."""
 
@@ -141,6 +142,10 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         if isinstance(self.stop, list) and len(self.stop) > limits.stop_strings:
             allowed = f"a request may have {limits.stop_strings} stop strings"
             raise InvalidParameter("stop", len(self.stop), allowed)
+        num_chars = sum(map(len, self.bad_words or ()))
+        if num_chars > _BAD_WORD_CHARS:
+            allowed = f"the words may have {_BAD_WORD_CHARS} characters in all"
+            raise InvalidParameter("bad_words", num_chars, allowed)
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             if len(getattr(self, name) or ()) > limits.token_ids:
                 allowed = f"the model has {limits.token_ids} tokens"

@@ -120,7 +120,7 @@ async def input_tokens(server: Server, request: Request) -> Response:
     _, before = _history(server, request, body)
     chat = body.as_chat(before)
     chat.check()
-    rendered = await render_conversation(server, chat)
+    rendered = await render_conversation(server, chat, limit=None)
     return json_response(InputTokens(len(rendered.ids)))
 
 

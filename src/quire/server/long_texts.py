@@ -1,0 +1,276 @@
+"""Texts to ids and conversations to prompts, so that no request waits for another one's text.
+
+Short texts are tokenized where they are. Long ones, and what could take a time or memory without
+bound (templates of requests, expressions that backtrack), go to two processes of their own
+(text_process.py), which start when they are first needed: one for texts that take fractions of a
+second, one for the rest. A text that cannot fit is refused by its size alone.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from quire.engine.process.child_process import ChildProcess
+from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
+from quire.server.text_process import (
+    LENGTH,
+    EncodeTask,
+    RenderTask,
+    TextAnswer,
+    TextStart,
+    TextTask,
+    raise_failure,
+)
+from quire.text.chat import render_chat
+from quire.text.template_bounds import MAX_CHARACTERS
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+INLINE_CHARS = 4096
+"""Texts of this length are tokenized in the event loop, in 3 ms."""
+SHORT_CHARS = 2**16
+"""Texts of this length are tokenized in a thread, those above in another process."""
+MEDIUM_CHARS = 2**18
+"""Texts above this wait for each other."""
+TIME_S = 20.0
+MEMORY_BYTES = 2 * 2**30
+MOST_LISTED = 2**21
+"""Most ids of a reply, unless the model takes more."""
+
+SLOW_S = 0.1
+"""CPU time in the event loop after which texts, or conversations, go to another process."""
+SLOW_IN_THREAD_S = 1.0
+
+_MOVED = "from now on another process does this."
+_MODULE = "quire.server.text_process"
+_START_S = 120.0
+_WAITING_FACTOR = 4
+"""A task's limit in wall-clock time, as a multiple of its CPU time: the cores are shared."""
+_MOST_WAITING = 64
+_SLICE = 2**16
+
+
+class LongTexts:
+    """Tokenizes and renders for one API server. A task in another process takes at most `time_s`
+    of CPU time, and `memory_bytes` in addition to the tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        *,
+        time_s: float = TIME_S,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self._tokenizer = tokenizer
+        start = TextStart(
+            tokenizer_folder=tokenizer.name_or_path, time_s=time_s, memory_bytes=memory_bytes
+        )
+        self._tokenizing = _Pace("Tokenizing", is_slow=tokenizer.may_backtrack)
+        self._rendering = _Pace("The chat template")
+        self._most_listed = max(MOST_LISTED, max_model_len)
+        self._medium, self._long = _Lane(start), _Lane(start)
+
+    async def ids(self, text: str, *, add_special_tokens: bool, limit: int | None) -> list[int]:
+        """The ids of `text`. `limit`: from how many on it is refused; None: never.
+
+        Raises PromptTooLong, perhaps by an estimate, and RequestError for a text that takes too
+        much time or memory, CapacityError when too many others wait.
+        """
+        size = len(text)
+        if limit is not None and size > max(limit, INLINE_CHARS):
+            await self._refuse_by_size(text, limit)
+        if size <= SHORT_CHARS and not self._tokenizing.is_slow:
+            encode = partial(self._tokenizer.encode, text, add_special_tokens)
+            ids: list[int] = await off_loop(size, self._tokenizing.timed, size, encode)
+            return ids
+        task = EncodeTask(text, add_special_tokens, limit, self._most_listed)
+        answer = await self._lane(size).answer(task)
+        raise_failure(answer, limit)
+        return await _as_list(answer.ids)
+
+    async def rendered(
+        self, messages: Sequence[Any], options: dict[str, Any], *, size: int, is_trusted: bool
+    ) -> str:
+        """A conversation as a prompt: `render_chat` with `options`. `size`: characters of all that
+        is rendered; `is_trusted`: the template is the model's or the operator's.
+        """
+        if size > MAX_CHARACTERS:
+            raise RequestError(
+                f"The conversation has more than {MAX_CHARACTERS} characters; shorten it.",
+                parameter="messages",
+            )
+        if is_trusted and size <= SHORT_CHARS and not self._rendering.is_slow:
+            render = partial(render_chat, self._tokenizer, messages, **options)
+            text: str = await off_loop(size, self._rendering.timed, size, render)
+            return text
+        lane = self._lane(size if is_trusted else MEDIUM_CHARS + 1)
+        answer = await lane.answer(RenderTask(list(messages), options))
+        raise_failure(answer, None)
+        return answer.text or ""
+
+    def close(self) -> None:
+        """End the processes."""
+        self._medium.close()
+        self._long.close()
+
+    async def _refuse_by_size(self, text: str, limit: int) -> None:
+        longest = await asyncio.to_thread(lambda: self._tokenizer.longest_token_bytes)
+        if longest is None:
+            return
+        least = -(-len(text.encode()) // longest)
+        if least >= limit:
+            raise PromptTooLong(least, limit, is_estimate=True)
+
+    def _lane(self, size: int) -> _Lane:
+        return self._medium if size <= MEDIUM_CHARS else self._long
+
+
+class _Pace:
+    """Whether a kind of work has proved too slow for this process."""
+
+    def __init__(self, name: str, *, is_slow: bool = False) -> None:
+        self._name = name
+        self.is_slow = is_slow
+
+    def timed(self, num_chars: int, work: Callable[[], Any]) -> Any:
+        """Do `work` on so many characters."""
+        start = time.thread_time()
+        try:
+            return work()
+        finally:
+            taken_s = time.thread_time() - start
+            if taken_s > (SLOW_S if num_chars <= INLINE_CHARS else SLOW_IN_THREAD_S):
+                logger.warning("%s took %.2f s for a short text: %s", self._name, taken_s, _MOVED)
+                self.is_slow = True
+
+
+class _Lane:
+    """One process that does one task after the other. It is started at the first, and again after
+    it has ended.
+    """
+
+    def __init__(self, start: TextStart) -> None:
+        self._start = start
+        self._child: ChildProcess | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+
+    async def answer(self, task: TextTask) -> TextAnswer:
+        """Have a task done. Raises RequestError where it ends the process, CapacityError."""
+        if self._num_waiting >= _MOST_WAITING:
+            raise CapacityError("Too many long texts wait to be tokenized.", retry_after_s=1.0)
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask(task)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.pipe.close()
+            self._child = None
+
+    async def _ask(self, task: TextTask) -> TextAnswer:
+        if self._child is not None and not self._child.is_running:
+            self.close()
+        child = self._child or await self._started()
+        start = self._start
+        try:
+            data = msgspec.msgpack.encode(task)
+        except OverflowError:
+            text = "A long conversation cannot hold integers of more than 64 bits."
+            raise RequestError(text, parameter="messages") from None
+        try:
+            async with asyncio.timeout(start.time_s * _WAITING_FACTOR):
+                await _send(child, data)
+                return msgspec.msgpack.decode(await _receive(child), type=TextAnswer)
+        except TimeoutError:
+            reason = f"takes more than {start.time_s:g} s"
+        except (EOFError, OSError):
+            reason = f"takes more than {start.memory_bytes >> 20} MiB, or makes the tokenizer fail"
+            await asyncio.to_thread(child.exit_words)
+            if child.exit_code == -signal.SIGXCPU:
+                reason = f"takes more than {start.time_s:g} s"
+        except BaseException:
+            self.close()
+            raise
+        self._child = None
+        await asyncio.to_thread(child.end, 0.0)  # the system takes its time to free memory
+        logger.warning("The process for long texts was ended: a text %s.", reason)
+        raise RequestError(
+            f"Tokenizing this text {reason}; send a shorter one.", parameter="prompt"
+        )
+
+    async def _started(self) -> ChildProcess:
+        child = self._child = ChildProcess(_MODULE)
+        try:
+            child.start(msgspec.structs.replace(self._start))
+            child.pipe.setblocking(False)
+            async with asyncio.timeout(_START_S):
+                await _receive(child)
+        except (TimeoutError, EOFError, OSError):
+            self.close()
+            raise EngineError("The process that tokenizes long texts did not start.") from None
+        except BaseException:
+            self.close()
+            raise
+        return child
+
+
+async def off_loop(num_chars: int, work: Any, *args: Any, **options: Any) -> Any:
+    """Run `work(*args)`, in a thread if the text is long, so that it stalls no stream."""
+    if num_chars <= INLINE_CHARS:
+        return work(*args, **options)
+    return await asyncio.to_thread(work, *args, **options)
+
+
+async def _as_list(ids: bytes) -> list[int]:
+    """32-bit integers as a list; others get their turn between the parts of a long one."""
+    packed = array.array("I")
+    packed.frombytes(ids)
+    if len(packed) <= _SLICE:
+        return packed.tolist()
+    listed: list[int] = []
+    for place in range(0, len(packed), _SLICE):
+        listed += packed[place : place + _SLICE]
+        await asyncio.sleep(0)
+    return listed
+
+
+async def _send(child: ChildProcess, data: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(child.pipe, LENGTH.pack(len(data)))
+    await loop.sock_sendall(child.pipe, data)
+
+
+async def _receive(child: ChildProcess) -> bytes:
+    """The next message. Raises EOFError."""
+    (length,) = LENGTH.unpack(await _exactly(child, LENGTH.size))
+    return await _exactly(child, length)
+
+
+async def _exactly(child: ChildProcess, length: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = bytearray(length)
+    view, place = memoryview(data), 0
+    while place < length:
+        num = await loop.sock_recv_into(child.pipe, view[place:])
+        if not num:
+            raise EOFError
+        place += num
+    return bytes(data)

@@ -1,0 +1,176 @@
+"""The process in which long texts are tokenized and long conversations rendered, one after the
+other and within limits. long_texts.py is the other end of its pipe.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from quire.engine.process.child_main import ChildProgram
+from quire.engine.process.start_message import ChildStart
+from quire.errors import PromptTooLong, RequestError
+from quire.text.chat import render_chat
+from quire.text.tokenizer import Tokenizer
+
+LENGTH = struct.Struct("<Q")
+"""In front of every message."""
+READY = b"ready"
+"""The first message of the process."""
+NICENESS = 5
+"""Below the engine: a long text waits rather than the streams."""
+
+_BEGINNING = 8
+"""How many characters for each token that fits a text is first tried with."""
+_TRIMMED_BYTES = 1 << 20
+
+
+class TextStart(ChildStart, kw_only=True):
+    """Whose texts, and within which limits: CPU seconds for each task, bytes for all it holds in
+    addition to the tokenizer.
+    """
+
+    tokenizer_folder: str
+    time_s: float
+    memory_bytes: int
+
+
+class EncodeTask(msgspec.Struct, tag="encode"):
+    """Tokenize `text`. `limit`: from how many tokens on it is refused; None: it is not.
+    `most_listed`: the most ids that an answer may have.
+    """
+
+    text: str
+    add_special_tokens: bool
+    limit: int | None
+    most_listed: int
+
+
+class RenderTask(msgspec.Struct, tag="render"):
+    """Render a conversation; `options` are those of `render_chat`."""
+
+    messages: list[Any]
+    options: dict[str, Any]
+
+
+TextTask = EncodeTask | RenderTask
+
+
+class TextAnswer(msgspec.Struct, omit_defaults=True):
+    """The ids as 32-bit integers, or the rendered text, or why there is none: more than
+    `num_tokens` tokens, or an error at `parameter`.
+    """
+
+    ids: bytes = b""
+    text: str | None = None
+    num_tokens: int | None = None
+    error: str | None = None
+    parameter: str | None = None
+
+
+def answer_to(tokenizer: Tokenizer, task: TextTask) -> TextAnswer:
+    """Do one task."""
+    try:
+        if isinstance(task, RenderTask):
+            return TextAnswer(text=render_chat(tokenizer, task.messages, **task.options))
+        return _encoded(tokenizer, task)
+    except RequestError as error:
+        return TextAnswer(error=error.described(_as_json), parameter=error.parameter)
+    except MemoryError:
+        return TextAnswer(error="This text takes too much memory; send a shorter one.")
+
+
+def _encoded(tokenizer: Tokenizer, task: EncodeTask) -> TextAnswer:
+    if task.limit is not None and len(task.text) > _BEGINNING * task.limit:
+        num = len(tokenizer.encode(task.text[: _BEGINNING * task.limit], add_special_tokens=False))
+        # A token may reach across the cut: the rest is not added, and a part is taken off.
+        if num * 4 // 5 >= task.limit:
+            return TextAnswer(num_tokens=num * 4 // 5)
+    ids = tokenizer.encode(task.text, task.add_special_tokens)
+    if len(ids) > task.most_listed:
+        text = f"The text has {len(ids)} tokens, and a reply lists at most {task.most_listed}."
+        return TextAnswer(error=text, parameter="prompt")
+    return TextAnswer(ids=array.array("I", ids).tobytes())
+
+
+def _as_json(value: object) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, UnicodeEncodeError):
+        return repr(value)
+
+
+def _run(start: TextStart, pipe: socket.socket) -> int:
+    """Do tasks until the pipe is closed; the exit code. The kernel ends the process where a task
+    takes too much time.
+    """
+    os.nice(NICENESS)
+    tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder))
+    tokenizer.encode("a")
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    decoder = msgspec.msgpack.Decoder(TextTask)
+    _send(pipe, READY)
+    while (data := _receive(pipe)) is not None:
+        seconds = int(time.process_time() + start.time_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        answer = answer_to(tokenizer, decoder.decode(data))
+        _send(pipe, msgspec.msgpack.encode(answer))
+        is_long = len(data) > _TRIMMED_BYTES
+        del data, answer
+        if is_long:
+            _trim()
+    return 0
+
+
+def _trim() -> None:
+    """Give freed memory back to the system (glibc)."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def _send(pipe: socket.socket, data: bytes) -> None:
+    pipe.sendall(LENGTH.pack(len(data)))
+    pipe.sendall(data)
+
+
+def _receive(pipe: socket.socket) -> bytearray | None:
+    """The next message; None when the other end is closed."""
+    head = _exactly(pipe, LENGTH.size)
+    return None if head is None else _exactly(pipe, LENGTH.unpack(head)[0])
+
+
+def _exactly(pipe: socket.socket, length: int) -> bytearray | None:
+    data = bytearray(length)
+    view, place = memoryview(data), 0
+    while place < length:
+        num = pipe.recv_into(view[place:])
+        if not num:
+            return None
+        place += num
+    return data
+
+
+def raise_failure(answer: TextAnswer, limit: int | None) -> None:
+    """Raise the RequestError of an answer that is one."""
+    if answer.num_tokens is not None:
+        raise PromptTooLong(answer.num_tokens, limit or 0, is_estimate=True)
+    if answer.error is not None:
+        raise RequestError(answer.error, parameter=answer.parameter)
+
+
+PROGRAM = ChildProgram(TextStart, lambda start: "TextProcess", _run)
