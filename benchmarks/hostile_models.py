@@ -3,7 +3,7 @@
 `python -m benchmarks.hostile_models [FAMILY ...]` spoils a tiny checkpoint in one place at a time
 and generates four tokens in a child process with 3 GiB of address space more than it has. Each case
 must end in ten seconds, with tokens or with one error of Quire's own; the others are printed, and
-the exit code is then 1. A minute for each family on two cores.
+the exit code is then 1. Some minutes for each family on two cores.
 """
 
 from __future__ import annotations
