@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
-TIME_LIMIT_S = 120
-"""Of one mode; Open WebUI alone takes a minute to start."""
+TIME_LIMIT_S = 300
+"""Of one mode; on a busy machine Open WebUI takes minutes to start."""
 
 
 class Unsupported(Exception):
