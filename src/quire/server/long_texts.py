@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -35,6 +35,9 @@ from quire.text.template_bounds import MAX_CHARACTERS
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 INLINE_CHARS = 4096
 """Texts of this length are tokenized in the event loop, in 3 ms."""
@@ -232,9 +235,11 @@ class _Lane:
         return child
 
 
-async def off_loop(num_chars: int, work: Any, *args: Any, **options: Any) -> Any:
-    """Run `work(*args)`, in a thread if the text is long, so that it stalls no stream."""
-    if num_chars <= INLINE_CHARS:
+async def off_loop(size: int, work: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+    """Run `work(*args)`, in a thread if there is much to do, so that it stalls no stream. `size`:
+    characters, or what takes as long.
+    """
+    if size <= INLINE_CHARS:
         return work(*args, **options)
     return await asyncio.to_thread(work, *args, **options)
 

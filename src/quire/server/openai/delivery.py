@@ -18,6 +18,7 @@ from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged
 from quire.server.http.event_stream import DONE, event
 from quire.server.http.failures import error_json
 from quire.server.http.json_body import json_response
+from quire.server.long_texts import off_loop
 from quire.server.openai.replies import (
     ChatChunk,
     CompletionChunk,
@@ -46,7 +47,7 @@ async def deliver(
     if body.use_beam_search:
         check_beams(body, server.engine.front_end.inputs.limits.max_logprobs)
         found = await beam_outputs(server, request, body, name, prompts)
-        return json_response(reply.whole(found))
+        return await _whole(reply, found)
     streams = await server.start(request, body, name, prompts)
     if body.stream:
         return server.stream(_events(streams, reply), streams)
@@ -54,7 +55,20 @@ async def deliver(
         outputs = await last_outputs(request, streams)
     finally:
         await close_all(streams)
-    return json_response(reply.whole(outputs))
+    return await _whole(reply, outputs)
+
+
+async def _whole(reply: ReplyWriter, outputs: Sequence[RequestOutput]) -> Response:
+    """The reply, made in a thread where it is long: 60 prompts of 1,000 tokens with 20 logprobs
+    each take more than a second.
+    """
+    size = sum(map(_num_logprobs, outputs))
+    return await off_loop(size, lambda: json_response(reply.whole(outputs)))
+
+
+def _num_logprobs(output: RequestOutput) -> int:
+    lists = [output.prompt_logprobs, *(completion.logprobs for completion in output.outputs)]
+    return sum(len(positions) * len(positions[-1]) for positions in lists if positions)
 
 
 async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenerator[bytes]:
