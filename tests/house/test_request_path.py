@@ -23,8 +23,11 @@ MOST_OFFLINE = 40
 MOST_SERVED = 65
 """Files of the package that a request may pass; fewer than these."""
 
-BY_THE_CLOCK = {str(PACKAGE / "observability" / "watchdog.py")}
-"""Runs at its own times, at times during a request."""
+BY_THE_CLOCK = {
+    str(PACKAGE / "observability" / "watchdog.py"),
+    str(PACKAGE / "engine" / "wire" / "delivery_monitor.py"),
+}
+"""Run at their own times (the second at heartbeats of a core), at times during a request."""
 
 TRACER = Path(__file__).parents[1] / "support" / "tracing_site"
 """A folder with a `sitecustomize` that traces a process between SIGUSR1 and SIGUSR2."""

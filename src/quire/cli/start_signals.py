@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+from quire.engine.process.owner_signals import OWNER_SIGNALS
 
 
 class StoppedWhileStarting(SystemExit):
@@ -31,12 +31,12 @@ class StartSignals:
             yield
             return
         handler, self._has_come = self._on_signal, False
-        before = {number: signal.signal(number, handler) for number in _NUMBERS}
+        before = {number: signal.signal(number, handler) for number in OWNER_SIGNALS}
         report, sys.unraisablehook = sys.unraisablehook, self._on_swallowed
         try:
             yield
         except StoppedWhileStarting:
-            for number in _NUMBERS:
+            for number in OWNER_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             raise
         finally:

@@ -17,7 +17,6 @@ from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Se
 from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
-from quire.server.http.json_body import BodyBudget
 from quire.server.http.listening import Listening, Tls
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits
@@ -26,8 +25,6 @@ from quire.server.owned_store import OwnedStore
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
-_LARGE_BODIES = 4
-"""How many of the largest bodies may be held at once."""
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
 """The fields of a plan that answers depend on."""
 
@@ -90,7 +87,6 @@ def build_server(
             keep_alive_s=args.sse_keep_alive_interval,
             fingerprint=_fingerprint(plan, args),
         ),
-        body_budget=BodyBudget(_LARGE_BODIES * args.max_body_bytes),
         field_rules=FieldRules(is_strict=args.strict_fields),
         num_keys=len(keys),
         metrics_prefix=args.metrics_prefix,

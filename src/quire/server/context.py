@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
@@ -32,7 +32,8 @@ from quire.server.responses.stored_conversation import Conversation
 from quire.server.responses.stored_response import StoredResponse
 from quire.text.tokenizer import Tokenizer
 
-_HELD_BODY_BYTES = 2**27
+_LARGE_BODIES = 4
+"""How many of the largest bodies may be held at once."""
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
 
 
@@ -91,10 +92,14 @@ class Server:
     responses: OwnedStore[StoredResponse] = field(default_factory=OwnedStore)
     conversations: OwnedStore[Conversation] = field(default_factory=OwnedStore)
     batches: OwnedStore[MessageBatch] = field(default_factory=OwnedStore)
-    body_budget: BodyBudget = field(default_factory=lambda: BodyBudget(_HELD_BODY_BYTES))
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
     texts: LongTexts | None = None
+
+    @cached_property
+    def body_budget(self) -> BodyBudget:
+        """What the bodies of all requests together may take."""
+        return BodyBudget(_LARGE_BODIES * self.limits.body_bytes)
 
     async def abort_shown(self, names: Sequence[str] | None) -> int:
         """Abort the requests that clients know by these names (None: all), in all API servers of

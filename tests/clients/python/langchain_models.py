@@ -102,13 +102,17 @@ def tools_required(url, model):
         check_weather_arguments(call["args"])
 
 
-def tools_streamed(url, model):
-    bound = _chat(url, model, max_tokens=200).bind_tools([WEATHER], tool_choice="any")
+def _stream_a_call(chat):
+    bound = chat.bind_tools([WEATHER], tool_choice="any")
     chunks = list(bound.stream(MESSAGES))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
     check_weather_arguments(whole.tool_calls[0]["args"])
+
+
+def tools_streamed(url, model):
+    _stream_a_call(_chat(url, model, max_tokens=200))
 
 
 def tools_result_sent_back(url, model):
@@ -161,12 +165,7 @@ def anthropic_structured_output(url, model):
 
 
 def anthropic_tools_streamed(url, model):
-    bound = _anthropic(url, model, max_tokens=200).bind_tools([WEATHER], tool_choice="any")
-    chunks = list(bound.stream(MESSAGES))
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    check_weather_arguments(whole.tool_calls[0]["args"])
+    _stream_a_call(_anthropic(url, model, max_tokens=200))
 
 
 def completion(url, model):

@@ -58,8 +58,15 @@ _OF_BLOCKS = frozenset(
 )
 
 
-class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What decides the prompt."""
+class CountRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`. Clients send the whole request that they would send to
+    `/v1/messages`; what decides only the answer has no effect on the count.
+    """
+
+    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
+        *("max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "metadata"),
+        *("service_tier", "cache_control"),
+    )
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     model: str | None = None
@@ -70,6 +77,15 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_control: Any = None
 
     def objects(self) -> Iterator[PlainObject]:
         """The messages and their blocks: see `FieldRules.settle`."""
@@ -117,41 +133,12 @@ _FIELDS = {
 """Field of chat, or parameter of the engine -> the field here."""
 
 
-class CountRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/messages/count_tokens`. Clients send the whole request that they would send to
-    `/v1/messages`; what decides only the answer has no effect on the count.
-    """
-
-    WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = (
-        *("max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p", "metadata"),
-        *("service_tier", "cache_control"),
-    )
-
-    max_tokens: int | None = None
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    cache_control: Any = None
-
-
-class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
+class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages`."""
 
     WITHOUT_EFFECT: ClassVar[tuple[str, ...]] = ("metadata", "service_tier", "cache_control")
 
     max_tokens: int
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    cache_control: Any = None
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from quire.engine.process.owner_signals import OWNER_SIGNALS
 from quire.errors import InvalidParameter
 from quire.server.http.acceptor import Acceptor, Connections, most_connections
 from quire.server.http.connection import bounded_protocol
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 _FLUSH_S = 5.0
 """For replies to reach their clients after the last request has ended."""
 _BACKLOG = 2048
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CIPHERS = "TLSv1"  # uvicorn's default, which means OpenSSL's own list
 
 
@@ -226,12 +226,12 @@ class ShutdownSignal:
         is about to exit.
         """
         loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
+        for number in OWNER_SIGNALS:
             loop.add_signal_handler(number, self.on_signal)
         try:
             yield
         finally:
-            for number in STOP_SIGNALS:
+            for number in OWNER_SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
 

@@ -28,13 +28,12 @@ async def prompt_ids(
     text stay, as with tokenizers' own truncation. Without it, a text of `limit` tokens or more
     (None: no text) may be refused. Raises RequestError or Refusal.
     """
+    is_cut = body.truncate_prompt_tokens is not None
     num_kept = 0
     if isinstance(prompt, str):
-        if body.truncate_prompt_tokens is not None:
-            limit = None
-        special = add_special_tokens
-        ids = await text_ids(server, prompt, add_special_tokens=special, limit=limit)
-        if add_special_tokens:
+        most, special = None if is_cut else limit, add_special_tokens
+        ids = await text_ids(server, prompt, add_special_tokens=special, limit=most)
+        if is_cut and add_special_tokens:
             num_kept = _num_equal(ids, server.need_tokenizer().encode(""))
     else:
         ids = prompt

@@ -86,10 +86,9 @@ class _Beams:
         self, request: Request, body: GenerationFields, name: RequestName
     ) -> RequestOutput:
         """Search to the end."""
+        step = step_params(self._params)
         while not self._search.is_over:
-            grown = [
-                Prompt(None, beam.tokens, step_params(self._params)) for beam in self._search.beams
-            ]
+            grown = [Prompt(None, beam.tokens, step) for beam in self._search.beams]
             streams = await self._server.start(request, body, name.another(), grown)
             try:
                 outputs = await asyncio.gather(*map(last_output, streams))
