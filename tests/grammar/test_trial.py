@@ -97,7 +97,7 @@ LARGE = {
 
 @pytest.fixture(scope="module")
 def patient_trials():
-    made = make_trials(compile_time_s=3.0)
+    made = make_trials(compile_time_s=30.0)
     yield made
     made.close()
 

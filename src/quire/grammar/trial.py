@@ -6,7 +6,6 @@ own request. Results are cached.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from quire.config.structured_outputs_config import StructuredOutputsConfig
 from quire.errors import EngineError, InvalidParameter, LoadError
 from quire.grammar.source import GrammarSource, source_of, with_defaults
 from quire.grammar.vocabulary import VocabularySource
+from quire.hardware.task_limits import OVER_TIME
 from quire.params import StructuredOutputsParams
 
 _ROOT = str(Path(__file__).parents[2])
@@ -118,7 +118,7 @@ class GrammarTrials:
         except TimeoutError:
             was_too_slow = True
         except (EOFError, OSError):
-            was_too_slow = process.exit_code() == -signal.SIGXCPU
+            was_too_slow = process.exit_code() == -OVER_TIME
         self._process = None
         process.end()
         if was_too_slow:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from multiprocessing.connection import Connection
 
 import msgspec
 import numpy as np
-import psutil
 
 from quire.errors import EngineError
 from quire.grammar.bits import mask_words
@@ -18,6 +16,7 @@ from quire.grammar.library import GrammarError, Matcher
 from quire.grammar.source import GrammarSource
 from quire.grammar.trial import TrialAnswer, TrialStart
 from quire.grammar.vocabulary import Vocabulary
+from quire.hardware.task_limits import cpu_time, limit_memory
 
 _NUM_STEPS = 4
 _MOST_STEP_S = 0.05
@@ -33,18 +32,15 @@ class GrammarTrial:
         self._libraries = GrammarLibraries(vocabulary, start.backend)
         self._libraries.prepare()
         self._time_s = start.time_s
-        used = psutil.Process().memory_info().vms
-        resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_memory(start.memory_bytes)
 
     def run(self, source: GrammarSource) -> TrialAnswer:
         """Try one grammar and the first tokens of a text in it; the kernel ends this process where
         that takes too long.
         """
-        seconds = int(time.process_time() + self._time_s) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         try:
-            self._follow(self._libraries.compile(source).matcher())
+            with cpu_time(self._time_s):
+                self._follow(self._libraries.compile(source).matcher())
         except (EngineError, ValueError) as error:
             return TrialAnswer(str(error))
         return TrialAnswer()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ import msgspec
 
 from quire.engine.process.child_process import ChildProcess
 from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
+from quire.hardware.task_limits import OVER_TIME
 from quire.server.text_process import (
     LENGTH,
     EncodeTask,
@@ -207,7 +207,7 @@ class _Lane:
         except (EOFError, OSError):
             reason = f"takes more than {start.memory_bytes >> 20} MiB, or makes the tokenizer fail"
             await asyncio.to_thread(child.exit_words)
-            if child.exit_code == -signal.SIGXCPU:
+            if child.exit_code == -OVER_TIME:
                 reason = f"takes more than {start.time_s:g} s"
         except BaseException:
             self.close()

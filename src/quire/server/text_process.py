@@ -7,20 +7,18 @@ from __future__ import annotations
 import array
 import ctypes
 import os
-import resource
 import socket
 import struct
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.start_message import ChildStart
 from quire.errors import PromptTooLong, RequestError
+from quire.hardware.task_limits import cpu_time, limit_memory
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
@@ -118,15 +116,12 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     os.nice(NICENESS)
     tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder))
     tokenizer.encode("a")
-    used = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (used + start.memory_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(start.memory_bytes)
     decoder = msgspec.msgpack.Decoder(TextTask)
     _send(pipe, READY)
     while (data := _receive(pipe)) is not None:
-        seconds = int(time.process_time() + start.time_s) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-        answer = answer_to(tokenizer, decoder.decode(data))
+        with cpu_time(start.time_s):
+            answer = answer_to(tokenizer, decoder.decode(data))
         _send(pipe, msgspec.msgpack.encode(answer))
         is_long = len(data) > _TRIMMED_BYTES
         del data, answer
