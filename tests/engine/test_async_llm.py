@@ -209,6 +209,21 @@ async def test_a_request_whose_time_is_over_ends_once_with_what_it_has():
     assert_nothing_left(engine)
 
 
+@pytest.mark.parametrize("fails", ["_arm", "front_end._set_deadline", "front_end._trace"])
+@looped
+async def test_a_request_that_cannot_be_followed_is_not_left_in_the_core(fails, monkeypatch):
+    engine = make_async(lambda request: TOKENS)
+    owner, _, name = fails.rpartition(".")
+
+    def fail(*args):
+        raise OSError("by the test")
+
+    monkeypatch.setattr(engine.front_end if owner else engine, name, fail)
+    with pytest.raises(OSError, match="by the test"):
+        await engine.add_request("r", [4], SamplingParams(max_tokens=9), timeout_s=60.0)
+    assert_nothing_left(engine)
+
+
 def test_deadlines_hold_for_the_blocking_face_too():
     engine = make_engine(lambda request: TOKENS[:5])
     engine.add_request("r", [4], SamplingParams(max_tokens=40, extra_args={"timeout_s": 1e-6}))

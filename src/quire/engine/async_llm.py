@@ -261,11 +261,15 @@ class AsyncLLM(AwaitedControl):
             group = await self._feeders.add(add, request_id, stream, params, inputs)
         else:
             group = add(request_id, prompt, params, **inputs)
-        if self._log_requests:
-            logger.info("Added request %s.", request_id)
-        self._admission.share_load()
-        self._arm()
         assert group.mailbox is not None
+        try:
+            if self._log_requests:
+                logger.info("Added request %s.", request_id)
+            self._admission.share_load()
+            self._arm()
+        except BaseException:
+            self._leave(group.mailbox)
+            raise
         return group.mailbox
 
     async def encode(

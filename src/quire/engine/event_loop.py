@@ -34,16 +34,17 @@ class Alarm:
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._timer: asyncio.TimerHandle | None = None
+        self._when = 0.0
 
     def set(self, when: float) -> None:
         """Ring at `when` (of `time.monotonic`) unless it is to ring before."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + max(0.0, when - time.monotonic())
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._when <= when:  # uvloop's handles of times that have come have no when()
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(at, self._go_off)
+        loop = asyncio.get_running_loop()
+        self._when = when
+        self._timer = loop.call_later(max(0.0, when - time.monotonic()), self._go_off)
 
     def cancel(self) -> None:
         """Do not ring."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import selectors
+import time
 from collections import deque
 from concurrent.futures import Future
 
@@ -10,7 +11,7 @@ import pytest
 
 from quire.engine.client.multiprocess import AsyncMPClient, SyncMPClient
 from quire.engine.client.pending_calls import PendingCalls
-from quire.engine.event_loop import loop_factory
+from quire.engine.event_loop import Alarm, loop_factory
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, UtilityOutput
 from quire.errors import EngineDeadError, EngineError
@@ -159,6 +160,23 @@ def test_a_call_that_no_core_can_take_is_an_error_at_once(cores):
     with pytest.raises(EngineDeadError, match="No engine core"):
         client.call(ASK)
     client.shutdown()
+
+
+def test_an_alarm_can_be_set_again_while_one_whose_time_has_come_waits_for_its_turn():
+    async def main():
+        rung = []
+        alarm = Alarm(lambda: rung.append(time.monotonic()))
+        for delay_s in (0.0, 1e-9, 0.02, 0.0):
+            alarm.set(time.monotonic() + delay_s)
+        await asyncio.sleep(0.04)
+        assert len(rung) == 1, "once, at the earliest of the times"
+        alarm.set(time.monotonic() - 1)
+        alarm.cancel()
+        alarm.set(time.monotonic() + 0.01)
+        await asyncio.sleep(0.03)
+        assert len(rung) == 2
+
+    run(main())
 
 
 def _failed():

@@ -155,10 +155,16 @@ class FrontEnd(Generic[Client]):
         if has_mailbox:
             group.mailbox = RequestOutputCollector(group.output_kind, request_id, group.internal_id)
         self._next_handle += len(requests)
-        self._submit(group, requests)
-        self._trace(group, trace_headers, request)
-        if timeout_s is not None:
-            self._set_deadline(time.monotonic() + timeout_s, group.internal_id)
+        self.outputs.add(group, requests, time.monotonic())
+        try:
+            self._trace(group, trace_headers, request)
+            if timeout_s is not None:
+                self._set_deadline(time.monotonic() + timeout_s, group.internal_id)
+            for one in requests:
+                self.client.add_request(one)
+        except BaseException:
+            self.abort([group.internal_id], internal=True)
+            raise
         return group
 
     def _trace(
@@ -251,18 +257,6 @@ class FrontEnd(Generic[Client]):
             live = set(self.outputs.unfinished_ids())
             self._deadlines = [entry for entry in self._deadlines if entry[1] in live]
             heapq.heapify(self._deadlines)
-
-    def _submit(self, group: RequestGroup, requests: list[EngineCoreRequest]) -> None:
-        """Send all the requests to the core, or none."""
-        self.outputs.add(group, requests, time.monotonic())
-        try:
-            for request in requests:
-                self.client.add_request(request)
-        except BaseException:
-            self.client.abort_requests(
-                self.outputs.abort([group.internal_id], internal=True).stopped
-            )
-            raise
 
     def _settle(self, processed: Processed, step: EngineCoreOutputs | None = None) -> None:
         if processed.stopped:
