@@ -68,7 +68,7 @@ async def _whole(reply: ReplyWriter, outputs: Sequence[RequestOutput]) -> Respon
 
 def _num_logprobs(output: RequestOutput) -> int:
     lists = [output.prompt_logprobs, *(completion.logprobs for completion in output.outputs)]
-    return sum(len(positions) * len(positions[-1]) for positions in lists if positions)
+    return sum(len(positions) * len(positions[-1] or ()) for positions in lists if positions)
 
 
 async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenerator[bytes]:
