@@ -273,3 +273,56 @@ def test_a_shortened_text_keeps_its_bos(server):
     assert ids(truncate_prompt_tokens=3, add_special_tokens=False) == whole[-3:]
     assert ids(truncate_prompt_tokens=3, truncation_side="right") == whole[:3]
     assert ids(truncate_prompt_tokens=3, prompt=whole) == whole[-3:]
+
+
+@pytest.mark.parametrize("prompt", ["for i in 3", "abc " * 200, [5]], ids=["short", "long", "1"])
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_an_echo_with_logprobs_is_the_same_streamed_and_whole(client, n, prompt):
+    """The prompt's logprobs come with one of the choices, which need not be the first to start."""
+    fields = {"prompt": prompt, "n": n, "logprobs": 1, "echo": True, "temperature": 1, "seed": 3}
+    texts, found = [""] * n, [{} for _ in range(n)]
+    for event in create(client, max_tokens=5, stream=True, **fields):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            for name, values in choice.logprobs.to_dict().items():
+                found[choice.index].setdefault(name, []).extend(values)
+    whole = create(client, max_tokens=5, **fields)
+    assert texts == [choice.text for choice in whole.choices]
+    assert found == [choice.logprobs.to_dict() for choice in whole.choices]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [5], "prompt_logprobs": 1},
+        {"prompt": [5], "prompt_logprobs": 0},
+        {"prompt": "", "logprobs": 1, "echo": True},
+        {"prompt": "hello", "truncate_prompt_tokens": 1, "prompt_logprobs": 1},
+    ],
+    ids=["ids", "none listed", "empty text", "truncated"],
+)
+def test_a_prompt_of_one_token_has_no_logprob(server, fields):
+    reply = server.post("/v1/completions", {"max_tokens": 2, **fields})
+    assert reply.status_code == 200, reply.text
+    [choice] = reply.json()["choices"]
+    if "prompt_logprobs" in fields:
+        assert choice["prompt_logprobs"] == [None]
+    else:
+        assert choice["logprobs"]["token_logprobs"][0] is None
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_echo_with_logprobs_of_chosen_tokens_has_none_for_the_prompt(client, is_streamed):
+    reply = create(client, echo=True, max_tokens=2, stream=is_streamed,
+                   extra_body={"logprob_token_ids": [5, 6]})  # fmt: skip
+    choices = [event.choices[0] for event in reply] if is_streamed else reply.choices
+    values = [value for choice in choices for value in choice.logprobs.token_logprobs]
+    assert set(values[:-2]) == {None} and None not in values[-2:]
+
+
+def test_an_echo_whose_time_is_over_shows_what_it_has(server):
+    """Its prompt may not be computed yet."""
+    fields = {"prompt": "a b " * 900, "max_tokens": 9, "logprobs": 1, "echo": True}
+    for more in ({}, {"stream": True, "n": 2}):
+        reply = server.post("/v1/completions", {**fields, **more, "timeout_s": 1e-9})
+        assert reply.status_code == 200 and "abort" in reply.text and "error" not in reply.text

@@ -85,11 +85,16 @@ class _CompletionWriter(ReplyWriter):
         super().__init__(server, body, name, prompts)
         self._body, self._prompts = body, prompts
         self._offsets: dict[int, int] = {}
+        self._wants_logprobs = body.logprobs is not None or body.logprob_token_ids is not None
+        self._echoes_logprobs = bool(body.echo) and body.logprobs is not None
+        self._echoed_logprobs: dict[int, Any] = {}
+        self._waiting: dict[int, list[CompletionOutput]] = {}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
         choices = []
         for index, output in enumerate(outputs):
             self.usage.add(index, output)
+            self._echoed_logprobs[index] = output.prompt_logprobs or []
             if self._body.is_ranked:
                 output = best(output, self._body.n or 1)
             choices += [self._choice(index, output, c) for c in output.outputs]
@@ -102,38 +107,49 @@ class _CompletionWriter(ReplyWriter):
 
     def chunks(self, prompt: int, output: RequestOutput) -> Iterable[CompletionChunk]:
         self.usage.add(prompt, output)
-        for completion in output.outputs:
-            choice = self._delta(prompt, output, completion)
+        for completion in self._due(prompt, output):
+            choice = self._delta(prompt, completion)
             is_last = completion.finish_reason is not None
             yield self.chunk(prompt, completion.index, choice, is_last=is_last)
+
+    def _due(self, prompt: int, output: RequestOutput) -> list[CompletionOutput]:
+        """The completions to send now: those that begin with the prompt's logprobs wait for these,
+        which come with one of them alone.
+        """
+        if not self._echoes_logprobs or prompt in self._echoed_logprobs:
+            return output.outputs
+        waiting = self._waiting.setdefault(prompt, [])
+        waiting += output.outputs
+        if output.prompt_logprobs is None and not output.finished:
+            return []
+        self._echoed_logprobs[prompt] = output.prompt_logprobs or []
+        return self._waiting.pop(prompt)
 
     def _choice(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChoice:
         return CompletionChoice(
-            **self._fields(prompt, output, completion, is_first=True),
+            **self._fields(prompt, completion, is_first=True),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=self._prompts[prompt].ids if self._body.return_token_ids else None,
         )
 
-    def _delta(
-        self, prompt: int, output: RequestOutput, completion: CompletionOutput
-    ) -> CompletionChunkChoice:
+    def _delta(self, prompt: int, completion: CompletionOutput) -> CompletionChunkChoice:
         is_first = self._number(prompt, completion) not in self._offsets
         shows_prompt = is_first and bool(self._body.return_token_ids or self._body.echo)
-        fields = self._fields(prompt, output, completion, is_first=is_first)
+        fields = self._fields(prompt, completion, is_first=is_first)
         self._offsets.setdefault(fields["index"], 0)
         ids = self._prompts[prompt].ids if shows_prompt else None
         return CompletionChunkChoice(**fields, prompt_token_ids=ids)
 
     def _fields(
-        self, prompt: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+        self, prompt: int, completion: CompletionOutput, *, is_first: bool
     ) -> dict[str, Any]:
         """Return the fields that whole choices and chunks have in common."""
         return {
             "index": self._number(prompt, completion),
             "text": (self._echoed(prompt) if is_first else "") + self._text(completion),
-            "logprobs": self._logprobs(prompt, output, completion, is_first=is_first),
+            "logprobs": self._logprobs(prompt, completion, is_first=is_first),
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
             "token_ids": self._ids(completion) if self._body.return_token_ids else None,
@@ -156,17 +172,19 @@ class _CompletionWriter(ReplyWriter):
         return self.server.need_tokenizer().decode(given.ids) if given.text is None else given.text
 
     def _logprobs(
-        self, prompt: int, output: RequestOutput, completion: CompletionOutput, *, is_first: bool
+        self, prompt: int, completion: CompletionOutput, *, is_first: bool
     ) -> CompletionLogprobs | None:
-        if self._body.logprobs is None and self._body.logprob_token_ids is None:
+        if not self._wants_logprobs:
             return None
         positions: list[Any] = list(completion.logprobs or [])
         token_ids = list(completion.token_ids)
         if _is_only_echo(self._body):
             positions, token_ids = [], []
         if self._body.echo and is_first:
-            positions = list(output.prompt_logprobs or []) + positions
-            token_ids = self._prompts[prompt].ids + token_ids
+            ids, known = self._prompts[prompt].ids, self._echoed_logprobs.get(prompt, ())
+            unknown = [None] * (len(ids) - len(known))  # none asked for, or not computed in time
+            positions = [*known, *unknown, *positions]
+            token_ids = ids + token_ids
         number = self._number(prompt, completion)
         found = completion_logprobs(
             positions,
