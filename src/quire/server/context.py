@@ -153,12 +153,19 @@ class Server:
         assert self.texts is not None, "servers with a tokenizer are made with it"
         return self.texts
 
+    def check_logprobs(self, body: GenerationFields, prompts: Sequence[Prompt]) -> None:
+        """Raise InvalidParameter for a request whose reply may have too many logprobs."""
+        given = [(len(prompt.ids), prompt.params) for prompt in prompts]
+        vocab_size = self.engine.front_end.inputs.limits.vocab_size
+        body.check_logprobs(self.limits, vocab_size, given)
+
     async def start(
         self, request: Request, body: GenerationFields, name: RequestName, prompts: Sequence[Prompt]
     ) -> list[Outputs]:
         """Add the prompts of one request to the engine: all of them, or none. Raises RequestError,
         CapacityError, EngineDeadError before any part of a reply is sent.
         """
+        self.check_logprobs(body, prompts)
         streams: list[Outputs] = []
         try:
             for index, prompt in enumerate(prompts):

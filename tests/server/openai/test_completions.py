@@ -6,6 +6,8 @@ import openai
 import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
+from quire.errors import InvalidParameter
+from quire.server.openai.requests import CompletionRequest, Limits
 
 PROMPT = "def add(a, b):"
 BEGIN = "<|begin|>"  # a token like others, where tokens are listed
@@ -326,3 +328,49 @@ def test_an_echo_whose_time_is_over_shows_what_it_has(server):
     for more in ({}, {"stream": True, "n": 2}):
         reply = server.post("/v1/completions", {**fields, **more, "timeout_s": 1e-9})
         assert reply.status_code == 200 and "abort" in reply.text and "error" not in reply.text
+
+
+TALK = [{"role": "user", "content": "hi"}]
+MANY = PROMPT * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("completions", {"prompt": MANY, "n": 100, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ("completions", {"prompt": MANY, "n": 100, "logprobs": 19, "echo": True}, "logprobs"),
+        ("completions", {"prompt": [PROMPT * 99] * 99, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ("completions", {"prompt": PROMPT, "best_of": 100, "logprobs": 20, "max_tokens": 999},
+         "logprobs"),
+        ("chat/completions", {"messages": TALK, "n": 90, "logprobs": True, "top_logprobs": 20},
+         "top_logprobs"),
+    ],
+    ids=["prompt", "echo", "prompts", "best_of", "outputs"],
+)  # fmt: skip
+def test_a_reply_has_a_bounded_number_of_logprobs(server, path, fields, name):
+    """Its size is the product of several small fields."""
+    reply = server.post(f"/v1/{path}", fields)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == name
+    assert "may have 1048576 log-probabilities" in reply.json()["error"]["message"]
+
+
+def test_beams_have_a_bounded_number_of_logprobs():
+    body = CompletionRequest(prompt="a", n=10, use_beam_search=True)
+    given = [(4, SamplingParams(max_tokens=9000))]
+    with pytest.raises(InvalidParameter, match=r"^n=10 .* this one 1890000"):
+        body.check_logprobs(Limits(max_model_len=9000), 50_000, given)
+    body.check_logprobs(Limits(max_model_len=9000), 50_000, [(4, SamplingParams(max_tokens=4000))])
+
+
+def test_one_text_of_any_length_may_have_the_likeliest_tokens():
+    limits = Limits(max_model_len=2**17)
+    body = CompletionRequest(prompt="a")
+    for prompt_len in (4, 2**17 - 4):
+        rest = {"max_tokens": 2**17 - prompt_len, "logprobs": 20, "prompt_logprobs": 20}
+        body.check_logprobs(limits, 50_000, [(prompt_len, SamplingParams(**rest))])
+    with pytest.raises(InvalidParameter, match="prompt_logprobs"):
+        rest = {"max_tokens": 1, "prompt_logprobs": -1}
+        CompletionRequest(prompt="a", prompt_logprobs=-1).check_logprobs(
+            limits, 50_000, [(100, SamplingParams(**rest))]
+        )

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.openai.delivery import ReplyWriter, deliver
+from quire.server.openai.delivery import ReplyWriter, deliver, num_logprobs
 from quire.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from quire.server.openai.prompts import output_budget, prompt_ids
 from quire.server.openai.replies import (
@@ -90,6 +90,12 @@ class _CompletionWriter(ReplyWriter):
         self._echoed_logprobs: dict[int, Any] = {}
         self._waiting: dict[int, list[CompletionOutput]] = {}
 
+    def size(self, prompt: int, output: RequestOutput) -> int:
+        begun = [*self._waiting.get(prompt, ()), *output.outputs]
+        num_first = sum(self._number(prompt, each) not in self._offsets for each in begun)
+        known = self._echoed_logprobs.get(prompt, output.prompt_logprobs)
+        return super().size(prompt, output) + num_first * num_logprobs(known)
+
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
         choices = []
         for index, output in enumerate(outputs):
@@ -97,7 +103,8 @@ class _CompletionWriter(ReplyWriter):
             self._echoed_logprobs[index] = output.prompt_logprobs or []
             if self._body.is_ranked:
                 output = best(output, self._body.n or 1)
-            choices += [self._choice(index, output, c) for c in output.outputs]
+            of_prompt = prompt_logprobs(output.prompt_logprobs)
+            choices += [self._choice(index, each, of_prompt) for each in output.outputs]
         return CompletionReply(
             **self.head,
             choices=choices,
@@ -126,11 +133,11 @@ class _CompletionWriter(ReplyWriter):
         return self._waiting.pop(prompt)
 
     def _choice(
-        self, prompt: int, output: RequestOutput, completion: CompletionOutput
+        self, prompt: int, completion: CompletionOutput, of_prompt: Any
     ) -> CompletionChoice:
         return CompletionChoice(
             **self._fields(prompt, completion, is_first=True),
-            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_logprobs=of_prompt,
             prompt_token_ids=self._prompts[prompt].ids if self._body.return_token_ids else None,
         )
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.outputs import RequestOutput
+from quire.outputs import PromptLogprobs, RequestOutput, SampleLogprobs
 from quire.server.context import Prompt, RequestName, Server
 from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
 from quire.server.http.event_stream import DONE, event
@@ -46,6 +46,7 @@ async def deliver(
     """
     if body.use_beam_search:
         check_beams(body, server.engine.front_end.inputs.limits.max_logprobs)
+        server.check_logprobs(body, prompts)
         found = await beam_outputs(server, request, body, name, prompts)
         return await _whole(reply, found)
     streams = await server.start(request, body, name, prompts)
@@ -62,25 +63,29 @@ async def _whole(reply: ReplyWriter, outputs: Sequence[RequestOutput]) -> Respon
     """The reply, made in a thread where it is long: 60 prompts of 1,000 tokens with 20 logprobs
     each take more than a second.
     """
-    size = sum(map(_num_logprobs, outputs))
+    size = sum(reply.size(*item) for item in enumerate(outputs))
     return await off_loop(size, lambda: json_response(reply.whole(outputs)))
 
 
-def _num_logprobs(output: RequestOutput) -> int:
-    lists = [output.prompt_logprobs, *(completion.logprobs for completion in output.outputs)]
-    return sum(len(positions) * len(positions[-1] or ()) for positions in lists if positions)
+def num_logprobs(positions: PromptLogprobs | SampleLogprobs | None) -> int:
+    """How many logprobs a list of positions has: about, since those of the last one are counted."""
+    return len(positions) * len(positions[-1] or ()) if positions else 0
 
 
 async def _events(streams: Sequence[Outputs], reply: ReplyWriter) -> AsyncGenerator[bytes]:
     """The stream's events; an error after its start is an event too."""
     encoder = msgspec.json.Encoder()
+
+    def encoded(prompt: int, output: RequestOutput) -> bytes:
+        return b"".join(event(encoder.encode(chunk)) for chunk in reply.chunks(prompt, output))
+
     try:
         async with aclosing(merged(streams)) as outputs:
             async for prompt, output in outputs:
                 raise_error(output)
-                pieces = [event(encoder.encode(c)) for c in reply.chunks(prompt, output)]
-                if pieces:
-                    yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                size = reply.size(prompt, output)
+                if pieces := await off_loop(size, encoded, prompt, output):
+                    yield pieces
         if (last := reply.last()) is not None:
             yield event(encoder.encode(last))
     except Exception as error:
@@ -112,6 +117,11 @@ class ReplyWriter(ABC):
         )
         own = body.return_tokens_as_token_ids
         self.shows_tokens_as_ids = server.replies.tokens_as_ids if own is None else own
+
+    def size(self, prompt: int, output: RequestOutput) -> int:
+        """How many logprobs the reply, or the chunks for this delta, have of `output`."""
+        listed = [completion.logprobs for completion in output.outputs]
+        return sum(map(num_logprobs, [output.prompt_logprobs, *listed]))
 
     @abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:

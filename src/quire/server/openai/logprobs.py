@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import Raw, json
+
 from quire.outputs import Logprob
 from quire.server.openai.replies import (
     ChatLogprobs,
@@ -81,19 +83,26 @@ def completion_logprobs(
     return found
 
 
-def prompt_logprobs(positions: Iterable[Mapping[int, Logprob] | None] | None) -> Any:
-    """The prompt's logprobs as JSON objects by token id; None for the first position."""
+def prompt_logprobs(positions: Iterable[Mapping[int, Logprob] | None] | None) -> Raw | None:
+    """The prompt's logprobs as JSON, objects by token id; null for the first position.
+
+    Encoded position by position, since one call for all would hold up other threads, and once for
+    all choices.
+    """
     if positions is None:
         return None
-    return [
-        None if position is None else {str(id): _prompt_entry(e) for id, e in position.items()}
-        for position in positions
-    ]
+    encode = json.Encoder().encode
+    return Raw(b"[" + b",".join([encode(_prompt_position(p)) for p in positions]) + b"]")
 
 
-def _prompt_entry(entry: Logprob) -> dict[str, Any]:
+def _prompt_position(position: Mapping[int, Logprob] | None) -> dict[str, Any] | None:
+    if position is None:
+        return None
     return {
-        "logprob": max(entry.logprob, FLOOR),
-        "rank": entry.rank,
-        "decoded_token": entry.decoded_token,
+        str(token_id): {
+            "logprob": max(entry.logprob, FLOOR),
+            "rank": entry.rank,
+            "decoded_token": entry.decoded_token,
+        }
+        for token_id, entry in position.items()
     }

@@ -6,7 +6,7 @@ decided in server/http/fields.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,6 +34,8 @@ _PASSED_ON = (
 
 
 _BAD_WORD_CHARS = 2**15
+_LOGPROBS = 2**20
+_LISTED = 21
 EXTRA_ARGS = frozenset({"timeout_s"})
 """What the engine itself reads of `vllm_xargs`."""
 
@@ -53,6 +55,13 @@ class Limits:
     token_ids: int = 2**18
     reader_timeout_s: float = 120.0
     extra_args: frozenset[str] | None = EXTRA_ARGS
+
+    @property
+    def logprobs(self) -> int:
+        """The most log-probabilities of a reply: 70 MB of JSON, and in any case those of one text
+        of the model's length with the 20 likeliest tokens at each place.
+        """
+        return max(_LOGPROBS, self.max_model_len * _LISTED)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,6 +163,33 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
             if limits.extra_args is not None and name not in limits.extra_args:
                 raise UnknownParameter(f"vllm_xargs.{name[:80]}", "no logits processor reads it")
 
+    @property
+    def num_prompt_copies(self) -> int:
+        """How often the reply has the prompt's logprobs."""
+        return 1
+
+    def check_logprobs(
+        self, limits: Limits, vocab_size: int, given: Iterable[tuple[int, SamplingParams]]
+    ) -> None:
+        """Raise InvalidParameter if the reply may have more logprobs than `limits` allow. `given`:
+        the lengths of the prompts, and their parameters.
+        """
+        of_prompts = of_outputs = 0
+        for prompt_len, params in given:
+            listed = 2 * self.num_drawn if self.use_beam_search else params.num_logprobs
+            num_new = self.num_drawn * (params.max_tokens or 0)
+            of_outputs += num_new * _num_listed(listed, vocab_size)
+            num_old = self.num_prompt_copies * prompt_len
+            of_prompts += num_old * _num_listed(params.prompt_logprobs, vocab_size)
+        num = of_prompts + of_outputs
+        if num > limits.logprobs:
+            names = ["prompt_logprobs", "logprob_token_ids", "logprobs", "n"]
+            names = names if of_prompts > of_outputs else names[1:]
+            name = next(name for name in names if getattr(self, name, None) is not None)
+            allowed = f"a reply may have {limits.logprobs} log-probabilities, and this one {num}"
+            hint = "Ask for fewer of them, send a smaller n or max_tokens, or a shorter prompt."
+            raise InvalidParameter(name, getattr(self, name), allowed, hint)
+
     def refuse_unbuilt(self) -> None:
         """Raise NotBuiltYet for a documented field that this release does not implement."""
         if self.length_penalty is not None and not self.use_beam_search:
@@ -249,6 +285,14 @@ class CompletionRequest(GenerationFields):
     def num_drawn(self) -> int:
         """How many completions are generated for each prompt."""
         return super().num_drawn if self.best_of is None else self.best_of
+
+    @property
+    def num_prompt_copies(self) -> int:
+        """How often the reply has the prompt's logprobs: each choice has them, and an echo again.
+
+        Each choice has them because vLLM's do.
+        """
+        return (self.n or 1) * (2 if self.echo and self.logprobs is not None else 1)
 
     @property
     def is_ranked(self) -> bool:
@@ -348,6 +392,11 @@ class ChatRequest(GenerationFields):
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are reported; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def _num_listed(num: int | None, vocab_size: int) -> int:
+    """How many logprobs a position has with the `num` likeliest tokens (-1: all; None: none)."""
+    return 0 if num is None else 1 + (vocab_size if num == -1 else num)
 
 
 def _all_texts(items: list[Any]) -> bool:
