@@ -82,6 +82,14 @@ def test_what_cannot_be_done_now_is_a_conflict(admin):
     assert "paused" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("before", "after"), [("/pause", "/resume"), ("/sleep", "/wake_up")])
+def test_an_engine_that_rests_is_not_scaled(admin, before, after):
+    admin.post(before)
+    reply = admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 2})
+    admin.post(after)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (409, "ConflictError")
+
+
 def test_a_port_of_its_own():
     flags = ("--enable-admin", "--admin-port", "0", "--api-key", "first-key")
     with serving(*flags) as running:

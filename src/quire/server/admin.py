@@ -143,6 +143,10 @@ async def scale_elastic_ep(server: Server, request: Request) -> Response:
         await server.engine.scale_elastic_ep(body.new_data_parallel_size, body.drain_timeout)
     except TimeoutError as error:
         raise Refusal(408, str(error)) from None
+    except EngineError as error:
+        if type(error) is EngineError:  # paused or asleep
+            raise Refusal(409, str(error)) from None
+        raise
     return json_response({"data_parallel_size": body.new_data_parallel_size})
 
 
