@@ -68,10 +68,9 @@ async def list_batches(server: Server, request: Request) -> Response:
     limit = page_limit(request.query_params, _MOST)
     shown = [batch.shown for batch in server.batches.of(owner_of(request))]
     ids = [one.id for one in shown]
-    if (after := request.query_params.get("after_id")) in ids:
-        shown = shown[ids.index(after) + 1 :]
-    if (before := request.query_params.get("before_id")) in ids:
-        shown = shown[: ids.index(before)]
+    after = _place(request, "after_id", ids)
+    before = _place(request, "before_id", ids)
+    shown = shown[0 if after is None else after + 1 : before]
     page = shown[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return json_response(BatchList(page, first, last, len(shown) > len(page)))
@@ -100,6 +99,14 @@ async def delete(server: Server, request: Request) -> Response:
         raise Refusal(409, "This batch has not ended; cancel it first.")
     server.batches.remove(batch.shown.id)
     return json_response(BatchDeleted(batch.shown.id))
+
+
+def _place(request: Request, name: str, ids: list[str]) -> int | None:
+    """Where the batch is that the query names, if it does. Raises InvalidParameter."""
+    id = request.query_params.get(name)
+    if id is not None and id not in ids:
+        raise InvalidParameter(name, id[:80], "it must be the id of one of the batches")
+    return None if id is None else ids.index(id)
 
 
 def _kept(server: Server, request: Request) -> MessageBatch:
