@@ -14,6 +14,8 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 GRAMMAR_FAILED = "the request's grammar failed"
 """How the error of an output begins whose grammar proved too large while it ran."""
+NO_TOKEN_LEFT = "no token can be drawn: the request's parameters and grammar forbid every one"
+"""The error of an output whose request contradicts itself."""
 _MAX_CHARS = 2**20
 _MAX_CHOICES = 65536
 _MAX_DEPTH = {"json": 64, "structural_tag": 80}

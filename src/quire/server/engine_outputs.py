@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError, RequestError
 from quire.outputs import RequestOutput
-from quire.params.structured import GRAMMAR_FAILED
+from quire.params.structured import GRAMMAR_FAILED, NO_TOKEN_LEFT
 from quire.server.http.json_body import until_disconnected
 
 T = TypeVar("T")
@@ -118,14 +118,16 @@ async def last_output(stream: Outputs) -> RequestOutput:
 
 
 def raise_error(output: RequestOutput) -> None:
-    """Raise for a completion that ended with an error: RequestError if that is due to its grammar,
-    else EngineGenerateError.
+    """Raise for a completion that ended with an error: RequestError if that is due to its grammar
+    or to parameters that contradict each other, else EngineGenerateError.
     """
     for completion in output.outputs:
         if completion.finish_reason == "error":
             text = completion.error or "The generation failed."
             if text.startswith(GRAMMAR_FAILED):
                 raise RequestError(text, parameter="structured_outputs")
+            if text == NO_TOKEN_LEFT:
+                raise RequestError(text)
             raise EngineGenerateError(text)
 
 

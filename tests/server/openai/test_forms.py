@@ -92,3 +92,11 @@ def test_t40_a_grammar_that_fails_while_it_runs_is_its_senders_error():
     completion = CompletionOutput(0, "", [], finish_reason="error", error=f"{GRAMMAR_FAILED}: why")
     with pytest.raises(RequestError, match="grammar failed: why"):
         raise_error(RequestOutput("1", "a", [1], None, [completion], finished=True))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_that_forbids_every_token_is_its_senders_error(server, is_streamed):
+    given = {"prompt": "a", "guided_regex": "[0-9]+", "allowed_token_ids": [70], "max_tokens": 4}
+    reply = server.post("/v1/completions", {**given, "stream": is_streamed})
+    assert reply.status_code == (200 if is_streamed else 400)
+    assert "no token can be drawn" in reply.text and "BadRequestError" in reply.text

@@ -21,6 +21,7 @@ from quire.ops import Ops
 from quire.ops.sampling.noise import noise_keys, token_hashes
 from quire.params import SamplingParams
 from quire.params.sampling_fields import SamplingFields
+from quire.params.structured import NO_TOKEN_LEFT
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import SentMask
 from quire.runner.sampling.allowed_ids import AllowedIds
@@ -367,7 +368,7 @@ def _errors_of(peaks: Tensor) -> dict[int, str]:
 
 def _what_is_wrong(peak: float) -> str:
     if peak == -math.inf:
-        return "no token can be drawn: the request's parameters and grammar forbid every one"
+        return NO_TOKEN_LEFT
     return (
         "the model's logits are not finite (NaN or infinity), so no token can be drawn: its "
         "weights hold such values, or they are too large for its dtype"
