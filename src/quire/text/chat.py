@@ -224,6 +224,8 @@ def _part_type(part: Message, name: str) -> Any:
     kind = part.get("type")
     if kind is None:
         kind = next((key for key in (*MEDIA_PARTS, "refusal") if key in part), None)
+    elif not isinstance(kind, str):
+        raise InvalidType(f"{name}.type", kind, "a string is expected")
     if kind in MEDIA_PARTS:
         raise NotBuiltYet(f"{name}.type", kind, "Only text can be sent to this engine.")
     return kind

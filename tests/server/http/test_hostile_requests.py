@@ -223,3 +223,44 @@ def test_t15_other_streams_are_right_while_hostile_ones_come(server):
     texts = [r.json()["choices"][0]["text"] for r in replies if r.status_code == 200]
     assert texts[:3] == [alone] * 3
     assert {reply.status_code for reply in replies} <= {200, 400}
+
+
+CHAT = "/v1/chat/completions"
+TALK = {"model": "quire-embedded", "max_tokens": 1}
+
+
+def _said(**part):
+    return [{"role": "user", "content": [part]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": _said(type=[], text="a")}, "messages[0].content[0].type"),
+        (CHAT, {"messages": _said(type={}, text="a")}, "messages[0].content[0].type"),
+        ("/tokenize", {"messages": _said(type={}, text="a")}, "messages[0].content[0].type"),
+        ("/v1/responses", {"input": _said(type=[], text="a")}, "input[0].content[0].type"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [1]}]}, "input[0].content[0]"),
+        ("/v1/responses", {"input": [{"role": "user", "content": 1}]}, "input[0].content"),
+        ("/v1/responses", {"input": [{"type": []}]}, "input[0].type"),
+        ("/v1/responses", {"input": [{"type": "reasoning", "content": "a"}]}, "input[0].content"),
+        ("/v1/responses", {"input": [{"type": "reasoning", "content": ["a"]}]}, "input[0].content"),
+        ("/v1/responses", {"input": [{"type": "reasoning", "summary": "a"}]}, "input[0].summary"),
+        ("/v1/responses", {"input": [{"type": "reasoning", "summary": [1]}]}, "input[0].summary"),
+        ("/v1/responses/input_tokens", {"input": _said(type=[])}, "input[0].content[0].type"),
+        ("/v1/conversations", {"items": _said(type={})}, "items[0].content[0].type"),
+        ("/v1/conversations", {"items": [{"type": "reasoning", "content": 1}]}, "items[0].content"),
+        ("/v1/conversations",
+         {"items": [{"type": "function_call_output", "call_id": "c", "output": [{"type": []}]}]},
+         "items[0].output[0].type"),
+        ("/v1/messages",
+         {**TALK, "messages": _said(type="tool_result", tool_use_id="t", content=1)},
+         "messages[0].content[0].content"),
+        ("/v1/messages", {**TALK, "messages": _said(type=[])}, "messages[0].content[0].type"),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_within_a_message_is_its_senders_error(client, path, body, param):
+    reply = client.post(path, json=body)
+    error = reply.json()["error"]
+    assert reply.status_code == 400, reply.text
+    assert error["message"].startswith(f"{param}=") and error.get("param", param) == param

@@ -77,6 +77,8 @@ def _call(block: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _result(block: dict[str, Any], name: str) -> Message:
     content = block.get("content") or ""
+    if not isinstance(content, str | list):
+        raise InvalidParameter(f"{name}.content", content, "a string or blocks are expected")
     text = content if isinstance(content, str) else texts_of(content, f"{name}.content")
     call_id = _text(block, "tool_use_id", name)
     return {"role": "tool", "tool_call_id": call_id, "content": text}

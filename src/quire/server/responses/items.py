@@ -10,8 +10,9 @@ from quire.server.responses.compaction import message_of
 Message = dict[str, Any]
 
 
-def conversation(given: str | list[dict[str, Any]]) -> list[Message]:
-    """The messages of items: calls and reasoning belong to the assistant's message.
+def conversation(given: str | list[dict[str, Any]], field: str = "input") -> list[Message]:
+    """The messages of items: calls and reasoning belong to the assistant's message. `field`: where
+    the request has them.
 
     Raises InvalidParameter for an item that is malformed or of a kind that is not served.
     """
@@ -19,7 +20,7 @@ def conversation(given: str | list[dict[str, Any]]) -> list[Message]:
         return [{"role": "user", "content": given}]
     messages: list[Message] = []
     for number, item in enumerate(given):
-        _add(messages, item, f"input[{number}]")
+        _add(messages, item, f"{field}[{number}]")
     return messages
 
 
@@ -33,9 +34,8 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
         case "message":
             _add_message(messages, item, name)
         case "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-            _assistant(messages)["reasoning"] = "".join(texts)
+            summary = _reasoning(item, "summary", name)
+            _assistant(messages)["reasoning"] = _reasoning(item, "content", name) or summary
         case "function_call":
             function = {key: _text(item, key, name) for key in ("name", "arguments")}
             if isinstance(space := item.get("namespace"), str):
@@ -47,10 +47,9 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
             call = {"id": _text(item, "call_id", name), "type": "custom", "custom": custom}
             _assistant(messages).setdefault("tool_calls", []).append(call)
         case "function_call_output" | "custom_tool_call_output":
-            output = item.get("output")
-            content = output if isinstance(output, str | list) else None
+            content = _content(item, "output", name)
             if content is None:
-                raise InvalidParameter(f"{name}.output", output, "a string or parts are expected")
+                raise InvalidParameter(f"{name}.output", content, "a string or parts are expected")
             call_id = _text(item, "call_id", name)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         case "compaction" | "compaction_summary":
@@ -60,7 +59,7 @@ def _add(messages: list[Message], item: dict[str, Any], name: str) -> None:
 
 
 def _add_message(messages: list[Message], item: dict[str, Any], name: str) -> None:
-    role, content = _text(item, "role", name), item.get("content")
+    role, content = _text(item, "role", name), _content(item, "content", name)
     if role != "assistant":
         messages.append({"role": role, "content": content})
         return
@@ -76,6 +75,32 @@ def _assistant(messages: list[Message]) -> Message:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
+
+
+def _content(item: dict[str, Any], key: str, name: str) -> str | list[Any] | None:
+    """A text, or parts whose types are texts."""
+    content = item.get(key)
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameter(f"{name}.{key}", content, "a string or parts are expected")
+    for number, part in enumerate(content):
+        place, value = f"{name}.{key}[{number}]", part
+        if isinstance(part, dict):
+            place, value = f"{place}.type", part.get("type", "")
+        if not isinstance(value, str):
+            raise InvalidParameter(place, value, "a part has a type, which is a string")
+    return content
+
+
+def _reasoning(item: dict[str, Any], key: str, name: str) -> str:
+    """The joined texts of parts."""
+    parts = item.get(key)
+    if parts is None:
+        return ""
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise InvalidParameter(f"{name}.{key}", parts, "a list of parts is expected")
+    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 def _text(item: dict[str, Any], key: str, name: str) -> str:
