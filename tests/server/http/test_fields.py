@@ -48,6 +48,16 @@ def test_a_field_that_is_null_counts_as_left_out():
     assert ignored == []
 
 
+def test_thousands_of_fields_are_refused_before_they_are_read():
+    """Each would be looked up and taken out of the object while other requests wait."""
+    many = {f"f{number}": None for number in range(1000)}
+    with pytest.raises(Refusal, match="The body has more than 256 unknown fields"):
+        read(chat(**many))
+    with pytest.raises(Refusal, match=r"messages\[0\] has more than 256 unknown fields"):
+        read(chat(messages=[{"role": "user", "content": "a", **many}]))
+    read(chat(**dict(list(many.items())[:200])))
+
+
 @pytest.mark.parametrize(
     ("fields", "is_harmless"),
     [

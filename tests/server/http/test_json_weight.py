@@ -46,9 +46,10 @@ def test_strings_count_for_nothing(monkeypatch, chunk):
         b"[" + b"1.5,true,false,null," * (MOST_VALUES // 5) + b"1]",
         b"[" + b"[],{}," * (MOST_CONTAINERS // 2 - 1) + b"1]",
         b"[" + b'"\\\\\\"e",' * 10**5 + b"1]",
+        b"{" + b'":a":"::",' * (2 * MOST_CONTAINERS - 1) + b'"b":2}',
         json.dumps([1e-5] * 1000).encode(),
     ],
-    ids=["text", "values", "containers", "escapes", "exponents"],
+    ids=["text", "values", "containers", "escapes", "fields", "exponents"],
 )
 def test_what_a_request_may_have_is_let_through(data):
     check_weight(data)
@@ -59,6 +60,7 @@ def test_what_a_request_may_have_is_let_through(data):
     [
         (b"[" + b"1," * (MOST_VALUES + 1) + b"1]", "values"),
         (b"[" + b"[]," * (MOST_CONTAINERS + 1) + b"1]", "objects and arrays"),
+        (b"{" + b'"a":1,' * (2 * MOST_CONTAINERS + 1) + b'"b":2}', "fields"),
         (b"[" + b"1E300," * 2001 + b"1]", "with an exponent"),
         (b"[" + (b"9" * 4000 + b",") * 300 + b"1]", "very many digits"),
         (b"9" * 10**6, "very many digits"),

@@ -28,6 +28,7 @@ IGNORED_SLOT = "quire.ignored_fields"
 """Key of the names of ignored fields in the state of a request's scope."""
 
 _MAX_SHOWN = 200
+_MAX_UNKNOWN = 256
 _SIMILARITY = 0.75
 """From which ratio (difflib) on a name is taken for a misspelt one."""
 
@@ -207,6 +208,11 @@ class FieldRules:
         ignored: list[str],
     ) -> None:
         """Leave out of `given` what has no effect. Raises Refusal for what would have one."""
+        if len(given) > len(known) + _MAX_UNKNOWN:
+            text = (
+                f"{place or 'The body'} has more than {_MAX_UNKNOWN} unknown fields. Remove them."
+            )
+            raise Refusal(400, text, param=place[:_MAX_SHOWN] or None)
         for name in [name for name in given if name not in known]:
             value, param = given[name], joined(place, name)
             if self.is_strict:

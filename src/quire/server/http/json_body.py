@@ -72,16 +72,20 @@ async def read_json(
     if kind != JSON:
         raise Refusal(400, "Unsupported Media Type: send Content-Type: application/json.")
     data = await _read(request, max_bytes, timeout_s, budget)
-    if len(data) > LIGHT_BYTES:
-        most = getattr(type, "MOST_CONTAINERS", MOST_CONTAINERS)
-        if len(data) > _SMALL_BYTES:
-            await asyncio.to_thread(check_weight, data, most)
-        else:
-            check_weight(data, most)
-    body, ignored = decode(data, type, rules)
+    if len(data) > _SMALL_BYTES:
+        body, ignored = await asyncio.to_thread(_weighed, data, type, rules)
+    else:
+        body, ignored = _weighed(data, type, rules)
     if ignored:
         request.scope["state"][IGNORED_SLOT] = ignored
     return body
+
+
+def _weighed(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]:
+    """What `decode` returns, unless that would take too much work."""
+    if len(data) > LIGHT_BYTES:
+        check_weight(data, getattr(type, "MOST_CONTAINERS", MOST_CONTAINERS))
+    return decode(data, type, rules)
 
 
 def decode(data: bytes, type: type[T], rules: FieldRules) -> tuple[T, list[str]]:

@@ -16,6 +16,7 @@ LIGHT_BYTES = 8192
 """No body of this size holds up others, whatever is in it."""
 MOST_VALUES = 2**20
 MOST_CONTAINERS = 2**15
+_FIELDS_OF_A_CONTAINER = 2
 MOST_EXPONENTS = 2000
 MOST_LONG_RUNS = 10_000
 
@@ -26,20 +27,23 @@ _DIGITS = b"0123456789"
 
 
 def check_weight(data: bytes, most_containers: int = MOST_CONTAINERS) -> None:
-    """Raise Refusal (400) for JSON with more values, objects and arrays, or slowly decoded numbers
-    than a request may have. Takes some 5 ns a byte, and never holds the interpreter for long.
+    """Raise Refusal (400) for JSON with more values, objects and arrays, fields, or slowly decoded
+    numbers than a request may have. Takes some 5 ns a byte, and never holds the interpreter for
+    long.
     """
-    num_values = num_containers = num_exponents = num_digits = num_runs = 0
+    num_values = num_containers = num_fields = num_exponents = num_digits = num_runs = 0
     for outside in _outside_of_strings(data):
         opened = outside.count(b"{") + outside.count(b"[")
         num_containers += opened
         num_values += opened + outside.count(b",")
+        num_fields += outside.count(b":")
         num_exponents += _exponents(outside)
         num_digits += len(outside) - len(outside.translate(None, _DIGITS))
         if num_digits > _FEW_DIGITS:
             num_runs += len(_RUN.findall(outside))
         _refuse_above(MOST_VALUES, num_values, "values")
         _refuse_above(most_containers, num_containers, "objects and arrays")
+        _refuse_above(_FIELDS_OF_A_CONTAINER * most_containers, num_fields, "fields")
         _refuse_above(MOST_EXPONENTS, num_exponents, "numbers with an exponent")
         _refuse_above(MOST_LONG_RUNS, num_runs, "numbers of very many digits")
 
