@@ -50,6 +50,14 @@ def test_stop_sequences_are_named(client):
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "\n")
 
 
+def test_an_answer_whose_time_is_over_is_cut_off(server):
+    """Its stop reason in the engine, "timeout", is no sequence of the request."""
+    messages, extra = [{"role": "user", "content": "a"}], {"timeout_s": 1e-6}
+    body = {"max_tokens": 3000, "messages": messages, "vllm_xargs": extra}
+    reply = server.post("/v1/messages", body).json()
+    assert (reply["stop_reason"], reply.get("stop_sequence")) == ("max_tokens", None)
+
+
 def test_tokens_are_counted(client):
     counted = client.messages.count_tokens(model="quire-embedded", messages=HELLO)
     assert counted.input_tokens == create(client).usage.input_tokens

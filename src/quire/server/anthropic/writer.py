@@ -112,8 +112,9 @@ class MessageWriter:
 
 
 def _stop_reason(completion: CompletionOutput, message: MessageReply) -> str:
-    if completion.finish_reason == "length":
+    if completion.finish_reason in ("length", "abort"):  # cut off; this API has one word for it
         return "max_tokens"
     if any(isinstance(block, ToolUseBlock) for block in message.content):
         return "tool_use"
-    return "stop_sequence" if isinstance(completion.stop_reason, str) else "end_turn"
+    is_sequence = completion.finish_reason == "stop" and isinstance(completion.stop_reason, str)
+    return "stop_sequence" if is_sequence else "end_turn"
