@@ -1,6 +1,9 @@
 """The offline face: order, defaults, queues, and that nothing is left behind."""
 
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -208,6 +211,60 @@ def test_ctrl_c_while_prompts_are_added(monkeypatch):
     assert_untouched(llm)
 
 
+@pytest.mark.usefixtures("terminal")
+def test_ctrl_c_in_the_middle_of_adding_a_prompt_waits_until_it_is_added(monkeypatch):
+    llm, num_added = make_llm(), []
+    add = client_of(llm).add_request
+
+    def interrupted(request):
+        signal.raise_signal(signal.SIGINT)
+        add(request)
+        num_added.append(request)
+
+    monkeypatch.setattr(client_of(llm), "add_request", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], use_tqdm=False)
+    assert len(num_added) == 1
+    monkeypatch.undo()
+    assert_untouched(llm)
+
+
+def test_calls_of_several_threads_run_one_after_the_other():
+    llm = make_llm(before_step=lambda: time.sleep(0.001))
+
+    def call(name):
+        outputs = llm.generate([name, f"{name}!"], SamplingParams(max_tokens=8), use_tqdm=False)
+        assert not llm.is_sleeping()
+        return [(output.prompt, output.outputs[0].token_ids) for output in outputs]
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(call, map(str, range(24)), timeout=60))
+    assert found == [[(str(i), ECHO[:8]), (f"{i}!", ECHO[:8])] for i in range(24)]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_ctrl_c_ends_the_wait_for_another_thread():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold():
+        begun.set()
+        assert goes_on.wait(60)
+
+    llm = make_llm(before_step=hold)
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(llm.generate, ["a"], use_tqdm=False)
+        try:
+            assert begun.wait(60)
+            timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), 2))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(["b"], use_tqdm=False)
+        finally:
+            goes_on.set()
+        assert [output.prompt for output in other.result(60)] == ["a"]
+    assert_untouched(llm)
+
+
 def test_outputs_that_somebody_else_took_are_missed():
     llm = make_llm()
     llm.enqueue("a", use_tqdm=False)
@@ -266,6 +323,17 @@ def test_the_bar_shows_prompts_and_tokens_per_second():
     assert (bar.total, bar.count, bar.desc, bar.closed) == (3, 3, "Processed prompts", True)
     assert bar.texts[-1].startswith("input ")
     assert bar.texts[-1].endswith(" tokens/s")
+
+
+def test_a_call_from_within_a_call_is_refused():
+    class Calling(Bar):
+        def update(self, number):
+            llm.generate(["inner"], use_tqdm=False)
+
+    llm = make_llm()
+    with pytest.raises(EngineError, match="Call it after that call has returned"):
+        llm.generate(["outer"], use_tqdm=Calling)
+    assert_untouched(llm)
 
 
 def test_a_real_bar_goes_to_standard_error(capsys):

@@ -6,9 +6,11 @@ engine/frontend/input_processor.py.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from quire.beam_search import BeamSearchOutput
 from quire.config.args.engine_args import EngineArgs
@@ -27,10 +29,26 @@ from quire.prompts import as_prompts
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 """Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
+
+
+def _one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
+    """Have calls from other threads wait until the method returns; its own may use `self` again,
+    but not while the engine works (offline.py).
+    """
+
+    @wraps(method)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        llm = cast(LLM, args[0])
+        with llm._lock:
+            llm._requests.require_idle()
+            return method(*args, **kwargs)
+
+    return alone
 
 
 class LLM(BlockingControl, UnbuiltOfflineMethods):
@@ -41,6 +59,10 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
     (engine/control_verbs.py). Use it as a context manager, or call `close()`, to release its
     memory. Raises RequestError for an invalid keyword or value, LoadError for a model that cannot
     be loaded.
+
+    Calls from several threads run one after the other; for one batch, pass all prompts in one call.
+    A process that was forked from this one makes an `LLM` of its own where the core is in another
+    process.
     """
 
     def __init__(
@@ -70,10 +92,12 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
     def _connect(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._requests = OfflineRequests(engine)
+        self._lock = threading.RLock()
         self._description = ""
 
     # text
 
+    @_one_at_a_time
     def generate(
         self,
         prompts: Any,
@@ -102,6 +126,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         )
         return self._requests.outputs(ids, use_tqdm)
 
+    @_one_at_a_time
     def chat(
         self,
         messages: Any,
@@ -113,6 +138,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         ids = self.enqueue_chat(messages, sampling_params, False, **options)
         return self._requests.outputs(ids, use_tqdm)
 
+    @_one_at_a_time
     def enqueue(
         self,
         prompts: Any,
@@ -136,6 +162,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             use_tqdm=use_tqdm,
         )
 
+    @_one_at_a_time
     def enqueue_chat(
         self,
         messages: Any,
@@ -183,6 +210,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             use_tqdm=use_tqdm,
         )
 
+    @_one_at_a_time
     def wait_for_completion(
         self,
         output_type: type[RequestOutput] | tuple[type[RequestOutput], ...] | None = None,
@@ -195,6 +223,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             raise InvalidType("output_type", output_type, allowed)
         return self._requests.outputs(None, use_tqdm)
 
+    @_one_at_a_time
     def beam_search(
         self,
         prompts: Any,
@@ -210,7 +239,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         """
         if lora_request:
             raise NotBuiltYet("lora_request", lora_request, "Leave it out.")
-        runner = BeamRunner(self.llm_engine, params, concurrency_limit)
+        runner = BeamRunner(self.llm_engine, self._requests, params, concurrency_limit)
         return runner.run(as_prompts(prompts), use_tqdm)
 
     # the engine
@@ -235,8 +264,9 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
 
     def close(self) -> None:
         """Abort what is queued and release the memory."""
-        self._requests.forget()
-        self.llm_engine.close()
+        with self._lock:
+            self._requests.forget()
+            self.llm_engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -256,6 +286,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             self._description = object.__repr__(self) if spec is None else describe(spec)
         return self._description
 
+    @_one_at_a_time
     def _call(self, call: Utility[T]) -> T:
         return self.llm_engine._call(call)
 

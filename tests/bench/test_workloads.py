@@ -71,6 +71,19 @@ def test_latency_without_decode_steps_has_no_decode_rate(capsys, cache):
     assert "decode_tokens_per_second" not in figures
 
 
+@pytest.mark.parametrize("given", ["0", "-1", "two"])
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [("throughput", "--num-prompts"), ("throughput", "--num-trials"), ("latency", "--num-iters")]
+    + [("scheduler", "--num-requests"), ("serve", "--num-prompts"), ("startup", "--num-trials")],
+)
+def test_counts_without_sense_are_refused_by_name(capsys, kind, flag, given):
+    with pytest.raises(SystemExit) as caught:
+        main.main(["bench", kind, f"{flag}={given}"])
+    assert caught.value.code == 2
+    assert f"argument {flag}: {given!r} is not an integer >= 1" in capsys.readouterr().err
+
+
 def test_model_and_random_model_exclude_each_other(capsys, cache):
     words = ["bench", "throughput", "--random-model", "tiny", "--model", "x"]
     assert main.main(words) == 2

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from quire.errors import (
     LoadError,
     ModelNotFound,
     NotBuiltYet,
+    RequestError,
     UnknownConfigKey,
     UnsupportedArchitecture,
 )
@@ -103,6 +105,24 @@ def test_chat_template_as_text_file_or_name(tmp_path):
     assert shown == [None, "{{ x }}", "hello {{ messages }}", "tool_use"]
     with pytest.raises(InvalidParameter, match="a file that exists"):
         make_plan(EngineArgs(model=folder, chat_template="missing.jinja"))
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_chat_template_that_is_no_jinja_is_refused_at_the_start(tmp_path, is_file):
+    given = "{{"
+    if is_file:
+        given = str(tmp_path / "t.jinja")
+        Path(given).write_text("{{")
+    with pytest.raises(
+        RequestError, match="chat template has a syntax error in line 1: unexpected"
+    ):
+        make_plan(EngineArgs(model=make_folder(tmp_path), chat_template=given))
+
+
+@pytest.mark.parametrize("given", ["", " ", ["a", ""]])
+def test_a_served_model_has_a_name(tmp_path, given):
+    with pytest.raises(InvalidParameter, match="served_model_name=.*: a name has a character"):
+        make_plan(EngineArgs(model=make_folder(tmp_path), served_model_name=given))
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,13 @@ def test_a_file_says_what_the_command_line_would(tmp_path):
     assert merged.override_generation_config == {"top_k": 3, "top_p": 0.5}
 
 
+def test_a_device_is_no_file_of_flags(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse("--config", "/dev/null")  # reading /dev/zero would not end
+    assert ended.value.code == 2
+    assert "/dev/null is a device, where a file is expected." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["- a\n", "a: b: c\n", "no_such_flag: 1\n", "port: many\n"])
 def test_a_file_that_says_something_else_is_wrong_usage(tmp_path, text, capsys):
     file = tmp_path / "serve.yaml"

@@ -260,6 +260,20 @@ def test_min_tokens_beats_a_biased_eos():
     assert 4 not in ids[:3] and ids[3] == 4
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_of_minus_infinity_forbids_a_token_and_changes_no_other(temperature):
+    logits = np.random.default_rng(3).normal(size=(1, 40)).astype(np.float32)
+    logits[0, 4] = 9.0
+    forbid, never = (
+        make_params(temperature=temperature, logit_bias={4: bias}) for bias in (-np.inf, -1e30)
+    )
+    drawn = []
+    for params in (forbid, never):
+        bench, rows = bench_with([Request(params, [1], [], 5)], 40)
+        drawn.append([bench.step(rows, logits).token_ids.item() for _ in range(20)])
+    assert drawn[0] == drawn[1] and 4 not in drawn[0]
+
+
 def test_min_tokens_masks_eos_also_when_it_does_not_stop():
     params = make_params(temperature=0.0, min_tokens=1, ignore_eos=True, stops=[4])
     bench, rows = bench_with([Request(params, [1], [])], 8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -380,6 +383,27 @@ def test_broken_vocab_and_merges(tmp_path: Path, vocab: str, merges: str, says: 
     (tmp_path / "merges.txt").write_text(merges)
     with pytest.raises(LoadError, match=says):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "merge"), [("##", ["a", "b"]), ("x", ["a", "é"]), ("##", "a b")]
+)
+def test_merges_that_are_shorter_than_the_prefix_do_not_end_the_process(
+    tmp_path: Path, prefix: str, merge: Any
+) -> None:
+    vocab = {text: i for i, text in enumerate(["a", "b", "é", "ab"])}
+    model = {"type": "BPE", "vocab": vocab, "merges": [merge], "continuing_subword_prefix": prefix}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    load = (
+        "import sys; from pathlib import Path; from quire.text.tokenizer import Tokenizer; "
+        "Tokenizer.from_folder(Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", load, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("quire.errors.LoadError:") and "does not begin with" in last
 
 
 def test_vocab_and_merges_of_a_class_with_other_rules_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.report import add_output_flag, finish, percentile, print_share
+from quire.bench.report import add_output_flag, at_least, finish, percentile, print_share
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
@@ -28,12 +28,12 @@ _PERCENTS = (10, 25, 50, 75, 90, 99)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench latency`."""
     parser.usage = "quire bench latency [flags]"
-    parser.add_argument("--input-len", type=int, default=32)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--num-iters-warmup", type=int, default=2)
-    parser.add_argument("--num-iters", type=int, default=10)
-    parser.add_argument("--n", type=int, default=1, help="completions of each prompt")
+    parser.add_argument("--input-len", type=at_least(1), default=32)
+    parser.add_argument("--output-len", type=at_least(1), default=128)
+    parser.add_argument("--batch-size", type=at_least(1), default=8)
+    parser.add_argument("--num-iters-warmup", type=at_least(0), default=2)
+    parser.add_argument("--num-iters", type=at_least(1), default=10)
+    parser.add_argument("--n", type=at_least(1), default=1, help="completions of each prompt")
     add_output_flag(parser)
     add_model_flags(parser)
 

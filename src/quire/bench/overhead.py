@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from quire.bench.report import add_output_flag, finish, percentile
+from quire.bench.report import add_output_flag, at_least, finish, percentile
 from quire.bench.steady_core import SteadyCore
 from quire.bench.workload import add_model_flags, engine_args_from, random_prompts, vocab_size
 from quire.config.plan import EnginePlan
@@ -49,10 +49,10 @@ class OverheadResult(msgspec.Struct):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench overhead`."""
     parser.usage = "quire bench overhead [flags]"
-    parser.add_argument("--input-len", type=int, default=128)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--num-rounds", type=int, default=4, help="requests of each stream")
+    parser.add_argument("--input-len", type=at_least(1), default=128)
+    parser.add_argument("--output-len", type=at_least(1), default=128)
+    parser.add_argument("--concurrency", type=at_least(1), default=64)
+    parser.add_argument("--num-rounds", type=at_least(1), default=4, help="requests of each stream")
     parser.add_argument("--idle-seconds", type=float, default=5.0, help="how long to watch it rest")
     add_output_flag(parser)
     add_model_flags(parser)

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The `type` of a flag that counts something, of which there is a least number."""
+
+    def count(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:
+            found = least - 1
+        if found < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= {least}")
+        return found
+
+    return count
 
 
 def add_output_flag(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from quire.bench.report import add_output_flag, finish
+from quire.bench.report import add_output_flag, at_least, finish
 from quire.params import SamplingParams
 from quire.scheduling.request import Request
 from quire.scheduling.scheduler import Scheduler
@@ -18,11 +18,11 @@ _TOKEN = 7
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench scheduler`."""
-    parser.add_argument("--num-requests", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--num-steps", type=int, default=300, help="steps of one trial")
-    parser.add_argument("--num-trials", type=int, default=5, help="the fastest counts")
-    parser.add_argument("--input-len", type=int, default=128)
-    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--num-requests", type=at_least(1), nargs="+", default=[256, 1024])
+    parser.add_argument("--num-steps", type=at_least(1), default=300, help="steps of one trial")
+    parser.add_argument("--num-trials", type=at_least(1), default=5, help="the fastest counts")
+    parser.add_argument("--input-len", type=at_least(1), default=128)
+    parser.add_argument("--block-size", type=at_least(1), default=32)
     add_output_flag(parser)
 
 

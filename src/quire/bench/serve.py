@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.bench.report import add_output_flag
+from quire.bench.report import add_output_flag, at_least
 from quire.environment import read_environment
 from quire.errors import EngineError, InvalidParameter
 
@@ -53,10 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("requests")
     what.add_argument("--dataset-name", choices=["random", "custom"], default="random")
     what.add_argument("--dataset-path", type=Path, help='custom: lines of {"prompt": text}')
-    what.add_argument("--num-prompts", type=int, default=1000)
-    what.add_argument("--random-input-len", "--input-len", type=int, default=1024, metavar="N")
-    what.add_argument("--random-output-len", "--output-len", type=int, default=128, metavar="N")
-    what.add_argument("--random-prefix-len", type=int, default=0, metavar="N", help="shared by all")
+    what.add_argument("--num-prompts", type=at_least(1), default=1000)
+    what.add_argument(
+        "--random-input-len", "--input-len", type=at_least(1), default=1024, metavar="N"
+    )
+    what.add_argument(
+        "--random-output-len", "--output-len", type=at_least(1), default=128, metavar="N"
+    )
+    what.add_argument(
+        "--random-prefix-len", type=at_least(0), default=0, metavar="N", help="shared by all"
+    )
     what.add_argument(
         "--random-range-ratio", type=float, default=0.0, metavar="R", help="lengths vary by +-R"
     )
@@ -68,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("load")
     how.add_argument("--request-rate", type=float, default=math.inf, metavar="PER_S")
     how.add_argument("--burstiness", type=float, default=1.0, metavar="B")
-    how.add_argument("--max-concurrency", type=int, metavar="N")
-    how.add_argument("--num-warmups", type=int, default=0, metavar="N")
+    how.add_argument("--max-concurrency", type=at_least(1), metavar="N")
+    how.add_argument("--num-warmups", type=at_least(0), default=0, metavar="N")
     how.add_argument("--request-timeout", type=float, default=6 * 3600, metavar="S")
     out = parser.add_argument_group("results")
     out.add_argument("--percentile-metrics", default="ttft,tpot,itl", metavar="M,M")

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from quire.bench.report import add_output_flag, finish
+from quire.bench.report import add_output_flag, at_least, finish
 from quire.bench.workload import add_model_flags, engine_args_from
 from quire.config.args.engine_args import EngineArgs
 from quire.errors import LoadError
@@ -26,7 +26,9 @@ BUILDER_PARTS = ("weights", "kv_memory", "recording")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench startup`."""
     parser.usage = "quire bench startup [flags]"
-    parser.add_argument("--num-trials", type=int, default=5, help="processes; medians count")
+    parser.add_argument(
+        "--num-trials", type=at_least(1), default=5, help="processes; medians count"
+    )
     add_output_flag(parser)
     add_model_flags(parser)
 

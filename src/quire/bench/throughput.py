@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from quire.bench.report import add_output_flag, finish, print_share
+from quire.bench.report import add_output_flag, at_least, finish, print_share
 from quire.bench.workload import (
     add_model_flags,
     as_prompts,
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `quire bench throughput`."""
     parser.usage = "quire bench throughput [flags]"
-    parser.add_argument("--input-len", "--random-input-len", type=int, default=128)
-    parser.add_argument("--output-len", "--random-output-len", type=int, default=64)
-    parser.add_argument("--num-prompts", type=int, default=32)
-    parser.add_argument("--num-warmups", type=int, default=1, help="requests before the clock runs")
-    parser.add_argument("--num-trials", type=int, default=1, help="the median counts")
-    parser.add_argument("--n", type=int, default=1, help="completions of each prompt")
+    parser.add_argument("--input-len", "--random-input-len", type=at_least(1), default=128)
+    parser.add_argument("--output-len", "--random-output-len", type=at_least(1), default=64)
+    parser.add_argument("--num-prompts", type=at_least(1), default=32)
+    parser.add_argument(
+        "--num-warmups", type=at_least(0), default=1, help="requests before the clock runs"
+    )
+    parser.add_argument("--num-trials", type=at_least(1), default=1, help="the median counts")
+    parser.add_argument("--n", type=at_least(1), default=1, help="completions of each prompt")
     add_output_flag(parser)
     add_model_flags(parser)
 

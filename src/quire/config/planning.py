@@ -184,12 +184,19 @@ def _chat_template(given: str | None) -> tuple[str | None, str]:
         return None, ""
     text = os.fspath(given)
     if any(mark in text for mark in "{}\n"):
-        return text, "chat_template was given as text"
+        return _compiling(text), "chat_template was given as text"
     if Path(text).is_file():
-        return read_text(Path(text)), f"the file {text}"
+        return _compiling(read_text(Path(text))), f"the file {text}"
     if os.sep in text or text.endswith((".jinja", ".jinja2", ".txt")):
         raise InvalidParameter("chat_template", text, "a file that exists, or a Jinja template")
     return text, "chat_template names one of the tokenizer's"
+
+
+def _compiling(template: str) -> str:
+    """The template. Raises RequestError for one that is not valid Jinja."""
+    from quire.text.chat_template import ChatTemplate  # imports jinja2, which few need here
+
+    return ChatTemplate(template).source
 
 
 def _width(block: Block) -> int:

@@ -17,12 +17,17 @@ from quire.prompts import parse_prompt
 
 class BeamRunner:
     """Looks for the likeliest texts of prompts, `concurrency_limit` prompts at a time (None: all).
+    Its requests are queued among the caller's `requests`.
 
     Raises RequestError for parameters that the engine cannot serve.
     """
 
     def __init__(
-        self, engine: LLMEngine, params: BeamSearchParams, concurrency_limit: int | None
+        self,
+        engine: LLMEngine,
+        requests: OfflineRequests,
+        params: BeamSearchParams,
+        concurrency_limit: int | None,
     ) -> None:
         if not isinstance(params, BeamSearchParams):
             raise InvalidType("params", params, "it must be a BeamSearchParams")
@@ -34,7 +39,7 @@ class BeamRunner:
             checks.integer("concurrency_limit", concurrency_limit, 1, checks.MAX_INT, allowed)
         self._engine = engine
         self._inputs = engine.front_end.inputs
-        self._requests = OfflineRequests(engine)
+        self._requests = requests
         self._params = params
         self._at_once = concurrency_limit
         limit = self._inputs.limits.max_logprobs

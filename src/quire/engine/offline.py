@@ -7,9 +7,9 @@ from __future__ import annotations
 import copy
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from types import FrameType
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 from quire.engine.llm_engine import LLMEngine
@@ -23,7 +23,8 @@ class OfflineRequests:
     """Queues prompts under consecutive ids, and waits for their outputs.
 
     Invariant: `_queued` has the ids whose outputs have not been fetched, in order; the finished
-    ones among them are the keys of `_finished`.
+    ones among them are the keys of `_finished`. Ctrl-C acts between two prompts and between two
+    steps, where the engine is whole.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -31,6 +32,26 @@ class OfflineRequests:
         self._next_id = 0
         self._queued: dict[str, None] = {}
         self._finished: dict[str, RequestOutput] = {}
+        self._is_busy = False
+
+    def require_idle(self) -> None:
+        """Raises EngineError while prompts are being queued or outputs awaited: in the middle of a
+        step nothing else can be done.
+        """
+        if self._is_busy:
+            raise EngineError(
+                "A logits processor, a progress bar or a signal handler called this LLM while a "
+                "call of the same thread was running. Call it after that call has returned."
+            )
+
+    @contextmanager
+    def _working(self) -> Iterator[DeferredInterrupt]:
+        with DeferredInterrupt() as interrupt:
+            self._is_busy = True
+            try:
+                yield interrupt
+            finally:
+                self._is_busy = False
 
     def enqueue(
         self,
@@ -49,30 +70,32 @@ class OfflineRequests:
         each_params = [_final_only(one) for one in _one_each("sampling_params", params, total)]
         priorities = _one_each("priority", 0 if priority is None else priority, total)
         ids: list[str] = []
-        try:
-            with (
-                Progress(use_tqdm, total, "Adding requests")
-                if use_tqdm and total
-                else nullcontext() as bar
-            ):
-                for prompt, own, rank in zip(prompts, each_params, priorities, strict=True):
-                    request_id = str(self._next_id)
-                    self._next_id += 1
-                    self._engine.add_request(
-                        request_id,
-                        prompt,
-                        own,
-                        lora_request=lora_request,
-                        tokenization_kwargs=tokenization_kwargs,
-                        priority=rank,
-                    )
-                    ids.append(request_id)
-                    if bar is not None:
-                        bar.tick()
-        except BaseException:
-            self._engine.discard_requests(ids)
-            raise
-        self._queued.update(dict.fromkeys(ids))
+        with self._working() as interrupt:
+            try:
+                with (
+                    Progress(use_tqdm, total, "Adding requests")
+                    if use_tqdm and total
+                    else nullcontext() as bar
+                ):
+                    for prompt, own, rank in zip(prompts, each_params, priorities, strict=True):
+                        request_id = str(self._next_id)
+                        self._next_id += 1
+                        self._engine.add_request(
+                            request_id,
+                            prompt,
+                            own,
+                            lora_request=lora_request,
+                            tokenization_kwargs=tokenization_kwargs,
+                            priority=rank,
+                        )
+                        ids.append(request_id)
+                        if bar is not None:
+                            bar.tick()
+                        interrupt.check()
+            except BaseException:
+                self._engine.discard_requests(ids)
+                raise
+            self._queued.update(dict.fromkeys(ids))
         return ids
 
     def outputs(
@@ -83,19 +106,20 @@ class OfflineRequests:
         """
         wanted = list(self._queued) if ids is None else ids
         with (
+            self._working() as interrupt,
             Progress(use_tqdm, len(wanted), "Processed prompts")
             if use_tqdm and len(wanted)
-            else nullcontext() as bar
+            else nullcontext() as bar,
         ):
             try:
-                _complete(self._engine, wanted, self._finished, bar)
+                _complete(self._engine, wanted, self._finished, bar, interrupt)
             except BaseException:
                 if not self._engine.has_unfinished_requests():
                     self.forget()
                 raise
-        for request_id in wanted:
-            self._queued.pop(request_id, None)
-        return [self._finished.pop(request_id) for request_id in wanted]
+            for request_id in wanted:
+                self._queued.pop(request_id, None)
+            return [self._finished.pop(request_id) for request_id in wanted]
 
     def forget(self) -> None:
         """Drop what is queued, and outputs that have not been fetched."""
@@ -108,6 +132,7 @@ def _complete(
     wanted: Collection[str],
     finished: dict[str, RequestOutput],
     bar: Progress | None,
+    interrupt: DeferredInterrupt,
 ) -> None:
     """Step the engine until every request id in `wanted` is in `finished`, which collects the final
     outputs of all requests.
@@ -119,17 +144,16 @@ def _complete(
     if missing:
         _require_awake(engine, len(missing))
     try:
-        with DeferredInterrupt() as interrupt:
-            while missing:
-                outputs = engine.step()
-                _require_outputs(engine, outputs, len(missing))
-                for output in filter(lambda output: output.finished, outputs):
-                    finished[output.request_id] = output
-                    if output.request_id in missing:
-                        missing.remove(output.request_id)
-                        if bar is not None:
-                            bar.note(output)
-                interrupt.check()
+        while missing:
+            outputs = engine.step()
+            _require_outputs(engine, outputs, len(missing))
+            for output in filter(lambda output: output.finished, outputs):
+                finished[output.request_id] = output
+                if output.request_id in missing:
+                    missing.remove(output.request_id)
+                    if bar is not None:
+                        bar.note(output)
+            interrupt.check()
     except EngineDeadError:
         raise
     except BaseException:
@@ -154,11 +178,12 @@ def _require_outputs(engine: LLMEngine, outputs: list[RequestOutput], num_missin
 
 
 class DeferredInterrupt:
-    """A context in which Ctrl-C is deferred to the next `check()`; a second Ctrl-C acts at once.
+    """A context in which Ctrl-C is deferred to the next `check()`, at the latest to the end; a
+    second Ctrl-C acts at once.
 
     A step that is interrupted half-way would leave the scheduler and the runner with different
-    views of the same requests. Outside the main thread, or where the program has installed its own
-    handler, this does nothing.
+    views of the same requests, and a message that was received but not counted would be missed.
+    Outside the main thread, or where the program has installed its own handler, this does nothing.
     """
 
     def __init__(self) -> None:
@@ -171,10 +196,17 @@ class DeferredInterrupt:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
+        if kind is None:
+            self.check()
 
     def check(self) -> None:
         """Raise the deferred KeyboardInterrupt, if there was one."""

@@ -58,7 +58,7 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
 def _check(path: Path, found: os.stat_result, most_bytes: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise LoadError(f"{path} is {kind}, where a file of the model is expected.")
+        raise LoadError(f"{path} is {kind}, where a file is expected.")
     if most_bytes is not None and found.st_size > most_bytes:
         raise LoadError(
             f"{path} has {found.st_size} bytes, and such a file may have at most {most_bytes}."

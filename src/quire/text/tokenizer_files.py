@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import processors
 
@@ -115,6 +116,7 @@ def _load_library_tokenizer(
     whole = folder / "tokenizer.json"
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     if has_file(whole, MOST_VOCABULARY_BYTES):
+        _refuse_short_merges(whole)
         try:
             return LibraryTokenizer.from_file(str(whole))
         except Exception as error:  # the library raises bare Exception for every malformed file
@@ -125,6 +127,42 @@ def _load_library_tokenizer(
         prefix_space = bool(config.get("add_prefix_space") or False)
         return build_from_vocab_and_merges(vocab, merges, class_name, prefix_space)
     raise LoadError(_what_is_missing(folder))
+
+
+class _Model(msgspec.Struct):
+    continuing_subword_prefix: str | None = None
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Model
+
+
+def _refuse_short_merges(whole: Path) -> None:
+    """Raise LoadError for merges from whose right part the library cannot cut the
+    `continuing_subword_prefix`: it would end the process. It reports other errors itself.
+    """
+    try:
+        model = msgspec.json.decode(whole.read_bytes(), type=_TokenizerFile).model
+        prefix = (model.continuing_subword_prefix or "").encode()
+        if not prefix:
+            return
+        merges = msgspec.json.decode(model.merges, type=list[str | tuple[str, str]])
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
+        return
+    for merge in merges:
+        right = (merge.partition(" ")[2] if isinstance(merge, str) else merge[1]).encode()
+        try:
+            right[len(prefix) :].decode()
+        except UnicodeDecodeError:
+            is_cut = True
+        else:
+            is_cut = len(right) < len(prefix)
+        if is_cut:
+            raise LoadError(
+                f"{whole} has the merge {merge!r}, whose right part does not begin with "
+                f"continuing_subword_prefix {model.continuing_subword_prefix!r}."
+            )
 
 
 # File name -> (what it is, what transformers needs in addition to convert it).

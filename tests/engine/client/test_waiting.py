@@ -3,6 +3,7 @@
 import asyncio
 import os
 import selectors
+import signal
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ class Cores:
     """Stands for `RemoteCores`: `arrive` makes `wakeup` readable, `take` finds what has arrived."""
 
     next_check_s = 0.01
+    is_ours = True
 
     def __init__(self):
         self.wakeup = selectors.DefaultSelector()
@@ -32,6 +34,7 @@ class Cores:
         self.has_requests, self.is_idle = True, False
         self.num_checks = 0
         self._arrived, self._events = deque(), deque()
+        self.between = lambda: None
 
     def arrive(self, event):
         self._arrived.append(event)
@@ -40,7 +43,9 @@ class Cores:
     def take(self):
         while self._arrived:
             os.read(self._pipe[0], 1)
-            self._events.append(self._arrived.popleft())
+            event = self._arrived.popleft()
+            self.between()
+            self._events.append(event)
 
     def next_output(self):
         event = self._events.popleft() if self._events else None
@@ -73,6 +78,32 @@ def run(main):
 
 def outputs():
     return EngineCoreOutputs([1], [7])
+
+
+def test_ctrl_c_while_a_call_waits_does_not_lose_messages(cores):
+    def press():
+        cores.between = lambda: None
+        signal.raise_signal(signal.SIGINT)
+
+    client, answer = SyncMPClient(cores), outputs()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    cores.between = press
+    cores.arrive(answer)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            client.call(Utility("is_sleeping"))
+        assert client.get_output() is answer
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_cores_of_the_process_that_forked_this_one_are_refused(cores):
+    client = SyncMPClient(cores)
+    cores.is_ours = False
+    for use in (client.get_output, lambda: client.add_request(None), lambda: client.call(ASK)):
+        with pytest.raises(EngineError, match="this one was forked from: make a new engine here"):
+            use()
+    client.abort_requests([1])  # the double has no such method
 
 
 def test_a_thread_gets_outputs_in_their_order_and_the_death_of_a_core(cores):

@@ -26,7 +26,7 @@ from quire.engine.wire.messages import (
     EngineCoreRequest,
     EngineCoreRequestType,
 )
-from quire.errors import EngineDeadError, InvalidParameter, LoadError, RequestError
+from quire.errors import EngineDeadError, EngineError, InvalidParameter, LoadError, RequestError
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +99,25 @@ def test_llm_gives_the_same_in_this_process_and_in_another():
         [pid] = set(children()) - before
     assert set(children()) == before
     assert not psutil.pid_exists(pid)
+
+
+def test_a_forked_child_is_refused_and_harms_nothing():
+    with LLM(enable_multiprocessing=True, **SMALL) as llm:
+        expected = texts(llm)
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(30)
+                texts(llm)
+            except EngineError as error:
+                llm.close()
+                os._exit(7 if "forked from" in str(error) else 1)
+            finally:
+                os._exit(2)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert texts(llm) == expected
+        assert llm.llm_engine.front_end.client.num_restarts == 0
 
 
 def test_two_cores_give_what_one_gives_and_share_the_work():

@@ -121,6 +121,58 @@ def test_t38_curl_with_http2(server):
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 2
 
 
+NEXT = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+MALFORMED = {
+    "unknown method": b"FOO / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "two lengths": NEXT + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "length and chunks": NEXT + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "no path": b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00" * 9,
+    "no chunk": CHUNKED + b"zz\r\n",
+    "after a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\naFOO",
+}
+TOO_LONG = {
+    "short lines": NEXT + b"a: b\r\n" * 20_000 + b"\r\n",
+    "one line": NEXT + b"a: " + b"b" * 70_000 + b"\r\n\r\n",
+    "blanks before a value": NEXT + b"a:" + b" " * 70_000 + b"b\r\n\r\n",
+    "blanks in the request line": b"GET " + b" " * 70_000 + b"/ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "empty lines": b"\r\n" * 40_000 + NEXT + b"\r\n",
+    "extension of a chunk": CHUNKED + b"1;" + b"a" * 140_000,
+    "trailer": CHUNKED + b"1\r\na\r\n0\r\na: " + b"b" * 140_000,
+}
+REFUSED = [(400, name, data) for name, data in MALFORMED.items()]
+REFUSED += [(431, name, data) for name, data in TOO_LONG.items()]
+NAMES = [each[1] for each in REFUSED]
+
+
+@pytest.mark.parametrize(("status", "data"), [each[::2] for each in REFUSED], ids=NAMES)
+def test_what_is_not_http_gets_an_error_of_the_api_and_no_line_in_the_log(status, data, caplog):
+    with listening() as (_, port), connected(port) as sock:
+        sock.sendall(data)
+        with http.client.HTTPResponse(sock) as reply:
+            reply.begin()
+            error = json.loads(reply.read())["error"]
+    assert (reply.status, error["code"]) == (status, status)
+    assert reply.headers["content-type"] == "application/json"
+    assert error["message"].endswith(".")
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
+def test_every_byte_of_a_head_counts_and_none_of_a_body():
+    head = NEXT + b"a: " + b"b" * (65_536 - len(NEXT) - 7) + b"\r\n\r\n"
+    assert len(head) == 65_536
+    post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + b"c" * 300_000
+    chunks = CHUNKED + b"1\r\nd\r\n" * 30_000 + b"0\r\n\r\n"
+    with listening() as (_, port):
+        for data, num_replies in [(head, 1), (post + head, 2), (chunks + head, 2)]:
+            with connected(port) as sock, sock.makefile("rb") as file:
+                sock.sendall(data)
+                text = file.read()
+            assert text.count(b"HTTP/1.1 200 ") == num_replies
+
+
 def test_t34_half_sent_requests_make_way(monkeypatch):
     """Of heads and of bodies; a connection that is idle after an answer is kept longer."""
     monkeypatch.setattr(acceptor, "STALLED_S", 0.0)

@@ -7,7 +7,8 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidParameter, InvalidType
+from quire.errors import InvalidParameter, InvalidType, LoadError
+from quire.text.model_files import read_text
 
 
 def words_of(path: str, flags: Container[str]) -> list[str]:
@@ -15,15 +16,14 @@ def words_of(path: str, flags: Container[str]) -> list[str]:
 
     A true flag is `--flag`, a false one `--no-flag` (nothing, if that is not one of the `flags`),
     null leaves it out, a list is several words, an object JSON. Raises InvalidParameter for a file
-    that cannot be read or is not such a list of names and values.
+    that cannot be read, is none (a device, a pipe), or is not such a list of names and values.
     """
     import yaml  # only who has a file pays for it
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidParameter("--config", path, " ".join(str(error).split())) from None
+        content = yaml.safe_load(read_text(Path(path)))
+    except (LoadError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidParameter("--config", path, " ".join(str(error).split()).rstrip(".")) from None
     if content is None:
         return []
     if not isinstance(content, dict):

@@ -87,6 +87,9 @@ def _decide_names(d: Decisions) -> None:
         d.decide("served_model_names", (d.model.name,), "the model's name")
         return
     names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(name.strip() for name in names):
+        hint = "Leave it out: the name is then that of `model`."
+        raise InvalidParameter("served_model_name", given, "a name has a character", hint)
     d.decide("served_model_names", names, "served_model_name was given")
 
 

@@ -19,9 +19,10 @@ from quire.engine.client.pending_calls import answer_to, not_answered
 from quire.engine.client.remote_cores import RemoteCores
 from quire.engine.client.scaling import scale
 from quire.engine.client.supervisor import Supervisor
+from quire.engine.process.owner_signals import held_back
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, EngineError
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class MPClient:
         self._cores.add_request(request)
 
     def abort_requests(self, handles: Sequence[int]) -> None:
-        if not self._is_closed:
+        if not self._is_closed and self.remote.is_ours:
             self._cores.abort_requests(handles)
 
     def engine_of(self, handle: int) -> int | None:
@@ -73,10 +74,17 @@ class MPClient:
     def _require_open(self) -> None:
         if self._is_closed:
             raise EngineDeadError("The engine was closed; make a new one.")
+        if not self.remote.is_ours:
+            raise EngineError(
+                "The engine's cores belong to the process that this one was forked from: make a "
+                "new engine here."
+            )
 
 
 class SyncMPClient(MPClient):
-    """`EngineCoreClient` of cores in other processes; for one thread."""
+    """`EngineCoreClient` of cores in other processes; for one thread. A signal handler that raises
+    in a method other than `call` may lose messages, so offline.py holds Ctrl-C back.
+    """
 
     def get_output(self) -> EngineCoreOutputs:
         """The next outputs. Empty when the cores have no requests of ours, when they are paused,
@@ -87,6 +95,7 @@ class SyncMPClient(MPClient):
         outputs = self._cores.next_output()
         while outputs is None and self._cores.has_requests:
             self._wait()
+            self._take()
             outputs = self._cores.next_output()
             if outputs is None and self._cores.is_idle:
                 break
@@ -94,19 +103,24 @@ class SyncMPClient(MPClient):
 
     def call(self, utility: Utility[T]) -> T:
         self._require_open()
-        future = self._cores.begin_call(utility)
+        with held_back():
+            future = self._cores.begin_call(utility)
         deadline = time.monotonic() + (math.inf if utility.timeout_s is None else utility.timeout_s)
         while not future.done():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 future.cancel()
                 raise not_answered(utility)
-            self._wait(left_s)
+            self._wait(left_s)  # may be interrupted: it takes no message
+            with held_back():
+                self._take()
         return future.result()
 
     def _wait(self, limit_s: float = math.inf) -> None:
         """Block until something has come, or is due, or `limit_s` is over."""
         self.remote.wakeup.select(min(limit_s, self._cores.next_check_s))
+
+    def _take(self) -> None:
         self._cores.take()
         self.remote.check_health()
 

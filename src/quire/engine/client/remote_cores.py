@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import time
 import weakref
@@ -83,10 +84,16 @@ class RemoteCores:
         self._group = LockstepGroup(sockets.connections) if pool.is_lock_step else None
         self._checked_at = time.monotonic()
         self._is_closed = False
-        self._finalizer = weakref.finalize(self, self._resources().close)
+        self._owner_pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _close, self._resources(), self._owner_pid)
         for engine_index in () if handshake is None else handshake.missing:
             sockets.add(CoreConnection(engine_index, 1, has_joined=False))
         self._watch()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that the cores belong to, and not one that it has forked."""
+        return os.getpid() == self._owner_pid
 
     def _resources(self) -> contextlib.ExitStack:
         """The resources to be closed, the last first."""
@@ -268,7 +275,7 @@ class RemoteCores:
         """End the cores; requests may finish for `timeout_s` seconds. Idempotent; leaves no process
         and no socket.
         """
-        if self._is_closed:
+        if self._is_closed or not self.is_ours:
             return
         self._is_closed = True
         drain_s = timeout_s or 0.0
@@ -445,6 +452,12 @@ class RemoteCores:
                 text = f"core {engine_index}, with which it steps in lock-step, has ended"
                 self._kill(peer, text)
         self.sockets.mark_dead(connection, error)
+
+
+def _close(resources: contextlib.ExitStack, owner_pid: int) -> None:
+    """Close the resources, unless this is a fork of the process that has them."""
+    if os.getpid() == owner_pid:
+        resources.close()
 
 
 def _log_failure(method: str, future: Future[Any]) -> None:

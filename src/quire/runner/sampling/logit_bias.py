@@ -57,7 +57,7 @@ class Biases:
 
 
 class LogitBias:
-    """Adds each id's bias to its logit; a forbidden id stays forbidden."""
+    """Adds each id's bias to its logit; -inf forbids it, and a forbidden id stays forbidden."""
 
     parameters: ClassVar[tuple[str, ...]] = ("logit_bias",)
 
@@ -67,7 +67,8 @@ class LogitBias:
     def add(self, row: int, params: SamplingParams, num_prompt_tokens: int) -> bool:
         if not params.logit_bias:
             return False
-        assert all(map(math.isfinite, params.logit_bias.values())), "validated with the request"
+        are_valid = all(bias < math.inf for bias in params.logit_bias.values())
+        assert are_valid, "validated with the request"
         self._biases.add(row, params.logit_bias)
         return True
 

@@ -1,5 +1,6 @@
-"""One connection: receives the heads of requests within bounds of size and time, and serves what
-offers an upgrade, to HTTP/2 for example, as HTTP/1.1.
+"""One connection: receives the heads of requests within bounds of size and time, answers what is
+not HTTP with an error in the API's shape, and serves what offers an upgrade, to HTTP/2 for example,
+as HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from quire.server.http.acceptor import Connections
+from quire.server.http.failures import JSON, Refusal, error_json
 
 
 def bounded_protocol(
@@ -22,9 +24,11 @@ def bounded_protocol(
 ) -> type[HttpToolsProtocol]:
     """A protocol class for `uvicorn.Config(http=...)`.
 
-    A head above `max_header_bytes` (request line and headers) is answered with 431; a connection
-    that has not sent a whole head `header_timeout_s` after it began is closed. `connections` knows
-    of each whether it waits for its client.
+    A head above `max_header_bytes` is answered with 431. Every byte counts from the end of the last
+    body: empty lines, request line, headers, blanks. So do, in a chunked body, the bytes between
+    the data of two chunks, and trailers. A connection that has not sent a whole head
+    `header_timeout_s` after it began is closed. `connections` knows of each whether it waits for
+    its client.
     """
 
     class BoundedProtocol(_Bounded):
@@ -37,7 +41,7 @@ def bounded_protocol(
 
 class _Parser(httptools.HttpRequestParser):  # type: ignore[misc]
     """Gives `protocol` the rest of the data after a head that offers an upgrade, where the parser
-    would stop.
+    would stop, and what is wrong with a request that is not HTTP.
     """
 
     def __init__(self, protocol: _Bounded) -> None:
@@ -49,9 +53,12 @@ class _Parser(httptools.HttpRequestParser):  # type: ignore[misc]
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if not self._protocol.offers_upgrade:
-                raise
-            self._protocol.serve_without_upgrade(data[upgrade.args[0] :])
+            if self._protocol.offers_upgrade:  # and is not CONNECT, which the routes refuse
+                self._protocol.serve_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError:
+            self._protocol.refuse(400, "The target of the request is not a path.")
+        except httptools.HttpParserError as error:
+            self._protocol.refuse(400, f"The request is not valid HTTP/1.1: {error}.")
 
 
 class _Bounded(HttpToolsProtocol):
@@ -62,8 +69,7 @@ class _Bounded(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.parser = _Parser(self)
-        self._header_bytes = self._dripped_bytes = 0
-        self._is_in_head = False
+        self._head_bytes = 0
         self._is_refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._answered: RequestResponseCycle | None = None
@@ -82,35 +88,26 @@ class _Bounded(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
-        self._all.note_progress(self)
-        waits_for_more = self._is_in_head
-        super().data_received(data)
-        if waits_for_more and self._is_in_head:
-            # httptools does not report a header before its end
-            self._dripped_bytes += len(data)
-            self._check(self._dripped_bytes)
+        if not self._is_refused:
+            self._all.note_progress(self)
+        while data and not self._is_refused:
+            # what ends a head, or is of a body, sets the count back
+            room = self._max_header_bytes - self._head_bytes
+            part, data = data[:room], data[room:]
+            self._head_bytes += len(part)
+            super().data_received(part)
+            if self._head_bytes >= self._max_header_bytes:
+                most = f"{self._max_header_bytes} bytes (--max-header-bytes)"
+                self.refuse(431, f"The head of a request may have {most}; this one has more.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head = True
-        self._header_bytes = self._dripped_bytes = 0
         self._all.note_waiting(self)
         self._arm()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        if not self._is_refused:
-            super().on_header(name, value)
 
     @property
     def offers_upgrade(self) -> bool:
@@ -128,18 +125,18 @@ class _Bounded(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.offers_upgrade:
             return
-        self._is_in_head = False
+        self._head_bytes = 0
         self._disarm()
-        if not self._is_refused:
-            super().on_headers_complete()
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_refused:
-            super().on_body(body)
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.offers_upgrade or self._is_refused:
+        if self.offers_upgrade:
             return
+        self._head_bytes = 0
         self._all.note_busy(self)
         super().on_message_complete()
 
@@ -148,17 +145,23 @@ class _Bounded(HttpToolsProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._all.note_idle(self)
 
-    def _count(self, num_bytes: int) -> None:
-        self._header_bytes += num_bytes
-        self._check(self._header_bytes)
-
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_header_bytes and not self._is_refused:
-            self._is_refused = True
-            self.transport.write(
-                STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
-            )
-            self.transport.close()
+    def refuse(self, status: int, message: str) -> None:
+        """Answer with an error, unless a reply to an earlier request is on its way, and close."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        cycle = self._answered
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            body = error_json(Refusal(status, message))
+            headers = [
+                *self.server_state.default_headers,
+                (b"content-type", JSON.encode()),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+            ]
+            lines = b"".join(b"%b: %b\r\n" % each for each in headers)
+            self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + body)
+        self.transport.close()
 
     def _arm(self) -> None:
         if self._head_timer is None:
