@@ -7,8 +7,8 @@
 
 namespace quire::QUIRE_LEVEL {
 
-// Rows and vectors of a register block: with int8 weights, and with int4 weights, which have sums in
-// fp32 beside those in int32.
+// Rows and vectors of a register block: with int8 weights, and with int4 weights, which have sums
+// in fp32 beside those in int32.
 #if defined(__AVX512VNNI__)
 constexpr int kByteRows = 12, kNibbleRows = 6, kByteVectors = 2;
 #elif defined(__AVX2__)
@@ -26,6 +26,8 @@ using Bytes = __m512i;
 
 inline Integers splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline F32 to_float(Integers a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline Integers load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_int(int32_t* p, Integers a) { _mm512_storeu_si512(p, a.v); }
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes w) { return low_nibbles(_mm512_srli_epi16(w, 4)); }
@@ -60,6 +62,14 @@ inline F32 to_float(Integers a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvte
 inline Bytes load_bytes(const uint8_t* p) {
     const auto* at = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+inline Integers load_int(const int32_t* p) {
+    return load_bytes(reinterpret_cast<const uint8_t*>(p));
+}
+inline void store_int(int32_t* p, Integers a) {
+    auto* to = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(to, a.low);
+    _mm256_storeu_si256(to + 1, a.high);
 }
 inline Bytes low_nibbles(Bytes w) {
     const __m256i mask = _mm256_set1_epi8(15);
@@ -112,6 +122,12 @@ inline F32 to_float(Integers a) {
     for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(a.v[i]);
     return load(lanes);
 }
+inline Integers load_int(const int32_t* p) {
+    Integers a;
+    __builtin_memcpy(a.v, p, sizeof a.v);
+    return a;
+}
+inline void store_int(int32_t* p, const Integers& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 inline Bytes load_bytes(const uint8_t* p) {
     Bytes w;
     __builtin_memcpy(w.v, p, sizeof w.v);
