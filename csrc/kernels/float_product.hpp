@@ -15,9 +15,10 @@ namespace quire::QUIRE_LEVEL {
 template <int M, int P, class E>
 inline void multiply_rows(int64_t height, const typename Dots<E>::X* x, const E* w, int64_t pairs,
                           float* sums, int64_t stride, Apart apart, bool is_first) {
+    constexpr int V = is_wide(M, P) ? kPanel / kLanes : kVectors;
     if (height == M) {
-        for (int v = 0; v < kPanel / kLanes; v += kVectors)
-            multiply_block<M, kVectors, P>(x, w, v, pairs, sums, stride, apart, is_first);
+        for (int v = 0; v < kPanel / kLanes; v += V)
+            multiply_block<M, V, P>(x, w, v, pairs, sums, stride, apart, is_first);
     } else if constexpr (M > 1) {
         multiply_rows<M - 1, P>(height, x, w, pairs, sums, stride, apart, is_first);
     }

@@ -101,7 +101,9 @@ inline void multiply_partial(const LinearArgs& a, const Product& product, int64_
 inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, int threads) {
     if (rows > kFewRows) return 1;
     if (is_gate(a.finish.kind) && a.weight.out / 2 % kPanel != 0) return 1;
-    return groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
+    const int64_t most = rows == 1 ? kPanelsOfOneRow : 4;
+    const int64_t fitting = groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
+    return fitting < most ? fitting : most;
 }
 
 // y = finish(x @ weight), for a kind of weight: `Product(a, rows, memory)` has `prepare(row,

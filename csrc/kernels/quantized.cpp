@@ -91,7 +91,7 @@ inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t st
                 for (int r = 0; r < M; ++r) {
                     const Four four = splat_four(run + i + r * kRun);
                     for (int v = 0; v < V; ++v)
-                        acc[p][r][v] = add_bytes(acc[p][r][v], lanes[v], four);
+                        acc[p][r][v] = add_bytes<M>(acc[p][r][v], lanes[v], four);
                 }
             }
         }
@@ -108,22 +108,29 @@ inline void add_group(F32 (&total)[P][M][V], int64_t group, const int32_t* start
                       const int8_t* run, const uint8_t* w, int vector, Apart apart) {
     Integers acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(starts[r]); });
-    for (int64_t i = 0; i < group; i += kFour, w += kLine) {
+    for (int64_t k = 0; k < group; k += kNarrow) {
+        Narrow narrow[P][M][V];
+        each_sum<P, M, V>(
+            [&](int p, int r, int v) { narrow[p][r][v] = begin_narrow(acc[p][r][v]); });
+        for (int64_t i = k; i < k + kNarrow; i += kFour, w += kLine) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-            const Bytes both = load_bytes(w + p * apart.weights);
-            __builtin_prefetch(w + p * apart.weights + kPrefetch);
-            Bytes lanes[V];
+            for (int p = 0; p < P; ++p) {
+                const Bytes both = load_bytes(w + p * apart.weights);
+                __builtin_prefetch(w + p * apart.weights + kPrefetch);
+                Bytes lanes[V];
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v)
-                lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
-#pragma GCC unroll 16
-            for (int r = 0; r < M; ++r) {
-                const Four four = splat_four(run + i + r * kRun);
                 for (int v = 0; v < V; ++v)
-                    acc[p][r][v] = add_nibbles(acc[p][r][v], lanes[v], four);
+                    lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
+#pragma GCC unroll 16
+                for (int r = 0; r < M; ++r) {
+                    const Four four = splat_four(run + i + r * kRun);
+                    for (int v = 0; v < V; ++v)
+                        narrow[p][r][v] = add_nibbles(narrow[p][r][v], lanes[v], four);
+                }
             }
         }
+        each_sum<P, M, V>(
+            [&](int p, int r, int v) { acc[p][r][v] = end_narrow(acc[p][r][v], narrow[p][r][v]); });
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
         const auto* scales = reinterpret_cast<const BF16*>(w + p * apart.weights);
@@ -182,6 +189,13 @@ class QuantizedProduct {
     template <int P>
     void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
                   int64_t apart) const {
+        if constexpr (P > 1 && kNibblePanels == 1) {
+            if (is_int4(weight_)) {
+                for (int p = 0; p < P; ++p)
+                    multiply<1>(panel + p, segment, sums + p * apart, stride, apart);
+                return;
+            }
+        }
         constexpr int kHeight = P > 1 ? kFewRows : kByteRows;
         const int64_t height = is_int4(weight_) && kNibbleRows < kHeight ? kNibbleRows : kHeight;
         const int64_t blocks = (x_.rows + height - 1) / height;
@@ -253,12 +267,13 @@ class QuantizedProduct {
             if constexpr (M > 1) multiply_rows<M - 1, P>(height, x, sums, stride, sums_apart);
             return;
         }
+        constexpr int V = is_wide(M, P) ? kPanel / kLanes : kByteVectors;
         const Apart apart{panel_bytes(weight_), sums_apart};
-        for (int v = 0; v < kPanel / kLanes; v += kByteVectors) {
+        for (int v = 0; v < kPanel / kLanes; v += V) {
             if (!is_int4(weight_))
-                multiply_bytes<M, kByteVectors, P>(x, v, sums, stride, apart);
+                multiply_bytes<M, V, P>(x, v, sums, stride, apart);
             else if constexpr (M <= kNibbleRows)
-                multiply_nibbles<M, kByteVectors, P>(x, v, sums, stride, apart);
+                multiply_nibbles<M, V, P>(x, v, sums, stride, apart);
         }
     }
 
