@@ -144,8 +144,7 @@ def matrix_flops_per_s(dtype: str) -> float:
 
 
 def product_seconds(dtype: str, size: int) -> list[float]:
-    """Seconds of three calls of torch's product [size, size] @ [size, size]; the first may be slow.
-    """
+    """Seconds of three products [size, size] @ [size, size] of torch; the first may be slow."""
     left, right = (torch.rand(size, size).to(getattr(torch, dtype)) for _ in range(2))
     return [seconds_of(lambda: left @ right) for _ in range(3)]
 
