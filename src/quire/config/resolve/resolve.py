@@ -118,8 +118,13 @@ def _decide_threads(d: Decisions) -> None:
     size = max(1, len(d.value("data_parallel_ranks")))
     placement = place(d.machine, num_engines=size, num_threads=d.args.cpu_threads)
     d.decide("num_threads", placement.num_threads, placement.reason)
-    why = "one of each core" if any(placement.rooms) else "any: there is nothing to choose"
-    d.decide("thread_cpus", tuple(format_cpus(room) for room in placement.rooms), why)
+    if d.machine.device != "cpu":
+        d.decide("thread_cpus", ("",) * size, "any: the device computes")
+    elif not any(placement.rooms):
+        d.decide("thread_cpus", ("",) * size, "any: no CPU is better than another")
+    else:
+        rooms = tuple(format_cpus(room) for room in placement.rooms)
+        d.decide("thread_cpus", rooms, "one of each core that should compute")
 
 
 def _decide_output(d: Decisions) -> None:
