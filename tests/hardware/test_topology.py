@@ -82,6 +82,14 @@ def test_engines_spread_over_nodes(facts_of, num_engines, cpu_threads, num_threa
     assert [format_cpus(cpus) for cpus in placement.rooms] == rooms
 
 
+def test_engines_leave_out_a_node_with_few_cores(facts_of):
+    files = dict(machines.SERVER)
+    files["proc/thread-self/status"] = "Cpus_allowed_list:\t0-4\n"
+    placement = place(facts_of(files), num_engines=2)
+    assert placement.num_threads == 2 and placement.rooms == ((0, 1, 2, 3),) * 2
+    assert place(facts_of(files), num_threads=5).rooms == ((),), "all that it may use"
+
+
 def test_engines_share_a_quota(facts_of):
     quota = {"sys/fs/cgroup/cpu.max": "400000 100000\n"}
     facts = facts_of(machines.SERVER | quota)

@@ -35,28 +35,30 @@ def place(
     """Place the threads of `num_engines` engines that run on `machine` at the same time.
 
     `num_threads` is what the user asked for, of each engine; None takes one for each core that
-    should compute. With more threads than a node has cores an engine takes further nodes.
+    should compute. Engines are spread over the nodes, but for those with less than half of the
+    largest one's cores. With more threads than a node has cores an engine takes further nodes.
     """
     nodes = _nodes(machine)
-    sharing = math.ceil(num_engines / len(nodes))
+    most = len(_computing(nodes[0]))
+    homes = [node for node in nodes if 2 * len(_computing(node)) >= most]
     if num_threads is None:
-        num_threads, reason = _count(machine, nodes, num_engines, sharing)
+        num_threads, reason = _count(machine, homes, num_engines)
     else:
         reason = "cpu_threads was given"
-    rooms = [_room(machine, nodes, i % len(nodes), num_threads) for i in range(num_engines)]
+    rooms = [_room(machine, nodes, i % len(homes), num_threads) for i in range(num_engines)]
     return Placement(num_threads, tuple(rooms), reason)
 
 
 def _count(
-    machine: MachineFacts, nodes: Sequence[Sequence[LogicalCpu]], num_engines: int, sharing: int
+    machine: MachineFacts, homes: Sequence[Sequence[LogicalCpu]], num_engines: int
 ) -> tuple[int, str]:
-    """Threads of each engine, and why."""
-    used = nodes[: min(num_engines, len(nodes))]
-    cores = min((len(_computing(node)) for node in used), default=machine.num_cores)
-    cores = cores or machine.num_cores  # nothing is known of them
-    reason = _core_reason(machine, nodes)
-    allowed = math.ceil(machine.cpu_quota) if machine.cpu_quota < math.inf else machine.num_cores
+    """Threads of each engine, and why. The engines are spread over the nodes `homes`."""
+    used = homes[:num_engines]
+    cores = min(len(_computing(node)) for node in used) or machine.num_cores  # nothing is known
+    allowed = math.ceil(min(machine.cpu_quota, machine.num_cores))
+    sharing = math.ceil(num_engines / len(homes))
     count = max(1, min(cores // sharing, allowed // num_engines))
+    reason = _core_reason(homes)
     if num_engines > 1:
         reason = f"{min(allowed, cores * len(used))} cores shared by {num_engines} engines"
     elif allowed < cores:
@@ -65,8 +67,8 @@ def _count(
     return (limit, "OMP_NUM_THREADS") if limit is not None and limit < count else (count, reason)
 
 
-def _core_reason(machine: MachineFacts, nodes: Sequence[Sequence[LogicalCpu]]) -> str:
-    node = nodes[0]
+def _core_reason(homes: Sequence[Sequence[LogicalCpu]]) -> str:
+    node = homes[0]
     slow = sum(cpu.is_efficient for cpu in node)
     if slow and len(_computing(node)) < len(node):
         reason = f"one for each performance core; {slow} efficiency cores are left to the rest"
@@ -74,8 +76,8 @@ def _core_reason(machine: MachineFacts, nodes: Sequence[Sequence[LogicalCpu]]) -
         reason = f"one for each core, {slow} of them efficiency cores"
     else:
         reason = "one for each core that this process may use"
-    if len(nodes) > 1:
-        reason += f" of NUMA node {node[0].node}; data_parallel_size={len(nodes)} uses all nodes"
+    if len(homes) > 1:
+        reason += f" of NUMA node {node[0].node}; data_parallel_size={len(homes)} uses all nodes"
     return reason
 
 
