@@ -159,7 +159,6 @@ void bind_pool(nb::module_& m) {
         .def(nb::init<int>(), "size"_a)
         .def_prop_ro("size", &Pool::size)
         .def_prop_ro("num_started", &Pool::num_started)
-        .def_prop_ro("num_resting", &Pool::num_resting)
         .def("resize", &Pool::resize, "size"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("time_regions", &time_regions, "num_regions"_a, "num_tiles"_a);
 }

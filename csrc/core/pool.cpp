@@ -1,6 +1,6 @@
 #include "core/pool.hpp"
 
-#include <algorithm>
+#include <chrono>
 #include <new>
 #include <stdexcept>
 
@@ -15,23 +15,11 @@
 namespace quire {
 namespace {
 
-using Clock = CoreShare::Clock;
+using Clock = std::chrono::steady_clock;
 
 // A thread that is woken by the kernel comes back after about as long.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kPausesPerLook = 16;  // a look at the clock costs about one pause
-
-// Rests of threads that lost their cores, each twice as long as the one before while it goes on.
-// Coming back costs a window of CoreShare. Where resting does not help, nobody rests for the
-// longest.
-constexpr Clock::duration kShortestRest = std::chrono::milliseconds(250);
-constexpr Clock::duration kLongestRest = std::chrono::seconds(4);
-
-// Shares of the time that a thread waits for a core: from the first on it rests; from the second
-// on, of the owner while others rest, resting does not help. A thread beside one other program
-// waits for half of the time, the owner of a pool that gave up enough threads for none.
-constexpr double kWorkerWaiting = 0.3;
-constexpr double kOwnerWaiting = 0.2;
 
 inline void pause_core() {
 #if defined(__x86_64__)
@@ -121,7 +109,6 @@ void Pool::stop() {
     is_stopping_ = true;
     epoch_.fetch_add(1);
     epoch_.notify_all();
-    recall();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
 }
@@ -137,7 +124,6 @@ void Pool::forget_threads_lost_by_fork() {
     new (&mutex_) std::mutex;
     unclaimed_ = 0;
     sleeping_ = 0;
-    num_resting_ = 0;
 }
 
 void Pool::run(int64_t num_tiles, Tile tile, const void* context) {
@@ -146,7 +132,6 @@ void Pool::run(int64_t num_tiles, Tile tile, const void* context) {
         return;
     }
     if (threads_.empty()) start();
-    if (until_ || num_resting_.load(std::memory_order_relaxed) > 0) attend_to_rests();
     region_ = {tile, context, num_tiles};
     finished_.store(0, std::memory_order_relaxed);
     unclaimed_.store(num_tiles, std::memory_order_release);
@@ -179,8 +164,8 @@ bool Pool::compute(int worker) {
 void Pool::wait_for_end(int64_t num_tiles) {
     const auto is_done = [&] { return finished_.load(std::memory_order_acquire) == num_tiles; };
     if (spin_until(is_done)) return;
-    // A tile is long, or its thread waits for a core: it can have ours, which a thread that spins
-    // or yields would keep.
+    // A tile is long, or its thread waits for a core: it can have ours, which a thread that spins or
+    // yields would keep.
     is_owner_asleep_.store(true);
     for (int64_t seen = finished_.load(); seen != num_tiles; seen = finished_.load())
         finished_.wait(seen);
@@ -188,61 +173,13 @@ void Pool::wait_for_end(int64_t num_tiles) {
 }
 
 void Pool::work(int worker) {
-    CoreShare share;
     while (!is_stopping_.load(std::memory_order_relaxed)) {
         const uint32_t seen = epoch_.load();
-        if (compute(worker)) {
-            if (share.is_short(kWorkerWaiting) && rest()) share.restart();
-            continue;
-        }
+        if (compute(worker)) continue;
         if (wait_for_region(seen)) continue;
         sleeping_.fetch_add(1);
         if (unclaimed_.load() <= 0) epoch_.wait(seen);
         sleeping_.fetch_sub(1);
-    }
-}
-
-// Leave the regions to the others until the owner recalls us; false if half of us rest already, or
-// none may.
-bool Pool::rest() {
-    const bool is_one_more = 2 * (num_resting_.fetch_add(1) + 1) <= size_ && may_rest_.load();
-    if (is_one_more) {
-        const uint32_t seen = recalls_.load();
-        if (!is_stopping_.load()) recalls_.wait(seen);
-    }
-    num_resting_.fetch_sub(1);
-    return is_one_more;
-}
-
-void Pool::recall() {
-    recalls_.fetch_add(1);
-    recalls_.notify_all();
-}
-
-// Called by the owner while threads rest or may not: recall them when they have rested long enough.
-// If the owner waits for a core although they rest, so many others compute that resting gives cores
-// away for nothing: then all threads work for a while.
-void Pool::attend_to_rests() {
-    const auto now = Clock::now();
-    if (!may_rest_) {
-        if (now < *until_) return;
-        until_.reset();
-        may_rest_ = true;
-    } else if (num_resting_.load() == 0) {
-        until_.reset();  // all are back
-    } else if (!until_) {
-        const bool again = now - last_recall_ < 3 * CoreShare::kWindow;
-        rest_ = again ? std::min(2 * rest_, kLongestRest) : kShortestRest;
-        until_ = now + rest_;
-        owner_share_.restart();
-    } else if (owner_share_.is_short(kOwnerWaiting)) {
-        may_rest_ = false;
-        until_ = now + kLongestRest;
-        recall();
-    } else if (now >= *until_) {
-        last_recall_ = now;
-        until_ = now + CoreShare::kWindow;  // before which nobody rests again
-        recall();
     }
 }
 

@@ -5,11 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
-#include "core/core_share.hpp"
 #include "core/memory.hpp"
 #include "core/parallel.hpp"
 
@@ -28,12 +26,6 @@ namespace quire {
 // costs nothing; the owner, too, when the last tiles take longer. They start with the first region
 // that has work for them. After fork() the child has no threads; its first region starts new ones.
 //
-// Where other programs compute, too, a thread that shares its core is off it for milliseconds at a
-// time, mostly in the middle of a tile, and the region waits for it. Such a thread rests: it takes
-// no tiles until the owner recalls it, a quarter of a second later, and later each time that it
-// finds its core taken again. At most half of the threads rest, and none for a while where that
-// does not help the others; which do changes no result.
-//
 // Several pools may exist. A pool serves one region at a time: whoever runs tiles holds a Lease.
 class Pool {
    public:
@@ -47,9 +39,6 @@ class Pool {
 
     // Threads that exist now besides the caller.
     int num_started() const { return static_cast<int>(threads_.size()); }
-
-    // Threads that leave the work to the others for a while.
-    int num_resting() const { return num_resting_.load(); }
 
     // Change the number of threads; the old ones end first. Takes the lease itself.
     void resize(int size);
@@ -83,9 +72,6 @@ class Pool {
     bool compute(int worker);
     bool wait_for_region(uint32_t seen);
     void wait_for_end(int64_t num_tiles);
-    bool rest();
-    void recall();
-    void attend_to_rests();
     void forget_threads_lost_by_fork();
 
     int size_;
@@ -97,14 +83,6 @@ class Pool {
     std::atomic<int> sleeping_{0};
     std::atomic<bool> is_owner_asleep_{false};
     std::atomic<bool> is_stopping_{false};
-    std::atomic<int> num_resting_{0};
-    std::atomic<uint32_t> recalls_{0};  // what resting threads wait on
-    std::atomic<bool> may_rest_{true};
-    // The owner's. `until_`: the end of the rests that it knows of, or of the time without rests.
-    CoreShare owner_share_;
-    CoreShare::Clock::duration rest_ = {};
-    std::optional<CoreShare::Clock::time_point> until_;
-    CoreShare::Clock::time_point last_recall_ = {};
     std::vector<Memory> scratch_;
     Memory shared_scratch_;
     std::vector<std::thread> threads_;

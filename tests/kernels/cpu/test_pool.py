@@ -171,33 +171,3 @@ def test_an_installation_without_native_code_says_so_once(monkeypatch, caplog):
     assert why["norm"] == ("torch", "cpu: norm: no compiler")
     with pytest.raises(InvalidParameter, match="no compiler"):
         open_runtime(num_threads=2, isa="avx2")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="sees lost cores by a file of Linux")
-def test_threads_that_share_a_core_rest_and_come_back():
-    """Five threads on one CPU get a fifth of it each: some of them rest."""
-    affinity = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # threads inherit it
-"""
-    check = """
-def use_until(condition, seconds):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        runtime.pool.time_regions(100, 50)
-        assert torch.equal(add(x, x), 2 * x)
-    assert condition()
-
-runtime.pool.resize(5)
-use_until(lambda: runtime.pool.num_resting > 0, 30)
-if (child := os.fork()) == 0:
-    assert torch.equal(add(x, x), 2 * x) and runtime.pool.num_resting == 0
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-use_until(lambda: runtime.pool.num_resting == 0, 30)
-runtime = CpuRuntime(num_threads=5)
-use_until(lambda: runtime.pool.num_resting > 0, 30)
-runtime.pool.resize(2)  # ends those that rest
-assert runtime.pool.num_resting == 0 and torch.equal(add(x, x), 2 * x)
-"""
-    run(affinity + PROGRAM + check)
