@@ -164,8 +164,8 @@ bool Pool::compute(int worker) {
 void Pool::wait_for_end(int64_t num_tiles) {
     const auto is_done = [&] { return finished_.load(std::memory_order_acquire) == num_tiles; };
     if (spin_until(is_done)) return;
-    // A tile is long, or its thread waits for a core: it can have ours, which a thread that spins or
-    // yields would keep.
+    // A tile is long, or its thread waits for a core: it can have ours, which a thread that spins
+    // or yields would keep.
     is_owner_asleep_.store(true);
     for (int64_t seen = finished_.load(); seen != num_tiles; seen = finished_.load())
         finished_.wait(seen);
