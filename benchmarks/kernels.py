@@ -23,6 +23,7 @@ from quire.bench.report import add_output_flag, finish
 from quire.config.args.command_line import QuireParser
 from quire.errors import InvalidParameter
 from quire.hardware.host import gather_machine_facts
+from quire.hardware.placement import place
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Ops, select
 from tests.support.op_cases import CASES, Case
@@ -70,14 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isa", nargs="+", choices=levels, default=levels[-1:], help="default the best"
     )
-    parser.add_argument("--cpu-threads", type=int, help="default all cores")
+    parser.add_argument("--cpu-threads", type=int, help="default as many as an engine takes")
     parser.add_argument("--seconds", type=float, default=0.5, help="calls of one case take so long")
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Time the cases and print a table."""
-    num_threads = args.cpu_threads or gather_machine_facts().num_cores
+    num_threads = args.cpu_threads or place(gather_machine_facts()).num_threads
     probe = LimitProbe(args.dtype, num_threads)
     limits = probe.measure()
     print(f"{'op/case':32} {'provider':18} {'us':>10} {'GB/s':>7} {'GFLOP/s':>8} {'of limit':>8}")

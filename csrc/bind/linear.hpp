@@ -7,28 +7,34 @@
 
 namespace quire {
 
-// y [tokens, width of the finish] from x, its rows x_token apart.
+// y [tokens, width of the finish], or for partial sums [tokens, segments, out], from x, its rows
+// x_token apart; values: those of the addend, [*, out], or 0; peaks: or 0.
 template <class Context>
 void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x, int64_t x_token,
-            uintptr_t y, int64_t y_token, FinishKind kind, Act act, float scale, float softcap) {
-    const LinearArgs args{weight,
-                          {reinterpret_cast<void*>(x), x_token, 0},
-                          {reinterpret_cast<void*>(y), y_token, 0},
-                          {kind, act, scale, softcap}};
+            uintptr_t y, int64_t y_token, FinishKind kind, Act act, float scale, float softcap,
+            uintptr_t values, uintptr_t rows, uintptr_t peaks) {
+    const LinearArgs args{
+        weight,
+        {reinterpret_cast<void*>(x), x_token, 0},
+        {reinterpret_cast<void*>(y), y_token, weight.out},
+        {kind, act, scale, softcap},
+        {reinterpret_cast<const float*>(values), weight.out, reinterpret_cast<int32_t*>(rows)},
+        reinterpret_cast<const float*>(peaks)};
     c.submit(product_with(weight, c.kernels), args, tokens);
 }
 
-// Fill the panels of a weight from [out, in], its rows source_row apart.
+// Fill the panels of a weight from [out, in], its rows source_row apart; peaks: or 0.
 template <class Context>
 void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t source_row,
-          uintptr_t panels) {
+          uintptr_t panels, uintptr_t peaks) {
     const Rows from{reinterpret_cast<void*>(source), source_row, 0};
     if (weight.form == WeightForm::plain) {
         const PackArgs args{weight.type, weight.in, from, reinterpret_cast<void*>(panels)};
         return c.submit(c.kernels.pack, args, weight.out);
     }
     const PackQuantizedArgs args{weight, from, reinterpret_cast<uint8_t*>(panels),
-                                 const_cast<float*>(weight.scales)};
+                                 const_cast<float*>(weight.scales),
+                                 reinterpret_cast<const float*>(peaks)};
     c.submit(c.kernels.pack_quantized, args, weight.out);
 }
 
@@ -46,26 +52,27 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .value("plain", FinishKind::plain)
         .value("gated", FinishKind::gated)
         .value("limited", FinishKind::limited)
-        .value("logits", FinishKind::logits);
+        .value("logits", FinishKind::logits)
+        .value("partial", FinishKind::partial);
     nb::enum_<WeightForm>(m, "WeightForm")
         .value("plain", WeightForm::plain)
         .value("int8", WeightForm::int8)
         .value("int4", WeightForm::int4);
     nb::class_<PackedWeight>(m, "PackedWeight")
-        .def("__init__",
-             [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
-                int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
-                bool is_weight_only) {
-                 new (self) PackedWeight{type,
-                                         form,
-                                         in,
-                                         out,
-                                         group,
-                                         reinterpret_cast<const void*>(panels),
-                                         reinterpret_cast<const float*>(scales),
-                                         reinterpret_cast<const float*>(bias),
-                                         is_weight_only};
-             });
+        .def("__init__", [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
+                            int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
+                            bool is_weight_only, int64_t segments) {
+            new (self) PackedWeight{type,
+                                    form,
+                                    in,
+                                    out,
+                                    group,
+                                    reinterpret_cast<const void*>(panels),
+                                    reinterpret_cast<const float*>(scales),
+                                    reinterpret_cast<const float*>(bias),
+                                    is_weight_only,
+                                    segments};
+        });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>).def("pack", &pack<Context>);
 }

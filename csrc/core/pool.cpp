@@ -145,21 +145,31 @@ void Pool::run(int64_t num_tiles, Tile tile, const void* context) {
 // Claim and compute tiles until none is left; false if there was none.
 bool Pool::compute(int worker) {
     int64_t count = 0;
+    int64_t num_tiles = 0;
     int64_t left = unclaimed_.load(std::memory_order_acquire);
     while (left > 0) {
         if (!unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) continue;
-        region_.tile(region_.context, region_.num_tiles - left, worker);
+        num_tiles = region_.num_tiles;
+        region_.tile(region_.context, num_tiles - left, worker);
         ++count;
         left = unclaimed_.load(std::memory_order_acquire);
     }
-    if (count > 0) finished_.fetch_add(count, std::memory_order_release);
-    return count > 0;
+    if (count == 0) return false;
+    // Sequentially consistent, as is going to sleep in wait_for_end().
+    if (finished_.fetch_add(count) + count == num_tiles && is_owner_asleep_.load())
+        finished_.notify_all();
+    return true;
 }
 
 void Pool::wait_for_end(int64_t num_tiles) {
     const auto is_done = [&] { return finished_.load(std::memory_order_acquire) == num_tiles; };
-    // Past the spin, a tile is long or its thread has lost its core: perhaps to us.
-    while (!spin_until(is_done)) std::this_thread::yield();
+    if (spin_until(is_done)) return;
+    // A tile is long, or its thread waits for a core: it can have ours, which a thread that spins
+    // or yields would keep.
+    is_owner_asleep_.store(true);
+    for (int64_t seen = finished_.load(); seen != num_tiles; seen = finished_.load())
+        finished_.wait(seen);
+    is_owner_asleep_.store(false);
 }
 
 void Pool::work(int worker) {

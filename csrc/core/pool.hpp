@@ -23,8 +23,8 @@ namespace quire {
 // - `finished_` reaches the number of tiles exactly when all are done.
 //
 // Threads spin for about 50 us after their last tile and then sleep in the kernel, so an idle pool
-// costs nothing. They start with the first region that has work for them. After fork() the child
-// has no threads; its first region starts new ones.
+// costs nothing; the owner, too, when the last tiles take longer. They start with the first region
+// that has work for them. After fork() the child has no threads; its first region starts new ones.
 //
 // Several pools may exist. A pool serves one region at a time: whoever runs tiles holds a Lease.
 class Pool {
@@ -81,6 +81,7 @@ class Pool {
     alignas(64) std::atomic<int64_t> finished_{0};
     alignas(64) std::atomic<uint32_t> epoch_{0};  // what sleeping threads wait on
     std::atomic<int> sleeping_{0};
+    std::atomic<bool> is_owner_asleep_{false};
     std::atomic<bool> is_stopping_{false};
     std::vector<Memory> scratch_;
     Memory shared_scratch_;

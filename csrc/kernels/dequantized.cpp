@@ -1,7 +1,7 @@
 // Products of activations that keep their values with weights in int8 and int4.
 //
-// Some inputs of a panel at a time are widened to fp32 and then multiplied as fp32 weights are, with
-// all rows of the chunk.
+// Some inputs of a panel at a time are widened to fp32 and then multiplied as fp32 weights are,
+// with all rows of the chunk.
 
 #include "kernels/element.hpp"
 #include "kernels/float_product.hpp"
@@ -84,8 +84,8 @@ inline void widen_bytes(const uint8_t* panel, const float* scales, int64_t first
 
 inline void widen_nibbles(const PackedWeight& w, const uint8_t* panel, int64_t first, int64_t stop,
                           float* to) {
-    const uint8_t* group = panel + first / w.group * group_bytes(w);
-    for (int64_t k = first; k < stop; group += group_bytes(w)) {
+    const uint8_t* group = panel + first / w.group * group_bytes(w.group);
+    for (int64_t k = first; k < stop; group += group_bytes(w.group)) {
         const auto* scales = reinterpret_cast<const BF16*>(group + w.group * kPanel / 2);
         const Meaning low(load(scales), 8), high(load(scales + kLanes), 8);
         for (const uint8_t* from = group; k < stop && from < group + w.group * kPanel / 2;
@@ -101,11 +101,13 @@ inline void widen_nibbles(const PackedWeight& w, const uint8_t* panel, int64_t f
 class DequantizedProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
-        return FloatRows<float>::num_bytes(a.weight.in, rows);
+        return FloatRows<float>::num_bytes(a.weight, rows);
     }
 
     DequantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : a_(a), weight_(a.weight), x_{a.weight.in, rows, static_cast<float*>(memory)} {}
+        : a_(a), weight_(a.weight), x_(a.weight, rows, memory) {}
+
+    int64_t segments() const { return x_.segments; }
 
     void prepare(int64_t row, int64_t token) const {
         with_type(weight_.type,
@@ -113,22 +115,27 @@ class DequantizedProduct {
     }
 
     template <int P>
-    void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
-        for (int p = 0; p < P; ++p) multiply_one(panel + p, sums + p * apart, stride);
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
+                  int64_t apart) const {
+        for (int p = 0; p < P; ++p) multiply_one(panel + p, segment, sums + p * apart, stride);
     }
 
+    void conclude(int64_t, float*, int64_t) const {}
+
    private:
-    void multiply_one(int64_t panel, float* sums, int64_t stride) const {
-        const auto* from = static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
+    void multiply_one(int64_t panel, int64_t segment, float* sums, int64_t stride) const {
+        const auto* from =
+            static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
         alignas(64) float wide[kDepth * kPanel];
-        x_.multiply<1>(sums, stride, {}, [&](int64_t pair, int64_t count) -> const float* {
+        const auto widened = [&](int64_t pair, int64_t count) -> const float* {
             const int64_t stop = round_up((pair + count) * 2, kFour);
             if (is_int4(weight_))
                 widen_nibbles(weight_, from, pair * 2, stop, wide);
             else
                 widen_bytes(from, weight_.scales + panel * kPanel, pair * 2, stop, wide);
             return wide;
-        });
+        };
+        x_.multiply<1>(segment, sums, stride, {}, widened);
     }
 
     const LinearArgs& a_;

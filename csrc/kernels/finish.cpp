@@ -13,49 +13,50 @@ inline void replace(float* sums, int64_t rows, int64_t stride, const Value& valu
         for (int64_t i = 0; i < kPanelWidth; i += kLanes) store(sums + i, value(sums + i, i));
 }
 
-// `bias` of the first lane, or null.
-inline F32 with_bias(const float* sums, const float* bias, int64_t i) {
-    const F32 sum = load(sums);
-    return bias == nullptr ? sum : add(sum, load(bias + i));
-}
-
-inline const float* bias_at(const LinearArgs& a, int64_t lane) {
-    return a.weight.bias == nullptr ? nullptr : a.weight.bias + lane;
-}
-
-void finish_plain(const LinearArgs& a, int64_t rows, int64_t lane, float* sums, int64_t stride) {
-    const float* bias = bias_at(a, lane);
-    if (bias == nullptr && a.finish.act == Act::none) return;
-    with_act(a.finish.act, [&](auto act) {
+// sums += bias, then the rows' addends; kPanelWidth lanes from `lane` on.
+void add_to(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane, float* sums,
+            int64_t stride) {
+    if (a.weight.bias != nullptr)
         replace(sums, rows, stride, [&](const float* at, int64_t i) {
-            return decltype(act)::of(with_bias(at, bias, i));
+            return add(load(at), load(a.weight.bias + lane + i));
         });
+    if (a.addend.values == nullptr) return;
+    const int64_t left = a.weight.out - lane, count = left < kPanelWidth ? left : kPanelWidth;
+    for (int64_t r = 0; r < rows; ++r, sums += stride) {
+        if (a.addend.rows[token + r] < 0) continue;
+        const float* values = a.addend.values + a.addend.rows[token + r] * a.addend.stride + lane;
+        each(count, [&](auto lanes, int64_t i) {
+            put(lanes, sums + i, add(get(lanes, sums + i), get(lanes, values + i)));
+        });
+    }
+}
+
+void finish_plain(const LinearArgs& a, int64_t rows, float* sums, int64_t stride) {
+    if (a.finish.act == Act::none) return;
+    with_act(a.finish.act, [&](auto act) {
+        replace(sums, rows, stride,
+                [&](const float* at, int64_t) { return decltype(act)::of(load(at)); });
     });
 }
 
 // The sums of the lanes from half on are `up_at` farther.
-void finish_gated(const LinearArgs& a, int64_t rows, int64_t lane, float* sums, int64_t stride,
-                  int64_t up_at) {
-    const float *bias = bias_at(a, lane), *up_bias = bias_at(a, a.weight.out / 2 + lane);
+void finish_gated(const LinearArgs& a, int64_t rows, float* sums, int64_t stride, int64_t up_at) {
     if (a.finish.kind == FinishKind::limited)
-        return replace(sums, rows, stride, [&](const float* at, int64_t i) {
-            return limited(with_bias(at, bias, i), with_bias(at + up_at, up_bias, i),
-                           a.finish.scale);
+        return replace(sums, rows, stride, [&](const float* at, int64_t) {
+            return limited(load(at), load(at + up_at), a.finish.scale);
         });
     with_act(a.finish.act, [&](auto act) {
-        replace(sums, rows, stride, [&](const float* at, int64_t i) {
-            return mul(decltype(act)::of(with_bias(at, bias, i)),
-                       with_bias(at + up_at, up_bias, i));
+        replace(sums, rows, stride, [&](const float* at, int64_t) {
+            return mul(decltype(act)::of(load(at)), load(at + up_at));
         });
     });
 }
 
 // The sum is rounded to the type as a product of that type is; the rest is fp32.
-void finish_logits(const LinearArgs& a, int64_t rows, int64_t lane, float* sums, int64_t stride) {
-    const float* bias = bias_at(a, lane);
+void finish_logits(const LinearArgs& a, int64_t rows, float* sums, int64_t stride) {
     with_type(a.weight.type, [&](auto type) {
         replace(sums, rows, stride,
-                [&](const float* at, int64_t i) { return rounded(type, with_bias(at, bias, i)); });
+                [&](const float* at, int64_t) { return rounded(type, load(at)); });
     });
     const F32 scale = splat(a.finish.scale), cap = splat(a.finish.softcap);
     replace(sums, rows, stride, [&](const float* at, int64_t) {
@@ -80,14 +81,17 @@ void finish_rows(const LinearArgs& a, int64_t token, int64_t rows, int64_t lane,
     const FinishKind kind = a.finish.kind;
     const int64_t width = is_gate(kind) ? a.weight.out / 2 : a.weight.out;
     const int64_t count = width - lane < kPanelWidth ? width - lane : kPanelWidth;
+    add_to(a, token, rows, lane, sums, stride);
     if (kind == FinishKind::logits) {
-        finish_logits(a, rows, lane, sums, stride);
+        finish_logits(a, rows, sums, stride);
         return store_rows<float>(a, token, rows, lane, count, sums, stride);
     }
-    if (is_gate(kind))
-        finish_gated(a, rows, lane, sums, stride, up_at);
-    else
-        finish_plain(a, rows, lane, sums, stride);
+    if (is_gate(kind)) {
+        add_to(a, token, rows, width + lane, sums + up_at, stride);
+        finish_gated(a, rows, sums, stride, up_at);
+    } else {
+        finish_plain(a, rows, sums, stride);
+    }
     with_type(a.weight.type, [&](auto type) {
         store_rows<decltype(type)>(a, token, rows, lane, count, sums, stride);
     });

@@ -7,15 +7,19 @@
 
 namespace quire::QUIRE_LEVEL {
 
-// Rows and vectors of a register block: with int8 weights, and with int4 weights, which have sums in
-// fp32 beside those in int32.
+// Rows and vectors of a register block: with int8 weights, and with int4 weights, which have sums
+// in fp32 beside those in int32.
 #if defined(__AVX512VNNI__)
-constexpr int kByteRows = 12, kNibbleRows = 6, kByteVectors = 2;
+constexpr int kByteRows = 12, kNibbleRows = 6, kByteVectors = 2, kNibblePanels = 4;
 #elif defined(__AVX2__)
-constexpr int kByteRows = 4, kNibbleRows = 2, kByteVectors = 1;
+constexpr int kByteRows = 4, kNibbleRows = 4, kByteVectors = 1, kNibblePanels = 1;
 #else
-constexpr int kByteRows = 1, kNibbleRows = 1, kByteVectors = 1;
+constexpr int kByteRows = 1, kNibbleRows = 1, kByteVectors = 1, kNibblePanels = 4;
 #endif
+
+// Inputs of int4 weights whose products are added before they become int32: in 16 bits, where there
+// is no instruction for the whole, since 8 pairs of 15 * 127 * 2 fit. All groups are multiples.
+constexpr int64_t kNarrow = 32;
 
 #if defined(__AVX512VNNI__)
 
@@ -26,6 +30,8 @@ using Bytes = __m512i;
 
 inline Integers splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline F32 to_float(Integers a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline Integers load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_int(int32_t* p, Integers a) { _mm512_storeu_si512(p, a.v); }
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
 inline Bytes high_nibbles(Bytes w) { return low_nibbles(_mm512_srli_epi16(w, 4)); }
@@ -41,12 +47,18 @@ inline Four splat_four(const int8_t* p) {
     return _mm512_castps_si512(_mm512_set1_ps(four));
 }
 
-// In assembler, because GCC 12 copies the sums around the intrinsic: a third of the speed.
+// In assembler, because GCC 12 copies the sums around the intrinsic: a third of the speed. M: rows
+// that are multiplied with these weights.
+template <int M>
 inline Integers add_bytes(Integers sum, Bytes w, Four x) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w), "v"(x));
     return sum;
 }
-inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes(sum, w, x); }
+// Sums of kNarrow inputs of int4 weights, and what becomes of them.
+using Narrow = Integers;
+inline Narrow begin_narrow(Integers sum) { return sum; }
+inline Narrow add_nibbles(Narrow sum, Bytes w, Four x) { return add_bytes<1>(sum, w, x); }
+inline Integers end_narrow(Integers, Narrow narrow) { return narrow; }
 
 #elif defined(__AVX2__)
 
@@ -61,6 +73,14 @@ inline Bytes load_bytes(const uint8_t* p) {
     const auto* at = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
+inline Integers load_int(const int32_t* p) {
+    return load_bytes(reinterpret_cast<const uint8_t*>(p));
+}
+inline void store_int(int32_t* p, Integers a) {
+    auto* to = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(to, a.low);
+    _mm256_storeu_si256(to + 1, a.high);
+}
 inline Bytes low_nibbles(Bytes w) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(w.low, mask), _mm256_and_si256(w.high, mask)};
@@ -71,27 +91,39 @@ inline Bytes high_nibbles(Bytes w) {
 
 constexpr int32_t kByteOffset = 0;
 
-inline __m256i add_pairs(__m256i sum, __m256i unsigned_bytes, __m256i signed_bytes) {
-    const __m256i pairs = _mm256_maddubs_epi16(unsigned_bytes, signed_bytes);
+inline __m256i add_pairs(__m256i sum, __m256i pairs) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-// |x| times w with x's sign: both are at most 127, so that a pair of products fits into 16 bits.
-inline __m256i add_bytes(__m256i sum, __m256i w, __m256i x) {
-    const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-    return add_pairs(sum, _mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
+inline Integers add_pairs(Integers sum, Integers pairs) {
+    return {add_pairs(sum.low, pairs.low), add_pairs(sum.high, pairs.high)};
 }
+
 using Four = __m256i;
 inline Four splat_four(const int8_t* p) {
     float four;
     __builtin_memcpy(&four, p, 4);
     return _mm256_castps_si256(_mm256_set1_ps(four));
 }
+// The magnitude of one times the other with the first one's sign: both are at most 127, so that a
+// pair of products fits into 16 bits. Of many rows it is the weight's, which they share.
+template <int M>
+inline __m256i pairs_of(__m256i w, Four x) {
+    const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+    if constexpr (M > 2) return _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
+}
+template <int M>
 inline Integers add_bytes(Integers sum, Bytes w, Four x) {
-    return {add_bytes(sum.low, w.low, x), add_bytes(sum.high, w.high, x)};
+    return add_pairs(sum, {pairs_of<M>(w.low, x), pairs_of<M>(w.high, x)});
 }
-inline Integers add_nibbles(Integers sum, Bytes w, Four x) {
-    return {add_pairs(sum.low, w.low, x), add_pairs(sum.high, w.high, x)};
+
+using Narrow = Integers;
+inline Narrow begin_narrow(Integers) { return splat_int(0); }
+inline Narrow add_nibbles(Narrow sum, Bytes w, Four x) {
+    return {_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(w.low, x)),
+            _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(w.high, x))};
 }
+inline Integers end_narrow(Integers sum, Narrow narrow) { return add_pairs(sum, narrow); }
 
 #else
 
@@ -112,6 +144,12 @@ inline F32 to_float(Integers a) {
     for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(a.v[i]);
     return load(lanes);
 }
+inline Integers load_int(const int32_t* p) {
+    Integers a;
+    __builtin_memcpy(a.v, p, sizeof a.v);
+    return a;
+}
+inline void store_int(int32_t* p, const Integers& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 inline Bytes load_bytes(const uint8_t* p) {
     Bytes w;
     __builtin_memcpy(w.v, p, sizeof w.v);
@@ -136,12 +174,16 @@ inline Four splat_four(const int8_t* p) {
     __builtin_memcpy(four.v, p, 4);
     return four;
 }
+template <int M>
 inline Integers add_bytes(Integers sum, const Bytes& w, Four x) {
     for (int lane = 0; lane < 16; ++lane)
         for (int i = 0; i < 4; ++i) sum.v[lane] += w.v[lane * 4 + i] * x.v[i];
     return sum;
 }
-inline Integers add_nibbles(Integers sum, const Bytes& w, Four x) { return add_bytes(sum, w, x); }
+using Narrow = Integers;
+inline Narrow begin_narrow(const Integers& sum) { return sum; }
+inline Narrow add_nibbles(Narrow sum, const Bytes& w, Four x) { return add_bytes<1>(sum, w, x); }
+inline Integers end_narrow(const Integers&, const Narrow& narrow) { return narrow; }
 
 #endif
 

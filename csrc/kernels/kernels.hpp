@@ -100,12 +100,13 @@ struct ScaleGateArgs {
 
 enum class Act : int32_t { none, silu, gelu, gelu_tanh, relu, relu2 };
 
-enum class FinishKind : int32_t { plain, gated, limited, logits };
+enum class FinishKind : int32_t { plain, gated, limited, logits, partial };
 
 // What becomes of the sums of a product. plain: y = act(sum + bias). gated: the first half of the
 // outputs is the gate of the second, y = act(gate) * up. limited: the same with gpt-oss's gate, cut
 // at `scale` (ops/activation.py). logits, always fp32: softcap * tanh(scale * sum / softcap), the
-// sum rounded to the type first, without a cap where it is 0.
+// sum rounded to the type first, without a cap where it is 0. partial: the sums of the segments as
+// they are, for another operation to add up; nothing else becomes of them.
 struct Finish {
     FinishKind kind;
     Act act;
@@ -119,9 +120,15 @@ constexpr int64_t kPanelWidth = 32;
 enum class WeightForm : int32_t { plain, int8, int4 };
 
 // A weight [out, in] in panels: of the activations' type (linear_pack.cpp), or of small integers
-// (quantized.cpp), int4 with a scale for every `group` inputs, a multiple of 4. bias, and the scales
-// of int8, are fp32 and as long as out rounded up to panels, the bias one panel more; or null.
-// is_weight_only: rows of activations keep their values, else they become int8 for the product.
+// (quantized.cpp), int4 with a scale for every `group` inputs, a multiple of 4. bias, and the
+// scales of int8, are fp32 and as long as out rounded up to panels, the bias one panel more; or
+// null. is_weight_only: rows of activations keep their values, else they become int8 for the
+// product.
+//
+// The inputs form 1, 2 or 4 segments of equal length (several: a multiple of 4 and of `group`),
+// each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
+// the inputs of a weight, whole segments of it, can thus bring a part of the sum without changing a
+// bit.
 struct PackedWeight {
     Type type;
     WeightForm form;
@@ -132,14 +139,28 @@ struct PackedWeight {
     const float* scales;
     const float* bias;
     bool is_weight_only = false;
+    int64_t segments = 1;
 };
 
-// y = finish(x @ weight + bias); x and y are of the weight's type (logits are fp32).
+// What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing
+// where that is negative. `values` may be null.
+struct Addend {
+    const float* values;
+    int64_t stride;
+    const int32_t* rows;
+};
+
+// y = finish(x @ weight + bias + addend); x and y are of the weight's type (logits are fp32).
+// A partial product has sums [tokens][segments][out] instead, of int32 where rows and weights are
+// int8, else fp32, without the scales of rounded rows. peaks: the largest magnitude in each row of
+// x where that holds only some of the inputs, else null.
 struct LinearArgs {
     PackedWeight weight;
     Rows x;
     Rows y;
     Finish finish;
+    Addend addend = {};
+    const float* peaks = nullptr;
 };
 
 // A weight [out, in], its rows as "tokens", into panels.
@@ -150,22 +171,25 @@ struct PackArgs {
     void* panels;
 };
 
-// The same into int8 or int4; `panels` and `scales` are zero and those of the weight.
+// The same into int8 or int4; `panels` and `scales` are zero and those of the weight. peaks: see
+// LinearArgs, for the rows of the source.
 struct PackQuantizedArgs {
     PackedWeight weight;
     Rows source;
     uint8_t* panels;
     float* scales;
+    const float* peaks = nullptr;
 };
 
 // KV memory of one layer. Head k of block n has its part at data + (n * kv_heads + k) * head_bytes:
 // its keys, then its values at `values`, each part from a multiple of 64 bytes on.
 //
-// Keys lie in tiles of `tile` slots, transposed, so that a vector is one element of 16 keys: element
-// d of slot i of a tile at (d / pack * tile + i) * pack + d % pack, where pack is 2 for bf16 (both
-// elements of a pair come with one load; an odd head_dim has a zero at its end) and 1 otherwise.
-// `tile` is 16 where block_size is a multiple of it, else block_size. Values lie slot after slot.
-// is_int8: one byte each, times an fp32 scale per slot, at `key_scales` and `value_scales`.
+// Keys lie in tiles of `tile` slots, transposed, so that a vector is one element of 16 keys:
+// element d of slot i of a tile at (d / pack * tile + i) * pack + d % pack, where pack is 2 for
+// bf16 (both elements of a pair come with one load; an odd head_dim has a zero at its end) and 1
+// otherwise. `tile` is 16 where block_size is a multiple of it, else block_size. Values lie slot
+// after slot. is_int8: one byte each, times an fp32 scale per slot, at `key_scales` and
+// `value_scales`.
 struct KVMemory {
     char* data;
     int64_t num_blocks;
@@ -204,8 +228,9 @@ struct RopeStoreArgs {
 };
 
 // The rows of a step, for attention: row r has the tokens query_start[r] .. query_start[r + 1] - 1,
-// seq_lens[r] tokens with them, and its block ids at table + table_row[r] * table_stride. It lies in
-// memory of its own and is filled anew for every step, so that a recorded call sees the new rows.
+// seq_lens[r] tokens with them, and its block ids at table + table_row[r] * table_stride. It lies
+// in memory of its own and is filled anew for every step, so that a recorded call sees the new
+// rows.
 struct AttentionStep {
     int64_t num_rows;
     const int32_t* query_start;

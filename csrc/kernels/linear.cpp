@@ -12,21 +12,26 @@ template <class E>
 class FloatProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
-        return FloatRows<E>::num_bytes(a.weight.in, rows);
+        return FloatRows<E>::num_bytes(a.weight, rows);
     }
 
     FloatProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : a_(a), x_{a.weight.in, rows, static_cast<typename Dots<E>::X*>(memory)} {}
+        : a_(a), x_(a.weight, rows, memory) {}
+
+    int64_t segments() const { return x_.segments; }
 
     void prepare(int64_t row, int64_t token) const { x_.prepare(row, row_of<E>(a_.x, token, 0)); }
 
     template <int P>
-    void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
+                  int64_t apart) const {
         const int64_t panel_size = (a_.weight.in + 1) / 2 * 2 * kPanel;
         const E* weight = static_cast<const E*>(a_.weight.panels) + panel * panel_size;
-        x_.template multiply<P>(sums, stride, Apart{panel_size, apart},
+        x_.template multiply<P>(segment, sums, stride, Apart{panel_size, apart},
                                 [&](int64_t pair, int64_t) { return weight + pair * 2 * kPanel; });
     }
+
+    void conclude(int64_t, float*, int64_t) const {}
 
    private:
     const LinearArgs& a_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/parallel.hpp"
+#include "kernels/element.hpp"
 #include "kernels/finish.hpp"
 #include "kernels/pairs.hpp"
 #include "kernels/tiles.hpp"
@@ -33,30 +34,86 @@ inline Wanted wanted(const LinearArgs& a, int64_t group) {
     return {has_next ? 3 : 2, {group, first, first + 1}, kPanel + at};
 }
 
-// The number of panels becomes a constant.
+// Sums of a tile: `groups` of `rows` rows, `stride` apart, and as much memory again for other
+// segments, `room` floats further on.
+struct TileSums {
+    float* data;
+    int64_t groups, rows, stride;
+
+    int64_t apart() const { return stride * rows; }
+    int64_t room() const { return apart() * groups; }
+    TileSums at(int64_t offset) const { return {data + offset, groups, rows, stride}; }
+};
+
+// sums += others, in the panels at `data`.
+inline void add_sums(const TileSums& sums, const TileSums& others) {
+    for (int64_t row = 0; row < sums.groups * sums.rows; ++row)
+        for (int64_t i = row * sums.stride; i < row * sums.stride + kPanel; i += kLanes)
+            store(sums.data + i, add(load(sums.data + i), load(others.data + i)));
+}
+
+// The sums of one segment. The number of panels becomes a constant.
 template <class Product>
-inline void multiply_panels(const Product& product, int64_t count, int64_t panel, float* sums,
-                            int64_t stride, int64_t apart) {
-    if (count == 4) return product.template multiply<4>(panel, sums, stride, apart);
-    if (count == 2) return product.template multiply<2>(panel, sums, stride, apart);
-    product.template multiply<1>(panel, sums, stride, apart);
+inline void multiply_segment(const Product& product, int64_t panel, int64_t segment,
+                             const TileSums& sums) {
+    if (sums.groups == 4)
+        product.template multiply<4>(panel, segment, sums.data, sums.stride, sums.apart());
+    else if (sums.groups == 2)
+        product.template multiply<2>(panel, segment, sums.data, sums.stride, sums.apart());
+    else
+        product.template multiply<1>(panel, segment, sums.data, sums.stride, sums.apart());
+}
+
+// Of all segments, those of neighbours added first.
+template <class Product>
+inline void multiply_panels(const Product& product, int64_t panel, const TileSums& sums) {
+    multiply_segment(product, panel, 0, sums);
+    if (product.segments() == 1) return;
+    const TileSums second = sums.at(sums.room()), third = sums.at(2 * sums.room());
+    multiply_segment(product, panel, 1, second);
+    add_sums(sums, second);
+    if (product.segments() == 2) return;
+    multiply_segment(product, panel, 2, second);
+    multiply_segment(product, panel, 3, third);
+    add_sums(second, third);
+    add_sums(sums, second);
+}
+
+// Those of each segment, as they are, into y.
+template <class Product>
+inline void multiply_partial(const LinearArgs& a, const Product& product, int64_t first,
+                             int64_t panel, const TileSums& sums) {
+    for (int64_t segment = 0; segment < product.segments(); ++segment) {
+        multiply_segment(product, panel, segment, sums);
+        for (int64_t j = 0; j < sums.groups; ++j) {
+            const int64_t lane = (panel + j) * kPanel, left = a.weight.out - lane;
+            const float* from = sums.data + j * sums.apart();
+            for (int64_t r = 0; r < sums.rows; ++r, from += sums.stride)
+                __builtin_memcpy(row_of<float>(a.y, first + r, segment) + lane, from,
+                                 sizeof(float) * (left < kPanel ? left : kPanel));
+        }
+    }
 }
 
 // How many groups a tile multiplies side by side: for few rows as many streams as the memory likes,
-// but each thread is to have some tiles. The other panels of a gate must then follow one another too.
+// but each thread is to have some tiles. The other panels of a gate must then follow one another
+// too.
 inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, int threads) {
     if (rows > kFewRows) return 1;
     if (is_gate(a.finish.kind) && a.weight.out / 2 % kPanel != 0) return 1;
-    return groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
+    const int64_t most = rows == 1 ? kPanelsOfOneRow : 4;
+    const int64_t fitting = groups >= 32 * threads ? 4 : groups >= 16 * threads ? 2 : 1;
+    return fitting < most ? fitting : most;
 }
 
 // y = finish(x @ weight), for a kind of weight: `Product(a, rows, memory)` has `prepare(row,
 // token)`, which brings a token's x into the form it wants as a row, in memory of `num_bytes(a,
-// rows)`, and then `multiply<P>(panel, sums, stride, apart)`, which leaves the sums of P panels,
-// `apart` from one another, for all rows.
+// rows)`; then `multiply<P>(panel, segment, sums, stride, apart)`, which leaves the sums of P
+// panels, `apart` from one another, for all rows and one of its segments(); and `conclude(panel,
+// sums, stride)`, which makes fp32 sums of a panel's. Partial sums are not concluded.
 template <class Product>
 inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    const bool is_gated = is_gate(a.finish.kind);
+    const bool is_gated = is_gate(a.finish.kind), is_partial = a.finish.kind == FinishKind::partial;
     const int64_t groups = panels_of(is_gated ? a.weight.out / 2 : a.weight.out);
     const int64_t stride = is_gated ? 3 * kPanel : kPanel;
     for (int64_t first = 0; first < tokens; first += kChunk) {
@@ -69,19 +126,28 @@ inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
         const int64_t together = side_by_side(a, rows, groups, num_threads(pool));
         const int64_t at_once = work < kTileWork ? kTileWork / (work + !work) : 1;
         const int64_t per_tile = (at_once + together - 1) / together * together;
-        const int64_t apart = stride * rows;
+        const int64_t kept = product.segments() < 3 ? product.segments() : 3;
         parallel(pool, (groups + per_tile - 1) / per_tile, [&](int64_t tile, int worker) {
-            const size_t num_bytes = sizeof(float) * apart * together;
-            auto* sums = static_cast<float*>(scratch(pool, worker, num_bytes));
+            const size_t num_bytes = sizeof(float) * stride * rows * together * kept;
+            auto* memory = static_cast<float*>(scratch(pool, worker, num_bytes));
             const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
             for (int64_t g = tile * per_tile, count; g < stop; g += count) {
                 count = g + together <= stop ? together : 1;
+                const TileSums sums{memory, count, rows, stride};
+                if (is_partial) {
+                    multiply_partial(a, product, first, g, sums);
+                    continue;
+                }
                 const Wanted from = wanted(a, g);
                 for (int64_t i = 0; i < from.count; ++i)
-                    multiply_panels(product, count, from.panels[i], sums + i * kPanel, stride, apart);
-                for (int64_t j = 0; j < count; ++j)
-                    QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel, sums + j * apart,
-                                               stride, from.up_at);
+                    multiply_panels(product, from.panels[i], sums.at(i * kPanel));
+                for (int64_t j = 0; j < count; ++j) {
+                    float* group = memory + j * sums.apart();
+                    for (int64_t i = 0; i < from.count; ++i)
+                        product.conclude(from.panels[i] + j, group + i * kPanel, stride);
+                    QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel, group, stride,
+                                               from.up_at);
+                }
             }
         });
     }

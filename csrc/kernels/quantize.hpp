@@ -34,6 +34,9 @@ inline Range range_of(const E* x, int64_t count) {
     return {lows[0], highs[0], reduce(nothing)};
 }
 
+// Of values of which only the largest magnitude is known: NaN if one of them is not finite.
+inline Range range_up_to(float peak) { return {-peak, peak, peak * 0}; }
+
 // A value is about q * scale, with q the whole number nearest to value * inverse.
 struct Steps {
     float scale, inverse;

@@ -1,8 +1,8 @@
 // Products of int8 activations with weights in int8 or int4, and the packing of such weights.
 //
 // A row of x has one scale. A weight in int8 has one per output: y = x_scale * w_scale * (a sum of
-// integers). A weight in int4 has one per output and group of inputs: the groups' sums are integers,
-// and they are added in fp32, in order of the groups.
+// integers). A weight in int4 has one per output and group of inputs: the groups' sums are
+// integers, and they are added in fp32, in order of the groups.
 
 #include "kernels/element.hpp"
 #include "kernels/integers.hpp"
@@ -17,39 +17,66 @@ namespace {
 // Inputs of a row that lie side by side when it is prepared. All groups divide it.
 constexpr int64_t kRun = 256;
 
-// Rows that are prepared: bytes [run of kRun inputs][row][kRun], so that the rows of a register block
-// lie at constant distances; what the sum of a group begins with, [group][row], since stored weights
-// are too large by a constant; scales [row].
+// How a row is cut for a product. Whole numbers have the same sum in every order, so the segments
+// of an int8 weight matter only where each is asked for; such a segment is one group.
+struct Cut {
+    int64_t segments;
+    int64_t in;      // inputs of a segment
+    int64_t groups;  // of a segment
+    int64_t group;   // inputs of a group
+    int64_t runs;    // of a segment, of kRun inputs each
+
+    explicit Cut(const LinearArgs& a)
+        : segments(is_int4(a.weight) || a.finish.kind == FinishKind::partial ? a.weight.segments
+                                                                             : 1),
+          in(a.weight.in / segments),
+          groups(is_int4(a.weight) ? (in + a.weight.group - 1) / a.weight.group : 1),
+          group(is_int4(a.weight) ? a.weight.group : round_up(in, kFour)),
+          runs((padded() + kRun - 1) / kRun) {}
+
+    int64_t padded() const { return groups * group; }
+};
+
+// Rows that are prepared: bytes [segment][run of kRun inputs][row][kRun], so that the rows of a
+// register block lie at constant distances; what the sum of a group begins with, [segment][group]
+// [row], since stored weights are too large by a constant; scales [row].
 struct Prepared {
     int64_t rows;
     int8_t* bytes;
     int32_t* starts;
     float* scales;
 
-    Prepared(const PackedWeight& w, int64_t num_rows, void* memory)
+    Prepared(const Cut& cut, int64_t num_rows, void* memory)
         : rows(num_rows),
           bytes(static_cast<int8_t*>(memory)),
-          starts(reinterpret_cast<int32_t*>(bytes + runs_of(w) * kRun * rows)),
-          scales(reinterpret_cast<float*>(starts + groups_of(w) * rows)) {}
+          starts(reinterpret_cast<int32_t*>(bytes + cut.segments * cut.runs * kRun * rows)),
+          scales(reinterpret_cast<float*>(starts + cut.segments * cut.groups * rows)) {}
 
-    static int64_t runs_of(const PackedWeight& w) {
-        return (groups_of(w) * group_of(w) + kRun - 1) / kRun;
+    static size_t num_bytes(const Cut& cut, int64_t rows) {
+        return rows * (cut.segments * (cut.runs * kRun + cut.groups * 4) + 4);
     }
-    static size_t num_bytes(const PackedWeight& w, int64_t rows) {
-        return rows * (runs_of(w) * kRun + groups_of(w) * 4 + 4);
-    }
+    int8_t* segment(const Cut& cut, int64_t s) const { return bytes + s * cut.runs * kRun * rows; }
 };
 
-// sums of M rows, from `row` on, and V vectors for P whole panels of int8.
+// A segment of the prepared rows from one on, and of the weights.
+struct Segment {
+    const int8_t* bytes;
+    const int32_t* starts;
+    int64_t rows;
+    int64_t in;
+    int64_t group;
+    const uint8_t* weights;
+};
+
+// sums, of int32, of M rows and V vectors for P panels of int8.
 template <int M, int V, int P>
-inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_t row,
-                           const uint8_t* w, const float* scales, int vector, float* sums,
-                           int64_t stride, Apart apart) {
+inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t stride, Apart apart) {
     Integers acc[P][M][V];
-    each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(x.starts[row + r]); });
-    const int8_t* run = x.bytes + row * kRun;
-    for (int64_t k = 0; k < weight.in; k += kRun, run += x.rows * kRun) {
-        const int64_t left = round_up(weight.in - k, kFour), count = left < kRun ? left : kRun;
+    each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(x.starts[r]); });
+    const int8_t* run = x.bytes;
+    const uint8_t* w = x.weights;
+    for (int64_t k = 0; k < x.in; k += kRun, run += x.rows * kRun) {
+        const int64_t left = round_up(x.in - k, kFour), count = left < kRun ? left : kRun;
         for (int64_t i = 0; i < count; i += kFour, w += kByteLine) {
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
@@ -64,40 +91,46 @@ inline void multiply_bytes(const PackedWeight& weight, const Prepared& x, int64_
                 for (int r = 0; r < M; ++r) {
                     const Four four = splat_four(run + i + r * kRun);
                     for (int v = 0; v < V; ++v)
-                        acc[p][r][v] = add_bytes(acc[p][r][v], lanes[v], four);
+                        acc[p][r][v] = add_bytes<M>(acc[p][r][v], lanes[v], four);
                 }
             }
         }
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
-        const int64_t lane = (vector + v) * kLanes;
-        const F32 scaled = mul(to_float(acc[p][r][v]), load(scales + p * kPanel + lane));
-        store(sums + p * apart.sums + r * stride + lane, mul(scaled, splat(x.scales[row + r])));
+        float* to = sums + p * apart.sums + r * stride + (vector + v) * kLanes;
+        store_int(reinterpret_cast<int32_t*>(to), acc[p][r][v]);
     });
 }
 
 // total += a group's sum times its scales; w is at the group, run at its inputs.
 template <int M, int V, int P>
-inline void add_group(F32 (&total)[P][M][V], const PackedWeight& weight, const int32_t* starts,
+inline void add_group(F32 (&total)[P][M][V], int64_t group, const int32_t* starts,
                       const int8_t* run, const uint8_t* w, int vector, Apart apart) {
     Integers acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(starts[r]); });
-    for (int64_t i = 0; i < weight.group; i += kFour, w += kLine) {
+    for (int64_t k = 0; k < group; k += kNarrow) {
+        Narrow narrow[P][M][V];
+        each_sum<P, M, V>(
+            [&](int p, int r, int v) { narrow[p][r][v] = begin_narrow(acc[p][r][v]); });
+        for (int64_t i = k; i < k + kNarrow; i += kFour, w += kLine) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-            const Bytes both = load_bytes(w + p * apart.weights);
-            __builtin_prefetch(w + p * apart.weights + kPrefetch);
-            Bytes lanes[V];
+            for (int p = 0; p < P; ++p) {
+                const Bytes both = load_bytes(w + p * apart.weights);
+                __builtin_prefetch(w + p * apart.weights + kPrefetch);
+                Bytes lanes[V];
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v)
-                lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
-#pragma GCC unroll 16
-            for (int r = 0; r < M; ++r) {
-                const Four four = splat_four(run + i + r * kRun);
                 for (int v = 0; v < V; ++v)
-                    acc[p][r][v] = add_nibbles(acc[p][r][v], lanes[v], four);
+                    lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
+#pragma GCC unroll 16
+                for (int r = 0; r < M; ++r) {
+                    const Four four = splat_four(run + i + r * kRun);
+                    for (int v = 0; v < V; ++v)
+                        narrow[p][r][v] = add_nibbles(narrow[p][r][v], lanes[v], four);
+                }
             }
         }
+        each_sum<P, M, V>(
+            [&](int p, int r, int v) { acc[p][r][v] = end_narrow(acc[p][r][v], narrow[p][r][v]); });
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
         const auto* scales = reinterpret_cast<const BF16*>(w + p * apart.weights);
@@ -106,107 +139,147 @@ inline void add_group(F32 (&total)[P][M][V], const PackedWeight& weight, const i
     });
 }
 
-// The same as multiply_bytes for int4.
+// The same for int4, in fp32.
 template <int M, int V, int P>
-inline void multiply_nibbles(const PackedWeight& weight, const Prepared& x, int64_t row,
-                             const uint8_t* w, int vector, float* sums, int64_t stride,
+inline void multiply_nibbles(const Segment& x, int vector, float* sums, int64_t stride,
                              Apart apart) {
     F32 total[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { total[p][r][v] = splat(0); });
-    const int64_t inputs = groups_of(weight) * weight.group;
-    const int8_t* run = x.bytes + row * kRun;
-    const int32_t* starts = x.starts + row;
+    const int64_t inputs = round_up(x.in, x.group);
+    const int8_t* run = x.bytes;
+    const int32_t* starts = x.starts;
+    const uint8_t* w = x.weights;
     for (int64_t k = 0; k < inputs; k += kRun, run += x.rows * kRun) {
         const int64_t count = inputs - k < kRun ? inputs - k : kRun;
-        for (int64_t i = 0; i < count; i += weight.group, starts += x.rows) {
-            add_group(total, weight, starts, run + i, w, vector, apart);
-            w += group_bytes(weight);
+        for (int64_t i = 0; i < count; i += x.group, starts += x.rows) {
+            add_group(total, x.group, starts, run + i, w, vector, apart);
+            w += group_bytes(x.group);
         }
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
-        store(sums + p * apart.sums + r * stride + (vector + v) * kLanes,
-              mul(total[p][r][v], splat(x.scales[row + r])));
+        store(sums + p * apart.sums + r * stride + (vector + v) * kLanes, total[p][r][v]);
     });
 }
 
 class QuantizedProduct {
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
-        return Prepared::num_bytes(a.weight, rows);
+        return Prepared::num_bytes(Cut(a), rows);
     }
 
     QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : a_(a), weight_(a.weight), x_(a.weight, rows, memory) {}
+        : a_(a), weight_(a.weight), cut_(a), x_(cut_, rows, memory) {}
+
+    int64_t segments() const { return cut_.segments; }
 
     void prepare(int64_t row, int64_t token) const {
-        with_type(weight_.type,
-                  [&](auto type) { round_row(row, row_of<decltype(type)>(a_.x, token, 0)); });
-        const int64_t group = group_of(weight_), groups = groups_of(weight_);
+        with_type(weight_.type, [&](auto type) {
+            const auto* x = row_of<decltype(type)>(a_.x, token, 0);
+            const Range range =
+                a_.peaks == nullptr ? range_of(x, weight_.in) : range_up_to(a_.peaks[token]);
+            round_row(row, x, byte_steps(range));
+        });
         const int32_t excess = is_int4(weight_) ? 8 : kByteOffset;
-        for (int64_t g = 0; g < groups; ++g)
-            x_.starts[g * x_.rows + row] = -excess * sum_of(row, g * group, (g + 1) * group);
+        int32_t* starts = x_.starts + row;
+        for (int64_t s = 0; s < cut_.segments; ++s)
+            for (int64_t g = 0; g < cut_.groups; ++g, starts += x_.rows)
+                *starts = -excess * sum_of(x_.segment(cut_, s) + row * kRun, g * cut_.group);
     }
 
     template <int P>
-    void multiply(int64_t panel, float* sums, int64_t stride, int64_t apart) const {
+    void multiply(int64_t panel, int64_t segment, float* sums, int64_t stride,
+                  int64_t apart) const {
+        if constexpr (P > 1 && kNibblePanels == 1) {
+            if (is_int4(weight_)) {
+                for (int p = 0; p < P; ++p)
+                    multiply<1>(panel + p, segment, sums + p * apart, stride, apart);
+                return;
+            }
+        }
         constexpr int kHeight = P > 1 ? kFewRows : kByteRows;
         const int64_t height = is_int4(weight_) && kNibbleRows < kHeight ? kNibbleRows : kHeight;
         const int64_t blocks = (x_.rows + height - 1) / height;
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * x_.rows / blocks;
-            multiply_rows<kHeight, P>(next - row, panel, row, sums + row * stride, stride, apart);
+            multiply_rows<kHeight, P>(next - row, of(panel, segment, row), sums + row * stride,
+                                      stride, apart);
             row = next;
         }
     }
 
+    void conclude(int64_t panel, float* sums, int64_t stride) const {
+        for (int64_t row = 0; row < x_.rows; ++row, sums += stride)
+            for (int64_t lane = 0; lane < kPanel; lane += kLanes)
+                store(sums + lane, mul(unscaled(panel, sums, lane), splat(x_.scales[row])));
+    }
+
    private:
+    // The sums of the group or groups, with the scales of the weight.
+    F32 unscaled(int64_t panel, const float* sums, int64_t lane) const {
+        if (is_int4(weight_)) return load(sums + lane);
+        const Integers exact = load_int(reinterpret_cast<const int32_t*>(sums + lane));
+        return mul(to_float(exact), load(weight_.scales + panel * kPanel + lane));
+    }
+
     // x becomes a row's bytes and their scale.
     template <class E>
-    void round_row(int64_t row, const E* x) const {
-        const Steps steps = byte_steps(range_of(x, weight_.in));
+    void round_row(int64_t row, const E* x, Steps steps) const {
         x_.scales[row] = steps.scale;
-        int64_t left = groups_of(weight_) * group_of(weight_);  // of the inputs that products read
-        for (int64_t k = 0; k < weight_.in; k += kRun, left -= kRun) {
-            int8_t* run = x_.bytes + k * x_.rows + row * kRun;
-            const int64_t count = weight_.in - k < kRun ? weight_.in - k : kRun;
-            quantize(x + k, count, steps.inverse, -127, 127, run);
-            for (int64_t i = round_up(count, kLanes); i < left && i < kRun; ++i) run[i] = 0;
+        for (int64_t s = 0; s < cut_.segments; ++s, x += cut_.in) {
+            int8_t* run = x_.segment(cut_, s) + row * kRun;
+            int64_t left = cut_.padded();  // of the inputs that products read
+            for (int64_t k = 0; k < cut_.in; k += kRun, left -= kRun, run += x_.rows * kRun) {
+                const int64_t count = cut_.in - k < kRun ? cut_.in - k : kRun;
+                quantize(x + k, count, steps.inverse, -127, 127, run);
+                for (int64_t i = round_up(count, kLanes); i < left && i < kRun; ++i) run[i] = 0;
+            }
         }
     }
 
-    // Of a row's bytes.
-    int32_t sum_of(int64_t row, int64_t first, int64_t stop) const {
+    // Of the bytes of a group that begins at `first`, in a row whose first run is given.
+    int32_t sum_of(const int8_t* runs, int64_t first) const {
         int32_t sum = 0;
+        const int64_t stop = first + cut_.group;
         for (int64_t k = first; k < stop; k += kRun) {
-            const int8_t* run = x_.bytes + k / kRun * kRun * x_.rows + row * kRun + k % kRun;
+            const int8_t* run = runs + k / kRun * kRun * x_.rows + k % kRun;
             const int64_t count = stop - k < kRun ? stop - k : kRun;
             for (int64_t i = 0; i < count; ++i) sum += run[i];
         }
         return sum;
     }
 
+    Segment of(int64_t panel, int64_t segment, int64_t row) const {
+        const int64_t before = segment * cut_.groups;
+        const int64_t size = is_int4(weight_) ? group_bytes(cut_.group) : cut_.group * kPanel;
+        return {x_.segment(cut_, segment) + row * kRun,
+                x_.starts + before * x_.rows + row,
+                x_.rows,
+                cut_.in,
+                cut_.group,
+                static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_) +
+                    before * size};
+    }
+
     template <int M, int P>
-    void multiply_rows(int64_t height, int64_t panel, int64_t row, float* sums, int64_t stride,
+    void multiply_rows(int64_t height, const Segment& x, float* sums, int64_t stride,
                        int64_t sums_apart) const {
         if (height != M) {
-            if constexpr (M > 1)
-                multiply_rows<M - 1, P>(height, panel, row, sums, stride, sums_apart);
+            if constexpr (M > 1) multiply_rows<M - 1, P>(height, x, sums, stride, sums_apart);
             return;
         }
+        constexpr int V = is_wide(M, P) ? kPanel / kLanes : kByteVectors;
         const Apart apart{panel_bytes(weight_), sums_apart};
-        const auto* w = static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_);
-        for (int v = 0; v < kPanel / kLanes; v += kByteVectors) {
+        for (int v = 0; v < kPanel / kLanes; v += V) {
             if (!is_int4(weight_))
-                multiply_bytes<M, kByteVectors, P>(weight_, x_, row, w,
-                                                   weight_.scales + panel * kPanel, v, sums, stride,
-                                                   apart);
+                multiply_bytes<M, V, P>(x, v, sums, stride, apart);
             else if constexpr (M <= kNibbleRows)
-                multiply_nibbles<M, kByteVectors, P>(weight_, x_, row, w, v, sums, stride, apart);
+                multiply_nibbles<M, V, P>(x, v, sums, stride, apart);
         }
     }
 
     const LinearArgs& a_;
     const PackedWeight& weight_;
+    const Cut cut_;
     const Prepared x_;
 };
 
@@ -218,7 +291,8 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
 template <class E>
 inline void pack_bytes(const PackQuantizedArgs& a, const E* row, int64_t output, int8_t* bytes) {
     const PackedWeight& w = a.weight;
-    const Steps steps = byte_steps(range_of(row, w.in));
+    const Range range = a.peaks == nullptr ? range_of(row, w.in) : range_up_to(a.peaks[output]);
+    const Steps steps = byte_steps(range);
     quantize(row, w.in, steps.inverse, -127, 127, bytes);
     a.scales[output] = steps.scale;
     const int64_t lane = output % kPanel, padded = round_up(w.in, kFour);

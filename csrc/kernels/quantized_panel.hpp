@@ -17,18 +17,14 @@ constexpr int64_t kPrefetch = 2048;            // bytes ahead: far enough for th
 
 inline bool is_int4(const PackedWeight& w) { return w.form == WeightForm::int4; }
 
-// Inputs with one scale: a group, or all.
-inline int64_t group_of(const PackedWeight& w) { return is_int4(w) ? w.group : round_up(w.in, kFour); }
+// Of an int4 weight.
+inline int64_t groups_of(const PackedWeight& w) { return (w.in + w.group - 1) / w.group; }
 
-inline int64_t groups_of(const PackedWeight& w) { return (w.in + group_of(w) - 1) / group_of(w); }
-
-// Of an int4 group with its scales.
-inline int64_t group_bytes(const PackedWeight& w) {
-    return w.group * kPanel / 2 + kPanel * sizeof(BF16);
-}
+// Of such a group with its scales.
+inline int64_t group_bytes(int64_t group) { return group * kPanel / 2 + kPanel * sizeof(BF16); }
 
 inline int64_t panel_bytes(const PackedWeight& w) {
-    return is_int4(w) ? groups_of(w) * group_bytes(w) : round_up(w.in, kFour) * kPanel;
+    return is_int4(w) ? groups_of(w) * group_bytes(w.group) : round_up(w.in, kFour) * kPanel;
 }
 
 }  // namespace quire::QUIRE_LEVEL

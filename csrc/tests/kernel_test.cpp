@@ -3,10 +3,12 @@
 // Values are checked by the conformance tests in Python; this is about memory and undefined
 // behaviour.
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <vector>
@@ -221,6 +223,18 @@ void check_pool() {
     }
 }
 
+// The owner leaves its core while another thread takes long over the last tile.
+void check_waiting() {
+    Pool pool(2);
+    Pool::Lease lease(pool);
+    const std::clock_t before = std::clock();
+    parallel(pool, 2, [](int64_t, int worker) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(worker == 0 ? 1 : 200));
+    });
+    const double taken = static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
+    require(taken < 0.1, "the owner computed while it waited");
+}
+
 // Several threads that want the same pool take turns.
 void check_turns() {
     Pool pool(3);
@@ -270,6 +284,7 @@ int main() {
     using namespace quire;
     check_pool();
     check_turns();
+    check_waiting();
     check_program();
     for (Level level : compiled_levels()) {
         const std::string why = refusal(level);

@@ -23,7 +23,7 @@ void fill_linear(Kernels&);
 #endif
 namespace {
 
-constexpr int64_t kInputs[] = {1, 2, 7, 33, 128, 129, 260};
+constexpr int64_t kInputs[] = {1, 2, 7, 33, 128, 129, 260, 560};
 constexpr int64_t kOutputs[] = {1, 2, 31, 32, 34, 70};
 constexpr int64_t kTokens[] = {0, 1, 2, 5, 13, 33, 241};
 constexpr Type kTypes[] = {Type::f32, Type::bf16, Type::f16};
@@ -105,29 +105,52 @@ void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Fi
                    int64_t tokens) {
     const bool is_gate = finish.kind == FinishKind::gated || finish.kind == FinishKind::limited;
     if (is_gate && w.out % 2) return;
-    const int64_t width = is_gate ? w.out / 2 : w.out;
-    const int64_t row = width * (finish.kind == FinishKind::logits ? 4 : size_of(w.type));
+    const bool is_partial = finish.kind == FinishKind::partial;
+    const int64_t width = is_gate ? w.out / 2 : is_partial ? w.segments * w.out : w.out;
+    const bool is_wide = is_partial || finish.kind == FinishKind::logits;
+    const int64_t row = width * (is_wide ? 4 : size_of(w.type));
     Bytes x(tokens * w.in * size_of(w.type)), y(tokens * row), one(row);
     x.fill(w.type, 7);
     const auto kernel = product_with(w, kernels);
+    // An addend of every other row, and the peaks that rounded rows have anyway.
+    Bytes values(2 * w.out * 4), rows(tokens * 4), peaks(tokens * 4);
+    values.fill(Type::f32, 5);
+    for (int64_t t = 0; t < tokens; ++t) {
+        rows.as<int32_t>()[t] = t % 2 == 0 ? -1 : static_cast<int32_t>(t / 2 % 2);
+        peaks.as<float>()[t] = 3;
+    }
+    const auto run = [&](int64_t first, int64_t count, void* to) {
+        void* from = x.as<unsigned char>() + first * w.in * size_of(w.type);
+        kernel({w,
+                {from, w.in, 0},
+                {to, width, w.out},
+                finish,
+                {values.as<float>(), w.out, rows.as<int32_t>() + first},
+                is_partial ? peaks.as<float>() + first : nullptr},
+               count, pool);
+    };
     Pool::Lease lease(pool);
-    kernel({w, {x.as<void>(), w.in, 0}, {y.as<void>(), width, 0}, finish}, tokens, pool);
-    for (int64_t t = 0; t < tokens; t += tokens < 9 ? 1 : 8) {
-        void* from = x.as<unsigned char>() + t * w.in * size_of(w.type);
-        kernel({w, {from, w.in, 0}, {one.as<void>(), width, 0}, finish}, 1, pool);
+    run(0, tokens, y.as<void>());
+    for (int64_t t = 0; t < tokens; t += tokens < 9 ? 1 : 7) {
+        run(t, 1, one.as<void>());
         require(std::memcmp(one.data.get(), &y.data[t * row], row) == 0,
                 "a row alone differs: in " + std::to_string(w.in) + ", out " +
                     std::to_string(w.out) + ", tokens " + std::to_string(tokens));
     }
 }
 
+int64_t segments_of(const PackedWeight& w) {
+    const int64_t unit = w.form == WeightForm::int4 ? w.group : 4;
+    return w.in % (4 * unit) == 0 ? 4 : w.in % (2 * unit) == 0 ? 2 : 1;
+}
+
 void check_weight(Pool& pool, const Kernels& kernels, Weight weight) {
     pack(pool, kernels, weight);
-    const Finish finishes[] = {{FinishKind::plain, Act::none, 1, 0},
-                               {FinishKind::plain, Act::gelu, 1, 0},
-                               {FinishKind::gated, Act::silu, 1, 0},
-                               {FinishKind::limited, Act::silu, 0.7f, 0},
-                               {FinishKind::logits, Act::none, 0.5f, 30}};
+    weight.packed.segments = segments_of(weight.packed);
+    const Finish finishes[] = {
+        {FinishKind::plain, Act::none, 1, 0},      {FinishKind::plain, Act::gelu, 1, 0},
+        {FinishKind::gated, Act::silu, 1, 0},      {FinishKind::limited, Act::silu, 0.7f, 0},
+        {FinishKind::logits, Act::none, 0.5f, 30}, {FinishKind::partial, Act::none, 1, 0}};
     for (int64_t tokens : kTokens)
         for (const Finish& finish : finishes)
             if (tokens < 100 || finish.kind == FinishKind::gated) {
@@ -146,7 +169,8 @@ float wide(uint16_t bf16) {
     return value;
 }
 
-// bf16 products in fp32 against sums in double of what was packed: source [out, in], x [tokens, in].
+// bf16 products in fp32 against sums in double of what was packed: source [out, in], x [tokens,
+// in].
 void check_values(Pool& pool, const Kernels& kernels, int64_t in, int64_t out, int64_t tokens) {
     Weight weight(Type::bf16, WeightForm::plain, in, out, 0);
     pack(pool, kernels, weight);

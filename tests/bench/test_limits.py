@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.bench import machine_limits, workload_limits
+from quire.bench import machine_limits, report, workload_limits
 from quire.config.args.engine_args import EngineArgs
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models import read_spec
@@ -100,6 +100,38 @@ def test_a_probe_names_its_loops_and_leaves_the_threads_alone(cache, operand):
     assert found.read_bytes_per_s > 0 and found.flops_per_s > 0
     assert found.read_by and found.flops_by and found.num_threads == 2
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("flops_per_s", "start_s", "largest"),
+    [(5e12, 0.0, 2048), (2e11, 0.02, 2048), (5e10, 0.0, 1024), (1e9, 0.0, 256), (3e7, 0.0, 64)],
+    ids=["matrix units", "slow start", "one core", "emulated", "badly emulated"],
+)
+def test_torch_s_products_are_measured_in_less_than_a_second(
+    monkeypatch, flops_per_s, start_s, largest
+):
+    sizes, spent = [], []
+
+    def product_seconds(dtype, size):
+        took = 2 * size**3 / flops_per_s
+        sizes.append(size)
+        spent.extend([took + (start_s if size == 64 else 0.0), took, took])
+        return spent[-3:]
+
+    monkeypatch.setattr(machine_limits, "product_seconds", product_seconds)
+    assert machine_limits.matrix_flops_per_s("bfloat16") == pytest.approx(flops_per_s)
+    assert sizes[-1] == largest and sum(spent) < 0.5
+
+
+def test_an_emulated_product_is_named(capsys):
+    machine = {"num_threads": 2, "read_bytes_per_s": 4e10, "read_by": "x", "flops_per_s": 2e11,
+               "flops_by": "torch's float32 product",
+               "torch_flops_per_s": {"bfloat16": 6e8, "float32": 2e11}}  # fmt: skip
+    report.print_share({"machine": machine, "share_of_machine_limit": 0.5})
+    out = capsys.readouterr().out
+    assert "200 GFLOP/s by torch's float32 product" in out
+    assert "torch's bfloat16 product reaches 0.6 GFLOP/s, emulated\n" in out
+    assert "torch's float32 product reaches 200 GFLOP/s\n" in out
 
 
 def test_a_probe_works_without_native_code(cache, monkeypatch):

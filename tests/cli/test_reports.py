@@ -6,12 +6,14 @@ import pytest
 
 from quire import embedded
 from quire.cli import main
-from quire.cli.doctor import describe
+from quire.cli.doctor import describe, describe_cores, describe_threads
 from quire.config.args.engine_args import EngineArgs
+from quire.hardware.host import gather_machine_facts
 from quire.ops.catalog import CATALOG
 from quire.ops.select import Choice
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
+from tests.hardware import machines
 
 
 def test_show_prints_the_program_of_the_embedded_model(capsys):
@@ -41,6 +43,27 @@ def test_doctor_reports_every_part(capsys):
         assert any(line.startswith(word) for line in out.splitlines()), word
     assert main.main(["doctor", "--json"]) == 0
     assert "cpu features" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "threads"),
+    [
+        (machines.LAPTOP, "6 cores (2 performance, 4 efficiency), 8 logical CPUs",
+         "2 on CPUs 0,2 (one for each performance core; 4 efficiency cores are left to the rest)"),
+        (machines.SERVER, "8 cores, 16 logical CPUs, 2 last-level caches, 2 NUMA nodes",
+         "4 on CPUs 4-7 (one for each core that this process may use of NUMA node 1; "
+         "data_parallel_size=2 uses all nodes)"),
+        (machines.CONTAINER, "4 cores, 7 logical CPUs, a quota of 2.5 CPUs",
+         "3 on CPUs 4-6,15 (the container's quota of 2.5 CPUs)"),
+        (machines.ONE_CPU, "1 core",
+         "1 on any CPU (one for each core that this process may use)"),
+    ],
+    ids=["laptop", "server", "container", "one CPU"],
+)  # fmt: skip
+def test_doctor_says_where_threads_run_and_why(tmp_path, monkeypatch, files, cores, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    facts = gather_machine_facts(machines.write(tmp_path, files))
+    assert (describe_cores(facts), describe_threads(facts)) == (cores, threads)
 
 
 def test_doctor_says_of_every_op_who_serves_it_and_why_the_others_do_not(capsys):

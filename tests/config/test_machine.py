@@ -1,4 +1,4 @@
-"""The host as a process sees it: containers of both generations, hyper-threads, no files."""
+"""The host as a process sees it: containers of both generations, features, no files."""
 
 import math
 import resource
@@ -17,12 +17,6 @@ TWO_CORES_FOUR_THREADS = "\n\n".join(
 
 def reader(files):
     return lambda path: files.get(path, "")
-
-
-def test_two_threads_of_a_core_count_once():
-    assert host.count_cores(TWO_CORES_FOUR_THREADS, frozenset(range(4))) == 2
-    assert host.count_cores(TWO_CORES_FOUR_THREADS, frozenset({1, 3})) == 1
-    assert host.count_cores("processor: 0\n\nprocessor: 1\n", frozenset({0, 1})) == 2
 
 
 def test_name_and_features():

@@ -3,6 +3,7 @@
 import copy
 import re
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,11 +18,13 @@ from quire.errors import (
     UnknownParameter,
     UnsupportedConfigValue,
 )
+from quire.hardware.host import gather_machine_facts
 from quire.models.kv_pool import plan_kv_pool
 from quire.models.layer_memory import KeyValues, NumberBytes
 from quire.models.max_length import LengthFacts
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from tests.config import plans
+from tests.hardware import machines
 
 GIB = plans.GIB
 
@@ -302,3 +305,17 @@ def test_kv_memory_may_be_named_as_the_dtype_that_it_has_and_not_as_another():
     assert plan_of(kv_cache_dtype="bfloat16", dtype="bfloat16").kv_dtype == "bfloat16"
     with pytest.raises(NotBuiltYet, match="'auto', which is float32 here, or 'int8'"):
         plan_of(kv_cache_dtype="bfloat16", dtype="float32")
+
+
+def test_threads_are_bound_where_a_cpu_is_better_than_another(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    facts = gather_machine_facts(machines.write(tmp_path, machines.SERVER))
+    machine = plans.make_machine(
+        num_cores=8, cpus=facts.cpus, node_free_bytes=facts.node_free_bytes
+    )
+    assert plan_of(machine=machine).thread_cpus == ("4-7",)
+    plan = plan_of(machine=machine, data_parallel_size=2, max_model_len=2048)
+    assert (plan.num_threads, plan.thread_cpus) == (4, ("4-7", "0-3"))
+    assert plan_of(data_parallel_size=2, max_model_len=2048).thread_cpus == ("", "")
+    gpu = msgspec.structs.replace(plans.H200, cpus=machine.cpus)
+    assert plan_of(machine=gpu).thread_cpus == ("",)

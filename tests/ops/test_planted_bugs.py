@@ -163,11 +163,11 @@ def eps_outside_the_root(x, n):
     return x / (x.square().mean(-1, keepdim=True).sqrt() + n.eps) * n.weight
 
 
-def gate_and_up_swapped(x, up, down, act, gated):
+def gate_and_up_swapped(x, up, act, gated, addend=None):
     if not gated or act != "silu":
-        return PLAIN.mlp(x, up, down, act, gated)
+        return PLAIN.hidden(x, up, act, gated, addend)
     first, second = F.linear(x, up.weight, up.bias).chunk(2, -1)
-    return F.linear(F.silu(second) * first, down.weight, down.bias)
+    return F.silu(second) * first
 
 
 def moe_args(**wrong):
@@ -217,8 +217,34 @@ def at_places(op, **wrong):
     return {op: edit}
 
 
-def bias_of_every_worker(parts, bias, dtype):
-    return PLAIN.add_partials(parts, bias if bias is None else bias * len(parts), dtype)
+def bias_of_every_segment(parts, w, peaks, dtype, addend=None):
+    bias = w.bias if w.bias is None else w.bias * parts.shape[1]
+    return PLAIN.linear_total(parts, dataclasses.replace(w, bias=bias), peaks, dtype, addend)
+
+
+def bias_in_the_partial_sums(x, w, peaks=None):
+    return PLAIN.linear_partial(x, w, peaks) + w.weight[:, 0]
+
+
+def segments_in_another_place(x, w, peaks=None):
+    return PLAIN.linear_partial(x, w, peaks).flip(1)
+
+
+def addend_of_the_next_row(op):
+    def wrong(x, *rest, addend=None, **given):
+        if addend is not None:
+            addend = dataclasses.replace(addend, rows=addend.rows.roll(1))
+        return getattr(PLAIN, op)(x, *rest, addend=addend, **given)
+
+    return {op: wrong}
+
+
+def addend_after_the_activation(x, up, act, gated, addend=None):
+    y = PLAIN.hidden(x, up, act, gated)
+    if addend is not None:
+        has = addend.rows >= 0
+        y[has] += addend.values[addend.rows[has].long()][:, : y.shape[1]].to(y.dtype)
+    return y
 
 
 PENALTIES = ("repetition", "frequency", "presence")
@@ -238,7 +264,11 @@ def bias_that_adds_what_forbids(logits, places, entries, values):
 
 
 BUGS = {
-    "bias added by each worker": {"add_partials": bias_of_every_worker},
+    "bias added by each worker": {"linear_total": bias_of_every_segment},
+    "bias within the partial sums": {"linear_partial": bias_in_the_partial_sums},
+    "segments in another place": {"linear_partial": segments_in_another_place},
+    "addend of another row": addend_of_the_next_row("linear"),
+    "addend after the activation": {"hidden": addend_after_the_activation},
     "prompt counted as output": at_places("penalize", border=lambda i, r, b, p: b * 0),
     "one token too many counted": at_places("penalize", position=lambda i, r, b, p: p + 1),
     "newest token not counted": at_places("penalize", position=lambda i, r, b, p: (p - 1).relu()),
@@ -275,7 +305,7 @@ BUGS = {
     "q/k norm on the wrong side": rope(qk_norm=norm_on_the_other_side),
     "padding written": {"rope_store": padding_to_last_slot},
     "eps outside of the root": {"norm": eps_outside_the_root},
-    "gate and up swapped": {"mlp": gate_and_up_swapped},
+    "gate and up swapped": {"hidden": gate_and_up_swapped},
     "moe scale forgotten": moe_args(scale=1.0),
     "moe not renormalised": moe_args(renorm=False),
     "moe limit forgotten": moe_args(clamp=None),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import AttentionArgs, MoeArgs, NormWeight, QKNorm, RotaryTable
+from quire.ops.segments import Addend
 from tests.support.op_cases.case import Arguments
 from tests.support.op_oracle_paged import IN_BYTES, OracleKV, OraclePlan, export_kv
 from tests.support.op_oracle_rows import Array, OracleExperts, OracleLinear, choose, to_array
@@ -82,15 +83,6 @@ def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
 
 
-def _add_partials(
-    stored: Stored, parts: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> dict[str, Approx]:
-    sums = [exact(part) for part in parts]
-    while len(sums) > 1:
-        sums = [a + b for a, b in zip(sums[0::2], sums[1::2], strict=True)]
-    return {"0": stored(sums[0] if bias is None else sums[0] + exact(bias))}
-
-
 # embeddings
 
 
@@ -118,9 +110,10 @@ def _embed_packed(
 # products with weights
 
 
-def _product(stored: Stored, x: Approx, w: OracleLinear) -> Approx:
+def _product(stored: Stored, x: Approx, w: OracleLinear, addend: Addend | None = None) -> Approx:
     y = stored(contract("ti,oi->to", x, exact(w.weight), w.in_features))
-    return y if w.bias is None else stored(y + exact(w.bias))
+    y = y if w.bias is None else stored(y + exact(w.bias))
+    return y if addend is None else stored(_with(y, addend))
 
 
 def _activation(x: Approx, act: str) -> Approx:
@@ -151,23 +144,66 @@ def _gated_with_limit(stored: Stored, h: Approx, limit: float) -> Approx:
     return stored(stored(up + 1.0) * opened)
 
 
-def _linear(stored: Stored, x: Tensor, w: OracleLinear) -> dict[str, Approx]:
-    return {"0": _product(stored, exact(x), w)}
-
-
-def _mlp(
-    stored: Stored, x: Tensor, up: OracleLinear, down: OracleLinear, act: str, gated: bool
+def _linear(
+    stored: Stored, x: Tensor, w: OracleLinear, addend: Addend | None = None
 ) -> dict[str, Approx]:
-    h = _product(stored, exact(x), up)
-    h = _gated(stored, h, act) if gated else stored(_activation(h, act))
-    return {"0": _product(stored, h, down)}
+    return {"0": _product(stored, exact(x), w, addend)}
+
+
+def _hidden(
+    stored: Stored,
+    x: Tensor,
+    up: OracleLinear,
+    act: str,
+    gated: bool,
+    addend: Addend | None = None,
+) -> dict[str, Approx]:
+    h = _product(stored, exact(x), up, addend)
+    return {"0": _gated(stored, h, act) if gated else stored(_activation(h, act))}
 
 
 def _logits(
-    stored: Stored, x: Tensor, head: OracleLinear, scale: float = 1.0, softcap: float | None = None
+    stored: Stored,
+    x: Tensor,
+    head: OracleLinear,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    addend: Addend | None = None,
 ) -> dict[str, Approx]:
-    y = _product(stored, exact(x), head) * scale
+    y = _product(stored, exact(x), head, addend) * scale
     return {"0": y if softcap is None else tanh(y / softcap) * softcap}
+
+
+def _linear_partial(
+    stored: Stored, x: Tensor, w: OracleLinear, peaks: Tensor | None = None
+) -> dict[str, Approx]:
+    shape = w.segments, w.in_features // w.segments
+    rows, weight = to_array(x), w.weight.reshape(w.out_features, *shape)
+    rows = exact(rows.reshape(len(rows), *shape))
+    return {"0": contract("tsi,osi->tso", rows, exact(weight), shape[1])}
+
+
+def _linear_total(
+    stored: Stored,
+    parts: Tensor,
+    w: OracleLinear,
+    peaks: Tensor | None,
+    dtype: torch.dtype,
+    addend: Addend | None = None,
+) -> dict[str, Approx]:
+    sums = [exact(part) for part in parts.unbind(1)]
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[0::2], sums[1::2], strict=True)]
+    return {"0": stored(_with(sums[0] if w.bias is None else sums[0] + exact(w.bias), addend))}
+
+
+def _with(y: Approx, addend: Addend | None) -> Approx:
+    if addend is None:
+        return y
+    values = np.zeros(y.value.shape)
+    for t, row in enumerate(addend.rows.tolist()):
+        values[t] = to_array(addend.values)[row] if row >= 0 else 0
+    return y + exact(values)
 
 
 def _moe(
@@ -385,9 +421,10 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "add": _add,
     "add_norm": _add_norm,
     "scale_gate": _scale_gate,
-    "add_partials": _add_partials,
     "linear": _linear,
-    "mlp": _mlp,
+    "hidden": _hidden,
+    "linear_partial": _linear_partial,
+    "linear_total": _linear_total,
     "logits": _logits,
     "moe": _moe,
     "import_kv": _import_kv,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import MoeArgs, NormWeight
+from quire.ops.segments import Addend
 
 Array = np.ndarray
 
@@ -71,12 +72,6 @@ def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tup
     return total, norm(total, n)
 
 
-def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """All parts, one after the other, and the bias."""
-    total = sum(to_array(part) for part in parts)
-    return to_tensor(total if bias is None else total + to_array(bias))
-
-
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
@@ -116,6 +111,7 @@ class OracleLinear:
 
     weight: Array
     bias: Array | None
+    segments: int = 1
 
     @property
     def in_features(self) -> int:
@@ -133,18 +129,20 @@ class OracleLinear:
         return y if self.bias is None else y + self.bias
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None) -> OracleLinear:
+def pack_linear(
+    weight: Tensor, bias: Tensor | None, stored_as: None = None, segments: int = 1
+) -> OracleLinear:
     """Keep the numbers."""
-    return OracleLinear(to_array(weight), None if bias is None else to_array(bias))
+    return OracleLinear(to_array(weight), None if bias is None else to_array(bias), segments)
 
 
 def _per_row(x: Tensor, width: int, function: Callable[[Array], Array]) -> Tensor:
     return to_tensor(stack([function(row) for row in to_array(x)], width))
 
 
-def linear(x: Tensor, w: OracleLinear) -> Tensor:
-    """x [T, in] -> [T, out]."""
-    return _per_row(x, w.out_features, w)
+def linear(x: Tensor, w: OracleLinear, addend: Addend | None = None) -> Tensor:
+    """A projection, token by token."""
+    return to_tensor(_added(to_array(_per_row(x, w.out_features, w)), addend))
 
 
 def _gelu_tanh(x: float) -> float:
@@ -168,16 +166,61 @@ def _hidden(h: Array, act: str, is_gated: bool) -> Array:
     return np.array([f(h[i]) * h[width + i] for i in range(width)])
 
 
-def mlp(x: Tensor, up: OracleLinear, down: OracleLinear, act: str, gated: bool) -> Tensor:
-    """A feed-forward layer, token by token."""
-    return _per_row(x, down.out_features, lambda row: down(_hidden(up(row), act, gated)))
+def hidden(
+    x: Tensor, up: OracleLinear, act: str, gated: bool, addend: Addend | None = None
+) -> Tensor:
+    """The hidden layer, token by token."""
+    width = up.out_features // (2 if gated else 1)
+    rows = [_hidden(row, act, gated) for row in to_array(linear(x, up, addend))]
+    return to_tensor(stack(rows, width))
+
+
+def row_peaks(x: Tensor) -> Tensor:
+    """The largest magnitude of each row, NaN unless all are finite."""
+    rows = to_array(x)
+    return to_tensor([max(map(abs, row)) if np.isfinite(row).all() else math.nan for row in rows])
+
+
+def linear_partial(x: Tensor, w: OracleLinear, peaks: Tensor | None = None) -> Tensor:
+    """Each segment of the inputs by itself, without bias."""
+    width = w.in_features // w.segments
+    starts = range(0, w.in_features, width)
+    parts = [
+        [[sum(row[i : i + width] * out[i : i + width]) for out in w.weight] for i in starts]
+        for row in to_array(x)
+    ]
+    return to_tensor(np.array(parts).reshape(len(x), w.segments, w.out_features))
+
+
+def linear_total(
+    parts: Tensor,
+    w: OracleLinear,
+    peaks: Tensor | None,
+    dtype: torch.dtype,
+    addend: Addend | None = None,
+) -> Tensor:
+    """All segments, one after the other, bias and addend."""
+    total = sum(to_array(parts[:, i]) for i in range(parts.shape[1]))
+    return to_tensor(_added(total if w.bias is None else total + w.bias, addend))
+
+
+def _added(y: Array, addend: Addend | None) -> Array:
+    y = y.copy()
+    for t, row in enumerate([] if addend is None else addend.rows.tolist()):
+        if row >= 0:
+            y[t] += to_array(addend.values)[row]
+    return y
 
 
 def logits(
-    x: Tensor, head: OracleLinear, scale: float = 1.0, softcap: float | None = None
+    x: Tensor,
+    head: OracleLinear,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    addend: Addend | None = None,
 ) -> Tensor:
     """Scores, scaled and capped."""
-    y = to_array(linear(x, head)) * scale
+    y = to_array(linear(x, head, addend)) * scale
     return to_tensor(y if softcap is None else softcap * np.tanh(y / softcap))
 
 

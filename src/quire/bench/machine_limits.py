@@ -2,7 +2,8 @@
 
 Two limits that no correct engine on these threads can beat: bytes read per second from memory on
 huge pages, and multiply-adds per second on registers (csrc/kernels/limits.cpp). Where torch's
-matrix product is faster, as with matrix units that our kernels do not use, that is the limit.
+matrix product is faster, as with matrix units that our kernels do not use, that is the limit: its
+product in the operand's dtype, or in float32 where that one is emulated.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import torch
 from quire.kernels.cpu.runtime import CpuRuntime, find_native, huge_tensor
 
 _READ_BYTES = 512 << 20
-_MATRIX = 2048
+_SMALLEST, _LARGEST = 64, 2048
+"""Rows and columns of torch's matrices."""
+_BUDGET_S = 0.4
+"""For the products of one dtype, which may be emulated: then a large one would take minutes."""
 _TILES = 64
 _ROUNDS = 20_000
 """Multiply-adds of a tile and chain: with _TILES, ten milliseconds or so for two threads."""
@@ -126,18 +130,33 @@ def between(before: MachineLimits, after: MachineLimits) -> MachineLimits:
 
 
 def matrix_flops_per_s(dtype: str) -> float:
-    """Operations per second of torch's product of two large matrices, the best of three."""
-    left = torch.rand(_MATRIX, _MATRIX).to(getattr(torch, dtype))
-    right = torch.rand(_MATRIX, _MATRIX).to(getattr(torch, dtype))
-    return 2 * _MATRIX**3 / fastest(lambda: left @ right, 3)
+    """Operations per second of torch's product of two square matrices, the best of three. The
+    matrices grow to `_LARGEST`, or until the next size would go beyond `_BUDGET_S`.
+    """
+    size, spent = _SMALLEST, 0.0
+    while True:
+        times = product_seconds(dtype, size)
+        spent += sum(times)
+        next_s = 8 * len(times) * min(times)
+        if size == _LARGEST or spent + next_s > _BUDGET_S:
+            return 2 * size**3 / min(times)
+        size *= 2
+
+
+def product_seconds(dtype: str, size: int) -> list[float]:
+    """Seconds of three products [size, size] @ [size, size] of torch; the first may be slow."""
+    left, right = (torch.rand(size, size).to(getattr(torch, dtype)) for _ in range(2))
+    return [seconds_of(lambda: left @ right) for _ in range(3)]
 
 
 def fastest(action: Callable[[], object], repeats: int) -> float:
     """Seconds of the fastest of `repeats` calls, after one that does not count."""
     action()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(seconds_of(action) for _ in range(repeats))
+
+
+def seconds_of(action: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

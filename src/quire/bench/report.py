@@ -55,8 +55,10 @@ def print_share(figures: Mapping[str, Any]) -> None:
         f"by {machine['read_by']}, {machine['flops_per_s'] / 1e9:.0f} GFLOP/s by "
         f"{machine['flops_by']}"
     )
-    for dtype, rate in machine["torch_flops_per_s"].items():
-        print(f"torch's {dtype} product reaches {rate / 1e9:.0f} GFLOP/s")
+    rates = machine["torch_flops_per_s"]
+    for dtype, rate in rates.items():
+        emulated = ", emulated" if rate < rates["float32"] / 2 else ""
+        print(f"torch's {dtype} product reaches {rate / 1e9:.3g} GFLOP/s{emulated}")
     print(f"That is {figures['share_of_machine_limit']:.0%} of this machine's limit.")
 
 

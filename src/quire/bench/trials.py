@@ -52,7 +52,7 @@ class Bench:
 
     @classmethod
     def of(cls, plan: EnginePlan, work: Workload) -> Bench:
-        """Measures torch's products, which takes a second or two."""
+        """Measures torch's products, which takes less than a second."""
         probe = LimitProbe(operand_of(plan), plan.num_threads)
         return cls(plan, work, probe, read_spec(plan.hf_config))
 

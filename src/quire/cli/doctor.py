@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 from collections.abc import Callable
 from importlib import metadata
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from quire.config.kv_pool_size import gib
 from quire.environment import VARIABLES, read_environment
+from quire.hardware.cpu_list import format_cpus
+from quire.hardware.facts import MachineFacts
+from quire.hardware.placement import place
 
 if TYPE_CHECKING:
     from quire.ops.select import Choice
@@ -80,14 +84,10 @@ def _machine() -> Lines:
     from quire.hardware.host import gather_machine_facts
 
     facts = gather_machine_facts()
-    limit = facts.thread_limit
     return [
         ("cpu", f"{facts.cpu_name} ({platform.machine()})"),
-        (
-            "cores",
-            f"{facts.num_cores} to compute on, {facts.num_cpus} logical"
-            + ("" if limit is None else f", OMP_NUM_THREADS={limit}"),
-        ),
+        ("cores", describe_cores(facts)),
+        ("threads", describe_threads(facts)),
         ("cpu features", " ".join(facts.features) or "none that matter"),
         (
             "16-bit arithmetic",
@@ -99,6 +99,34 @@ def _machine() -> Lines:
             f"limited by {facts.memory_limit_source}",
         ),
     ]
+
+
+def describe_cores(facts: MachineFacts) -> str:
+    """The cores that this process may use, and how they are built together."""
+    cpus = facts.cpus
+    slow = len({cpu.core for cpu in cpus if cpu.is_efficient})
+    cores = len({cpu.core for cpu in cpus}) or facts.num_cores
+    kinds = f" ({cores - slow} performance, {slow} efficiency)" if slow else ""
+    plural = "" if cores == 1 else "s"
+    parts = [f"{cores} core{plural}{kinds}"]
+    if facts.num_cpus > cores:
+        parts.append(f"{facts.num_cpus} logical CPUs")
+    caches, nodes = len({cpu.cache for cpu in cpus}), len({cpu.node for cpu in cpus})
+    if 1 < caches < cores:
+        parts.append(f"{caches} last-level caches")
+    if nodes > 1:
+        parts.append(f"{nodes} NUMA nodes")
+    if facts.cpu_quota < math.inf:
+        parts.append(f"a quota of {facts.cpu_quota:.3g} CPUs")
+    return ", ".join(parts)
+
+
+def describe_threads(facts: MachineFacts) -> str:
+    """How many threads an engine would compute with, on which CPUs, and why."""
+    placement = place(facts)
+    room = placement.rooms[0]
+    where = f"on CPUs {format_cpus(room)}" if room else "on any CPU"
+    return f"{placement.num_threads} {where} ({placement.reason})"
 
 
 def _in(fast: bool) -> str:

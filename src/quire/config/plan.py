@@ -17,7 +17,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
     other machines and connect to `data_parallel_address`. `num_threads`, `num_blocks` and
-    `kv_cache_bytes` are each core's own. The latter is the size of the blocks in all groups'
+    `kv_cache_bytes` are each core's own; `thread_cpus` lists the logical CPUs that the threads of
+    each of these cores may run on, "" for any. The latter is the size of the blocks in all groups'
     layers. With a `memory_share` both are estimates: the worker measures what its workspace leaves
     of that share of a device's free memory. `tokenizer_folder` None: no tokenizer. `max_logprobs`
     is at most the vocabulary. `reasons` has an entry for every field shown by `explain()`; `notes`
@@ -41,6 +42,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     # the machine
     device: str
     num_threads: int
+    thread_cpus: tuple[str, ...]
     data_parallel_size: int
     max_core_restarts: int
     spare_core: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 
@@ -22,10 +24,28 @@ class GpuFacts(msgspec.Struct, frozen=True):
         return self.capability >= (8, 9)
 
 
+class LogicalCpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A CPU as the system counts them: one hardware thread of a core.
+
+    `core`: the first logical CPU of the same core. `cache`: the first that shares the last level of
+    caches. `node`: the NUMA node, of several on one socket the first. `is_efficient`: the core is
+    slower than others of the machine.
+    """
+
+    index: int
+    core: int
+    cache: int
+    node: int = 0
+    is_efficient: bool = False
+
+
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as this process may use it.
 
     `num_cores`: physical cores that the process may run on (affinity and container quota counted).
+    `cpus`: the logical CPUs that it may run on; empty where the system does not describe them.
+    `cpu_quota`: CPUs' worth of time that the container may use. `node_free_bytes`: free memory of
+    the NUMA nodes of `cpus`.
     `free_memory_bytes`: what can be taken now without swapping, inside the container's limit.
     `thread_limit`: set by the environment. `features`: names of CPU features that change a
     decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
@@ -40,6 +60,9 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     total_memory_bytes: int
     free_memory_bytes: int
     memory_limit_source: str = "the machine"
+    cpus: tuple[LogicalCpu, ...] = ()
+    cpu_quota: float = math.inf
+    node_free_bytes: dict[int, int] = {}
     thread_limit: int | None = None
     device: str = "cpu"
     gpu: GpuFacts | None = None

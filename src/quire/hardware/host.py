@@ -8,15 +8,22 @@ import math
 import os
 import platform
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from quire.environment import read_environment
-from quire.hardware.facts import MachineFacts
+from quire.hardware.facts import LogicalCpu, MachineFacts
 from quire.hardware.nvidia import find_gpu, torch_cuda_version
+from quire.hardware.topology import (
+    Read,
+    node_free_bytes,
+    read_below,
+    read_topology,
+    usable_cpus,
+)
 
 _DECISIVE = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -34,22 +41,25 @@ _DATA_BYTES = 256 << 20
 _THREAD_BYTES = 72 << 20
 """A thread's stack, and the part of the address space that malloc reserves for it."""
 
-Read = Callable[[str], str]
 
-
-def gather_machine_facts() -> MachineFacts:
-    """Inspect the machine as it is now; free memory changes from call to call."""
-    cpus = usable_cpus()
-    cpu_info = read_text("/proc/cpuinfo")
-    quota = cpu_quota(read_text)
-    cores = count_cores(cpu_info, cpus)
-    num_cores = max(1, math.ceil(min(cores, quota)))
-    total, free, source = memory(read_text, process_limits(read_text, num_cores))
+def gather_machine_facts(root: Path = Path("/")) -> MachineFacts:
+    """Inspect the machine as it is now; free memory changes from call to call. Descriptions of the
+    machine are read below `root`.
+    """
+    read = read_below(root)
+    cpus = read_topology(read, usable_cpus(read) or _own_affinity())
+    cpu_info = read("/proc/cpuinfo")
+    quota = cpu_quota(read)
+    num_cores = max(1, math.ceil(min(count_cores(cpus), quota)))
+    total, free, source = memory(read, process_limits(read, num_cores))
     gpu, gpu_missing = find_gpu()
     return MachineFacts(
         cpu_name=cpu_name(cpu_info),
-        num_cpus=len(cpus),
+        num_cpus=len(cpus) or os.cpu_count() or 1,
         num_cores=num_cores,
+        cpus=cpus,
+        cpu_quota=quota,
+        node_free_bytes=node_free_bytes(read, cpus),
         features=cpu_features(cpu_info),
         total_memory_bytes=total,
         free_memory_bytes=free,
@@ -61,35 +71,17 @@ def gather_machine_facts() -> MachineFacts:
     )
 
 
-def read_text(path: str) -> str:
-    """Read a small system file; empty if it does not exist."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _own_affinity() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
 
 
-def usable_cpus() -> frozenset[int]:
-    """The logical CPUs that the process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
-def count_cores(cpu_info: str, cpus: frozenset[int]) -> int:
-    """Count the physical cores of the usable logical CPUs: two threads of a core share its
-    arithmetic units.
+def count_cores(cpus: Sequence[LogicalCpu]) -> int:
+    """Count the physical cores of `cpus`: two threads of a core share its arithmetic units. Without
+    any, ask the system for all of its cores.
     """
-    cores = set()
-    for block in cpu_info.split("\n\n"):
-        fields = _fields(block)
-        if fields.get("processor", "").isdigit() and int(fields["processor"]) in cpus:
-            if "core id" not in fields:
-                return len(cpus)
-            cores.add((fields.get("physical id", "0"), fields["core id"]))
-    if cores:
-        return len(cores)
-    return min(psutil.cpu_count(logical=False) or len(cpus), len(cpus))
+    if cpus:
+        return len({cpu.core for cpu in cpus})
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def cpu_name(cpu_info: str) -> str:
@@ -210,8 +202,3 @@ def _stat(text: str, key: str) -> int:
         if name == key and value.isdigit():
             return int(value)
     return 0
-
-
-def _fields(block: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in block.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}

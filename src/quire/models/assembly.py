@@ -4,8 +4,9 @@ are here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,13 +24,15 @@ from quire.models.layers import (
     LocalExperts,
     Mixer,
     MixtureOfExperts,
-    SharedSublayer,
+    Projection,
+    SharedProjection,
     make_entrance,
     make_join,
     make_look_up,
 )
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.rotary_tables import rotary_table
+from quire.models.sharding import num_segments
 from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
 from quire.ops import (
     AttentionArgs,
@@ -43,6 +46,7 @@ from quire.ops import (
 )
 from quire.ops.linear import PlainLinear
 from quire.ops.moe import SeparateExperts
+from quire.ops.quantized import WeightFormat
 from quire.quantization import Recipe, Role
 
 Part = Tensor | LinearWeight | ExpertWeights
@@ -132,12 +136,11 @@ class Assembly:
     def _attention(self, at: str, a: Attention) -> Mixer:
         qkv = self._linear(at + "qkv", at + "q", at + "k", at + "v")
         qk_norm = self._qk_norm(at, a)
-        out, bias = self._row_linear(at + "o")
-        layer = AttentionLayer(
+        return AttentionLayer(
             ops=self._ops,
             qkv=qkv,
             qk_norm=qk_norm,
-            out=out,
+            out=self._row_linear(at + "o", a.heads),
             heads=a.heads,
             kv_heads=a.kv_heads,
             head_dim=a.head_dim,
@@ -150,7 +153,6 @@ class Assembly:
                 alibi=None,
             ),
         )
-        return layer if self._group is None else self._shared(self._group, layer, bias)
 
     def _qk_norm(self, at: str, a: Attention) -> QKNorm | None:
         if a.qk_norm is None:
@@ -168,14 +170,8 @@ class Assembly:
             return self._mixture(at, m) if self._spread is None else self._spread_mixture(at, m)
         ups = (at + "gate", at + "up") if m.gated else (at + "up",)
         up = self._linear(at + "up", *ups)
-        down, bias = self._row_linear(at + "down")
-        part = DenseFeedForward(self._ops, up, down, m.act, m.gated)
-        return part if self._group is None else self._shared(self._group, part, bias)
-
-    def _shared(
-        self, group: WorkerGroup, partial: Callable[..., Tensor], bias: Tensor | None
-    ) -> SharedSublayer:
-        return SharedSublayer(self._ops, group, partial, bias)
+        down = self._row_linear(at + "down", m.width)
+        return DenseFeedForward(self._ops, up, down, m.act, m.gated)
 
     def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
         router = self._linear(at + "router", at + "router", role="router")
@@ -202,12 +198,14 @@ class Assembly:
         return DistributedExperts(ops, router, spread, args)
 
     def _experts(self, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
+        stored_as = self._recipe.format_of("projection")
         packed = self._ops.pack_experts(
             self._stacked(experts, ("gate", "up"), ".weight"),
             self._stacked(experts, ("down",), ".weight"),
             self._stacked(experts, ("gate", "up"), ".bias") if m.bias else None,
             self._stacked(experts, ("down",), ".bias") if m.bias else None,
-            self._recipe.format_of("projection"),
+            stored_as,
+            self._segments(m.width, m.width, stored_as),
         )
         self.parts.append((name, packed))
         return packed
@@ -227,18 +225,28 @@ class Assembly:
         self.parts.append((name, packed))
         return packed
 
-    def _row_linear(self, name: str) -> tuple[LinearWeight, Tensor | None]:
-        """A projection whose inputs workers share, and its bias, which follows the sum of their
-        products; a single worker adds it in the product, and None is returned.
+    def _row_linear(self, name: str, units: int) -> Projection:
+        """A projection whose inputs workers may share, cut between `units` (heads, or the width),
+        of which this worker has so many.
         """
-        if self._group is None:
-            return self._linear(name, name), None
+        stored_as, group = self._recipe.format_of("projection"), self._group
         weight, bias = self._weights.linear(name)
-        packed = self._ops.pack_linear(weight, None, None)
+        segments, peaks = self._segments(units, weight.shape[1], stored_as), None
+        if group is not None and stored_as is not None:
+            peaks = group.all_gather(self._ops.row_peaks(weight)).amax(0)
+        packed = self._ops.pack_linear(weight, bias, stored_as, segments, peaks)
         self.parts.append((name, packed))
-        if bias is not None:
-            self.parts.append((name + ".bias", bias))
-        return packed, bias
+        if group is None:
+            return partial(self._ops.linear, w=packed)
+        return SharedProjection(
+            self._ops, group, packed, stored_as is not None and stored_as.rounds_rows
+        )
+
+    def _segments(self, units: int, inputs: int, stored_as: WeightFormat | None) -> int:
+        """Of a worker's inputs."""
+        workers = 1 if self._group is None else self._group.size
+        group = 0 if stored_as is None else stored_as.group
+        return num_segments(units * workers, inputs * workers, group) // workers
 
     def _table(self) -> Tensor | LinearWeight:
         """The embedding table: the head's weight if the spec ties them, unless it is rounded."""

@@ -35,6 +35,8 @@ Mixer = Callable[[Tensor, Tensor, GroupBatch, Any], Tensor]
 mixer's spec states -> [T, C]."""
 FeedForward = Callable[[Tensor], Tensor]
 Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Projection = Callable[[Tensor], Tensor]
+"""x [T, in] -> [T, C]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class AttentionLayer:
 
     ops: Ops
     qkv: LinearWeight
-    out: LinearWeight
+    out: Projection
     heads: int
     kv_heads: int
     head_dim: int
@@ -87,7 +89,7 @@ class AttentionLayer:
             qk_norm=self.qk_norm,
             clip=None,
         )
-        return ops.linear(ops.attend(q, kv, group.plan, self.args), self.out)
+        return self.out(ops.attend(q, kv, group.plan, self.args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,13 @@ class DenseFeedForward:
 
     ops: Ops
     up: LinearWeight
-    down: LinearWeight
+    down: Projection
     act: str
     gated: bool
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
-        return self.ops.mlp(h, self.up, self.down, self.act, self.gated)
+        return self.down(self.ops.hidden(h, self.up, self.act, self.gated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +155,24 @@ class LocalExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSublayer:
-    """Attention or a feed-forward part that is split over a group's workers by heads or width:
-    `partial` returns this worker's sum, unrounded, to which the others' are added.
+class SharedProjection:
+    """A projection whose inputs a group's workers share, heads or width: each brings the sums of
+    its segments. `rounds_rows`: the weight's format rounds activations, by the whole row.
     """
 
     ops: Ops
     group: WorkerGroup
-    partial: Callable[..., Tensor]
-    bias: Tensor | None
+    weight: LinearWeight
+    rounds_rows: bool
 
-    def __call__(self, h: Tensor, *context: Any) -> Tensor:
-        """h [T, C] -> [T, C], the same on every worker."""
-        parts = self.group.all_gather(self.partial(h, *context))
-        total: Tensor = self.ops.add_partials(parts, self.bias, h.dtype)
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] of this worker -> [T, C], the same on every worker."""
+        ops, peaks = self.ops, None
+        if self.rounds_rows:
+            peaks = self.group.all_gather(ops.row_peaks(x)).amax(0)
+        parts = self.group.all_gather(ops.linear_partial(x, self.weight, peaks))
+        parts = parts.transpose(0, 1).flatten(1, 2)
+        total: Tensor = ops.linear_total(parts, self.weight, peaks, x.dtype)
         return total
 
 

@@ -18,15 +18,30 @@ from quire.models.spec import Block, Decoder, Moe
 SIZES = (2, 4)
 """Over how many workers: sums of their parts have one order up to four."""
 
+INPUTS_AT_ONCE = 4
+"""Of a product, at least: a segment begins where they do."""
+
 _AXIS = {"column": 0, "row": 1}
 
 
-def shard(decoder: Decoder, size: int) -> Decoder:
-    """What each of `size` workers has of a decoder. Raises LoadError for one that is not cut."""
+def shard(decoder: Decoder, size: int, group: int = 0) -> Decoder:
+    """What each of `size` workers has of a decoder whose weights have a scale for every `group`
+    inputs (0: not). Raises LoadError for one that is not cut.
+    """
     if size not in SIZES:
         raise LoadError(f"A model is cut over {' or '.join(map(str, SIZES))} workers, not {size}.")
-    blocks = tuple(_shard_block(block, i, size) for i, block in enumerate(decoder.blocks))
+    blocks = tuple(_shard_block(block, i, size, group) for i, block in enumerate(decoder.blocks))
     return replace(decoder, blocks=blocks)
+
+
+def num_segments(units: int, inputs: int, group: int = 0) -> int:
+    """How many segments the inputs of a product form, each summed by itself (`ops/segments.py`):
+    as many as the most workers, or fewer where these are not equal, between whole units (heads)
+    and groups of inputs with one scale.
+    """
+    least = max(group, INPUTS_AT_ONCE)
+    fitting = (n for n in reversed(SIZES) if units % n == 0 and inputs % (n * least) == 0)
+    return next(fitting, 1)
 
 
 def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | None:
@@ -40,7 +55,7 @@ def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | No
     return axis, rank * length, length
 
 
-def _shard_block(block: Block, layer: int, size: int) -> Block:
+def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     attn, mlp = block.mixer, block.mlp
     if isinstance(mlp, Moe):
         _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
@@ -50,6 +65,14 @@ def _shard_block(block: Block, layer: int, size: int) -> Block:
     for name, count in counts.items():
         if count % size:
             _refuse(layer, f"has {count} {name}, which {size} workers cannot share equally")
+    for name, units, inputs in (
+        ("attention output", attn.heads, attn.heads * attn.head_dim),
+        ("feed-forward layer", mlp.width, mlp.width),
+    ):
+        if num_segments(units, inputs, group) % size:
+            _refuse(
+                layer, f"sums the {inputs} inputs of its {name} in fewer than {size} equal segments"
+            )
     return replace(
         block,
         mixer=replace(attn, heads=attn.heads // size, kv_heads=attn.kv_heads // size),

@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 from quire.ops.activation import scale_gate
 from quire.ops.attention import attend, plan_attention
-from quire.ops.collective import add_partials
+from quire.ops.collective import linear_partial, linear_total, row_peaks
 from quire.ops.embed import embed, embed_packed
 from quire.ops.kv import allocate_kv, allocate_shared_kv, copy_kv, export_kv, import_kv, zero_kv
-from quire.ops.linear import linear, logits, mlp, pack_linear
+from quire.ops.linear import hidden, linear, logits, pack_linear
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, norm
 from quire.ops.registry import Op
@@ -30,9 +30,11 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             scale_gate,
             pack_linear,
             linear,
-            mlp,
+            hidden,
             logits,
-            add_partials,
+            row_peaks,
+            linear_partial,
+            linear_total,
             allocate_kv,
             allocate_shared_kv,
             export_kv,

@@ -1,7 +1,7 @@
-"""Adds the partial sums of workers that share a product's inputs.
+"""Products of workers that have a part of the inputs each.
 
-The exchange itself is done by a group of workers (distributed/worker_group.py); the computation on
-the exchanged sums is an op like any other.
+The exchange between them is done by a group of workers (distributed/worker_group.py); what is
+computed before and after it are ops like any other.
 """
 
 from __future__ import annotations
@@ -9,19 +9,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.ops.linear import Plain
 from quire.ops.registry import op
+from quire.ops.segments import Addend, add_up, peaks_of, with_addend
 
 
 @op(is_invariant=True)
-def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The partial sums of S workers, plus bias -> [T, C] in `dtype`.
-
-    parts [S, T, C] unrounded, in the order of the workers, S a power of two; bias [C]. Neighbours
-    are added first, as in ((0+1) + (2+3)), so that the order is the same when each of two workers
-    brings the sum of what two of four would bring. One rounding, after the bias.
+def row_peaks(x: Tensor) -> Tensor:
+    """The largest magnitude in each row of x [T, C] -> [T] fp32; NaN for a row that has a NaN or an
+    infinity. The largest of all workers' peaks is that of the whole row, which decides how it is
+    rounded.
     """
-    assert len(parts) & (len(parts) - 1) == 0, "neighbours are added in pairs"
-    while len(parts) > 1:
-        parts = parts[0::2] + parts[1::2]
-    total = parts[0] if bias is None else parts[0] + bias
-    return total.to(dtype)
+    return peaks_of(x)
+
+
+@op(format="linear")
+def linear_partial(x: Tensor, w: Plain, peaks: Tensor | None = None) -> Tensor:
+    """x [T, in] times the weight, the segments of the inputs by themselves -> [T, S, out] without
+    any scale, bias or rounding: int32 for whole numbers, else fp32.
+
+    peaks [T] fp32: of the whole rows, where x has a part of them and rows are rounded.
+    """
+    return w.partial(x, peaks)
+
+
+@op(format="linear")
+def linear_total(
+    parts: Tensor, w: Plain, peaks: Tensor | None, dtype: torch.dtype, addend: Addend | None = None
+) -> Tensor:
+    """What `linear` makes of the segments' sums: parts [T, S, out] of all workers, in the order of
+    the inputs -> [T, out] in `dtype`. peaks [T]: as for `linear_partial`, needed if rows are
+    rounded.
+    """
+    if peaks is None:
+        peaks = parts.new_zeros(len(parts), dtype=torch.float32)
+    total = w.conclude(add_up(parts), peaks)
+    return (total if addend is None else with_addend(total, addend)).to(dtype)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.segments import add_up, peaks_of
+
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """Of the type: it has no infinity."""
@@ -26,11 +28,14 @@ TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Fp8Linear:
-    """A weight as numbers [out, in] in e4m3 times scales [out] fp32, and its bias [out] or None."""
+    """A weight as numbers [out, in] in e4m3 times scales [out] fp32, and its bias [out] or None.
+    segments: see `quire.ops.segments`.
+    """
 
     numbers: Tensor
     scales: Tensor
     bias: Tensor | None
+    segments: int = 1
 
     @property
     def in_features(self) -> int:
@@ -44,34 +49,51 @@ class Fp8Linear:
         """x [*, in] -> [*, out] in x's dtype: rows rounded to e4m3 with a scale each, then a
         product in fp32.
         """
-        rows, row_scales = fp8_rows(x.reshape(-1, self.in_features))
-        y = F.linear(rows.float(), self.numbers.float()) * row_scales * self.scales
-        if self.bias is not None:
-            y = y + self.bias
+        rows = x.reshape(-1, self.in_features)
+        y = self.conclude(add_up(self.partial(rows, None)), peaks_of(rows))
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
+    def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
+        """x [T, in] -> fp32 [T, S, out]."""
+        rows = fp8_rows(x, peaks)[0].float(), self.numbers.float()
+        pairs = zip(*(t.chunk(self.segments, 1) for t in rows), strict=True)
+        return torch.stack([F.linear(inputs, numbers) for inputs, numbers in pairs], 1)
 
-def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+        """total [T, out] times the scales, plus bias."""
+        y = total * _row_scales(peaks)[:, None] * self.scales
+        return y if self.bias is None else y + self.bias
+
+
+def fp8_rows(x: Tensor, peaks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x [T, C] of any float dtype -> e4m3 [T, C] and fp32 scales [T, 1].
 
-    A row with a NaN or an infinity has a NaN as its scale.
+    peaks [T]: of the rows that these are parts of. A row with a NaN or an infinity has a NaN as its
+    scale.
     """
     wide = x.float()
-    largest = wide.abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_zeros(len(x), 1)
-    is_zero = largest < TINY
+    largest = (peaks_of(wide) if peaks is None else peaks).unsqueeze(-1)
     most = torch.full_like(largest, LARGEST)  # a number / tensor would multiply with the reciprocal
-    inverse = torch.where(is_zero, 0.0, most / largest)
-    scales = torch.where(is_zero, 0.0, largest / LARGEST) + (wide * 0).sum(-1, keepdim=True)
-    return (wide * inverse).nan_to_num(0.0).clamp(-LARGEST, LARGEST).to(FP8), scales
+    inverse = torch.where(largest < TINY, 0.0, most / largest)
+    numbers = (wide * inverse).nan_to_num(0.0).clamp(-LARGEST, LARGEST).to(FP8)
+    return numbers, _row_scales(largest)
 
 
-def fp8_weight(weight: Tensor, bias: Tensor | None) -> Fp8Linear:
-    """weight [out, in] of any float dtype, rounded with a scale per output."""
+def _row_scales(peaks: Tensor) -> Tensor:
+    return torch.where(peaks < TINY, 0.0, peaks / LARGEST)
+
+
+def fp8_weight(
+    weight: Tensor, bias: Tensor | None, segments: int = 1, peaks: Tensor | None = None
+) -> Fp8Linear:
+    """weight [out, in] of any float dtype, rounded with a scale per output; peaks: see
+    `pack_linear`.
+    """
     numbers = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     step = max(1, PIECE // max(1, weight.shape[1]))
     for start in range(0, len(weight), step):
         outputs = slice(start, start + step)
-        numbers[outputs], found = fp8_rows(weight[outputs])
-        scales[outputs] = found.squeeze(-1)
-    return Fp8Linear(numbers, scales, bias)
+        found = fp8_rows(weight[outputs], None if peaks is None else peaks[outputs])
+        numbers[outputs], scales[outputs] = found[0], found[1].squeeze(-1)
+    return Fp8Linear(numbers, scales, bias, segments)

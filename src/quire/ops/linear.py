@@ -1,7 +1,7 @@
 """Matrix products with weights: packing at load, projections, feed-forward layers, logits.
 
-They share the format "linear" with the ops of experts (moe.py): the provider that packs a weight
-also multiplies with it.
+They share the format "linear" with the ops of experts (moe.py) and with those of workers that have
+a part of the inputs (collective.py): the provider that packs a weight also multiplies with it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from quire.ops.activation import ACTIVATIONS, gated
 from quire.ops.fp8 import Fp8Linear, fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import WIDE, op
+from quire.ops.segments import Addend, multiply
 
 
 class LinearWeight(Protocol):
@@ -33,6 +35,7 @@ class PlainLinear:
 
     weight: Tensor
     bias: Tensor | None
+    segments: int = 1
 
     @property
     def in_features(self) -> int:
@@ -43,8 +46,18 @@ class PlainLinear:
         return self.weight.shape[0]
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [*, in] -> [*, out]."""
+        """x [*, in] -> [*, out]. torch adds in an order of its own, whatever the segments are."""
         return F.linear(x, self.weight, self.bias)
+
+    def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
+        """x [T, in] -> fp32 [T, S, out]."""
+        wide = WIDE[x.dtype]
+        pairs = zip(*(t.to(wide).chunk(self.segments, 1) for t in (x, self.weight)), strict=True)
+        return torch.stack([F.linear(inputs, weight) for inputs, weight in pairs], 1)
+
+    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+        """total [T, out] plus bias."""
+        return total if self.bias is None else total + self.bias
 
 
 Plain = PlainLinear | QuantizedLinear | Fp8Linear
@@ -52,35 +65,44 @@ Plain = PlainLinear | QuantizedLinear | Fp8Linear
 
 @op(format="linear")
 def pack_linear(
-    weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+    weight: Tensor,
+    bias: Tensor | None,
+    stored_as: WeightFormat | None = None,
+    segments: int = 1,
+    peaks: Tensor | None = None,
 ) -> Plain:
     """Take weight [out, in] and bias [out] into the provider's format, once at load.
 
-    `stored_as` rounds the weight; None keeps its values. Plain torch then keeps the caller's
-    tensors (no copy), so that a weight may stay a view of a mapped file.
+    `stored_as` rounds the weight; None keeps its values. `segments`: of the inputs, see
+    `quire.ops.segments`. `peaks` [out] fp32: the largest magnitude of each output's weights, where
+    these are only some of them (`row_peaks`); the scales of int8 and fp8 come from it. Plain torch
+    keeps the caller's tensors where nothing is rounded (no copy), so that a weight may stay a view
+    of a mapped file.
     """
     assert weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
     if stored_as is not None and stored_as.name == "fp8":
-        return fp8_weight(weight, bias)
+        return fp8_weight(weight, bias, segments, peaks)
     if stored_as is not None:
-        return quantize_weight(weight, bias, stored_as)
-    return PlainLinear(weight, bias)
+        return quantize_weight(weight, bias, stored_as, segments, peaks)
+    return PlainLinear(weight, bias, segments)
 
 
 @op(format="linear")
-def linear(x: Tensor, w: Plain) -> Tensor:
-    """x [T, in] times the weight, plus bias -> [T, out] in x's dtype, which is the weight's."""
-    return w.multiply(x)
+def linear(x: Tensor, w: Plain, addend: Addend | None = None) -> Tensor:
+    """x [T, in] times the weight, plus bias and addend -> [T, out] in x's dtype, which is the
+    weight's.
+    """
+    return multiply(x, w, addend)
 
 
 @op(format="linear")
-def mlp(x: Tensor, up: Plain, down: Plain, act: str, gated: bool) -> Tensor:
-    """A feed-forward layer, x [T, C] -> [T, C].
+def hidden(x: Tensor, up: Plain, act: str, gated: bool, addend: Addend | None = None) -> Tensor:
+    """The hidden layer of a feed-forward part, x [T, C] -> [T, F].
 
     gated: `up` is [2F, C], gate rows first, and the hidden layer is act(gate) * up; else it is
-    act(up). `act` is a name in `ACTIVATIONS`.
+    act(up). `act` is a name in `ACTIVATIONS`. addend: of all outputs of `up`.
     """
-    return down.multiply(_hidden(up.multiply(x), act, gated))
+    return _hidden(multiply(x, up, addend), act, gated)
 
 
 def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
@@ -88,14 +110,25 @@ def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
 
 
 @op(format="linear")
-def logits(x: Tensor, head: Plain, scale: float = 1.0, softcap: float | None = None) -> Tensor:
+def logits(
+    x: Tensor,
+    head: Plain,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    addend: Addend | None = None,
+) -> Tensor:
     """The vocabulary's scores for x [R, C] -> fp32 [R, V]: softcap * tanh(scale * (x @ head) /
     softcap).
 
     The product is rounded to x's dtype before it is widened, as transformers does, so that ties in
     bf16 are the same; scale and cap are applied in fp32.
     """
-    y = head.multiply(x).to(WIDE[x.dtype])
+    return scaled_logits(multiply(x, head, addend), scale, softcap)
+
+
+def scaled_logits(y: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """`logits` for the rounded product y [R, V]."""
+    y = y.to(WIDE[y.dtype])
     if scale != 1.0:
         y = y.mul_(scale)
     if softcap is not None:

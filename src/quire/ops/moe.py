@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -67,19 +68,21 @@ def pack_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     stored_as: WeightFormat | None = None,
+    segments: int = 1,
 ) -> SeparateExperts:
     """Take gate_up [E, 2F, C] (gate rows, then up rows), down [E, C, F] and biases [E, 2F], [E, C]
-    into the format; `stored_as` is that of `pack_linear`.
+    into the format; `stored_as` is that of `pack_linear`, `segments` those of down's inputs.
 
     Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """
     assert down.shape == (len(gate_up), gate_up.shape[2], gate_up.shape[1] // 2)
     up = pack_each(pack_linear, gate_up, gate_up_bias, stored_as)
-    return SeparateExperts(len(up), up, pack_each(pack_linear, down, down_bias, stored_as))
+    pack_down = partial(pack_linear.definition, segments=segments)
+    return SeparateExperts(len(up), up, pack_each(pack_down, down, down_bias, stored_as))
 
 
 def pack_each(
-    pack: Callable[[Tensor, Tensor | None, WeightFormat | None], Any],
+    pack: Callable[..., Any],
     weight: Tensor,
     bias: Tensor | None,
     stored_as: WeightFormat | None,

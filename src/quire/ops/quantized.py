@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.ops.segments import add_up, peaks_of
+
 TINY = 1e-30
 """Values that are all smaller than this are zeros: the inverse of their scale would be infinite."""
 
@@ -42,68 +44,98 @@ class WeightFormat:
 class QuantizedLinear:
     """A weight as q [out, G, group] int8 times scales [out, G], and its bias [out] or None.
 
-    Inputs are filled up with zeros to G whole groups; int8 has one group. rounds_rows: see
-    WeightFormat.
+    Inputs are filled up with zeros to G whole groups; int8 has one. group, rounds_rows: see
+    WeightFormat; segments: see `quire.ops.segments`.
     """
 
     in_features: int
     q: Tensor
     scales: Tensor
     bias: Tensor | None
+    group: int = 0
     rounds_rows: bool = True
+    segments: int = 1
 
     @property
     def out_features(self) -> int:
         return self.q.shape[0]
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [*, in] -> [*, out] in x's dtype. Of rounded rows the sum of a group is exact, and
-        groups are added in order, in fp32.
+        """x [*, in] -> [*, out] in x's dtype."""
+        rows = x.reshape(-1, self.in_features)
+        y = self.conclude(add_up(self.partial(rows, None)), peaks_of(rows))
+        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, S, out]. Of rounded rows the sum of a group is exact, and groups are
+        added in order, in fp32.
         """
         if not self.rounds_rows:
-            return self._multiply_widened(x)
-        rows, row_scale = quantize_rows(x.reshape(-1, self.in_features).float())
-        _, groups, group = self.q.shape
-        rows = F.pad(rows, (0, groups * group - self.in_features)).view(-1, groups, group)
-        total = torch.zeros(len(rows), self.out_features, device=x.device)
+            return self._widened(x.float())
+        rows, _ = quantize_rows(x.float(), peaks)
+        if not self.group:
+            pairs = zip(*(t.chunk(self.segments, -1) for t in (rows, self.q[:, 0])), strict=True)
+            return torch.stack([_exact(inputs, q) for inputs, q in pairs], 1).int()
+        groups = self.q.shape[1]
+        rows = F.pad(rows, (0, -self.in_features % self.group)).view(-1, groups, self.group)
+        parts = torch.zeros(len(rows), self.segments, self.out_features, device=x.device)
         for i in range(groups):
-            exact = rows[:, i].double() @ self.q[:, i].double().T
-            total += exact.float() * self.scales[:, i]
-        total *= row_scale
-        if self.bias is not None:
-            total += self.bias
-        return total.to(x.dtype).view(*x.shape[:-1], self.out_features)
+            exact = _exact(rows[:, i], self.q[:, i])
+            parts[:, i * self.segments // groups] += exact.float() * self.scales[:, i]
+        return parts
 
-    def _multiply_widened(self, x: Tensor) -> Tensor:
+    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+        """total [T, out] times the scales that are left, plus bias."""
+        total = total.float() * self.scales[:, 0] if total.dtype is torch.int32 else total
+        if self.rounds_rows:
+            total = total * row_scales(peaks)[:, None]
+        return total if self.bias is None else total + self.bias
+
+    def _widened(self, x: Tensor) -> Tensor:
         weight = (self.q * self.scales.unsqueeze(-1)).flatten(1)[:, : self.in_features]
-        bias = None if self.bias is None else self.bias.float()
-        return F.linear(x.float(), weight, bias).to(x.dtype)
+        pairs = zip(*(t.chunk(self.segments, 1) for t in (x, weight)), strict=True)
+        return torch.stack([F.linear(inputs, part) for inputs, part in pairs], 1)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, C] fp32 -> whole numbers of -127..127 [T, C] (fp32) and scales [T, 1].
+def _exact(rows: Tensor, q: Tensor) -> Tensor:
+    return rows.double() @ q.double().T
 
-    A row with a NaN or an infinity has a NaN as its scale.
+
+def quantize_rows(x: Tensor, peaks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x [*, C] fp32 -> whole numbers of -127..127 [*, C] (fp32) and scales [*, 1].
+
+    peaks [*]: of the rows that these are parts of. A row with a NaN or an infinity has a NaN as its
+    scale.
     """
-    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(len(x), 1)
-    is_zero = largest < TINY
+    largest = (peaks_of(x) if peaks is None else peaks).unsqueeze(-1)
     most = torch.full_like(largest, 127.0)  # a number / tensor would multiply with the reciprocal
-    inverse = torch.where(is_zero, 0.0, most / largest)
-    scale = torch.where(is_zero, 0.0, largest / 127.0) + (x * 0).sum(-1, keepdim=True)
-    return (x * inverse).round().clamp(-127, 127), scale
+    inverse = torch.where(largest < TINY, 0.0, most / largest)
+    return (x * inverse).round().clamp(-127, 127), row_scales(largest)
 
 
-def quantize_weight(weight: Tensor, bias: Tensor | None, format: WeightFormat) -> QuantizedLinear:
-    """weight [out, in] of any float dtype, rounded to the format."""
-    wide = weight.float()
+def row_scales(peaks: Tensor) -> Tensor:
+    """The scales of rounded rows whose largest magnitudes are `peaks`."""
+    return torch.where(peaks < TINY, 0.0, peaks / 127.0)
+
+
+def quantize_weight(
+    weight: Tensor,
+    bias: Tensor | None,
+    format: WeightFormat,
+    segments: int = 1,
+    peaks: Tensor | None = None,
+) -> QuantizedLinear:
+    """weight [out, in] of any float dtype, rounded to the format; peaks: see `pack_linear`."""
+    wide, width = weight.float(), weight.shape[1]
     if format.name == "int8":
-        q, scales = quantize_rows(wide)
+        q, scales = quantize_rows(wide, peaks)
         q = q.to(torch.int8).unsqueeze(1)
-        return QuantizedLinear(weight.shape[1], q, scales, bias, format.rounds_rows)
-    padded = F.pad(wide, (0, -weight.shape[1] % format.group))
+        return QuantizedLinear(width, q, scales, bias, 0, format.rounds_rows, segments)
+    padded = F.pad(wide, (0, -width % format.group))
     groups = padded.unflatten(1, (-1, format.group))
     q, scales = _quantize_groups(groups)
-    return QuantizedLinear(weight.shape[1], q.to(torch.int8), scales, bias, format.rounds_rows)
+    q = q.to(torch.int8)
+    return QuantizedLinear(width, q, scales, bias, format.group, format.rounds_rows, segments)
 
 
 def _quantize_groups(groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from quire import LLM, EngineArgs, SamplingParams
+from quire.engine.core.builder import build_client
 from quire.engine.launcher import launch_async, launch_sync
 from quire.engine.wire.codec import core_header
 from quire.engine.wire.control_calls import Utility
@@ -118,6 +119,29 @@ def test_a_forked_child_is_refused_and_harms_nothing():
         assert os.waitstatus_to_exitcode(status) == 7
         assert texts(llm) == expected
         assert llm.llm_engine.front_end.client.num_restarts == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of /proc")
+def test_the_threads_of_an_engine_are_bound_and_the_caller_is_not(plan):
+    before = os.sched_getaffinity(0)
+    bound = msgspec.structs.replace(plan, num_threads=2, thread_cpus=(str(min(before)),))
+
+    def computing(pid):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return {int(t.name) for t in tasks if (t / "comm").read_text().strip() == "quire-cpu"}
+
+    def affinities(threads):
+        return {frozenset(os.sched_getaffinity(thread)) for thread in threads}
+
+    old_threads, old_children = computing(os.getpid()), set(children())
+    for client in (build_client(bound), launch_sync(bound)):
+        client.add_request(request(1))
+        drain(client, {1})
+        found = [computing(os.getpid()) - old_threads]
+        found += [computing(pid) | {pid} for pid in set(children()) - old_children]
+        assert affinities(found[-1]) == {frozenset({min(before)})}
+        client.shutdown()
+    assert os.sched_getaffinity(0) == before
 
 
 def test_two_cores_give_what_one_gives_and_share_the_work():

@@ -95,6 +95,10 @@ def test_a_row_has_the_same_bits_in_any_company(isa, dtype, shape):
             assert torch.equal(two.linear(x[part], packed), alone[part])
 
 
+def feed_forward(ops, x, up, down, act, gated):
+    return ops.linear(ops.hidden(x, up, act, gated), down)
+
+
 @pytest.mark.parametrize("ffn", [1, 31, 32, 45, 64, 100])
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))
 def test_feed_forward_layers(isa, act, ffn):
@@ -104,12 +108,12 @@ def test_feed_forward_layers(isa, act, ffn):
         down = draw(24, ffn, dtype=dtype)
         packed = ops.pack_linear(up, bias), ops.pack_linear(down, None)
         x = draw(260, 40, dtype=dtype)
-        y = ops.mlp(x, *packed, act, gated)
+        y = feed_forward(ops, x, *packed, act, gated)
         h = F.linear(x.double(), up.double(), bias.double())
         gate = ACTIVATIONS[act](h[:, :ffn])
         truth = F.linear(gate * h[:, ffn:] if gated else gate, down.double())
         assert relative_error(y, truth) < 2e-6
-        assert torch.equal(y[3:4], ops.mlp(x[3:4], *packed, act, gated))
+        assert torch.equal(y[3:4], feed_forward(ops, x[3:4], *packed, act, gated))
 
 
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))
@@ -118,7 +122,7 @@ def test_activations_are_exact_over_their_range(isa, act):
     one = ops.pack_linear(torch.ones(1, 1), None)
     edges = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e4, -1e4])
     x = torch.cat([torch.linspace(-12, 12, 20_001), edges]).unsqueeze(1)
-    y = ops.mlp(x, one, one, act, False)
+    y = feed_forward(ops, x, one, one, act, False)
     truth = ACTIVATIONS[act](x.double())
     assert ((y - truth).abs() <= 4e-7 * x.abs().clamp(max=12) + 1e-6 * truth.abs()).all()
 
@@ -128,7 +132,7 @@ def test_not_a_number_and_infinity_come_through(isa):
     one = ops.pack_linear(torch.ones(1, 1), None)
     x = torch.tensor([[float("nan")], [float("inf")], [1.0]])
     for act in ACTIVATIONS:
-        y = ops.mlp(x, one, one, act, False)
+        y = feed_forward(ops, x, one, one, act, False)
         assert y[0].isnan() and y[1] == float("inf") and y[2].isfinite()
     capped = ops.logits(x, one, 1.0, 30.0)
     assert capped[0].isnan() and capped[1] == 30.0
@@ -168,37 +172,38 @@ def test_recorded_products_serve_any_number_of_rows():
     inputs = draw(300, 33, dtype=torch.float32)
     program = Program(runtime, capacity=300)
     with program.recording():
-        recorded = ops.logits(ops.mlp(inputs, up, down, "silu", True), up, 2.0)
+        recorded = ops.logits(feed_forward(ops, inputs, up, down, "silu", True), up, 2.0)
     for rows in (1, 7, 300, 2, 0):
         program.replay(rows)
         x = inputs[:rows]
-        expected = ops.logits(ops.mlp(x, up, down, "silu", True), up, 2.0)
+        expected = ops.logits(feed_forward(ops, x, up, down, "silu", True), up, 2.0)
         assert torch.equal(recorded[:rows], expected)
 
 
 def swapped_gate(ops):
-    def mlp(x, up, down, act, gated):
+    def hidden(x, up, act, gated, addend=None):
         if not gated:
-            return ops.mlp(x, up, down, act, gated)
-        h = ops.linear(x, up)
-        a, b = h.chunk(2, -1)
-        return ops.linear(a * F.silu(b), down)
+            return ops.hidden(x, up, act, gated, addend)
+        a, b = ops.linear(x, up).chunk(2, -1)
+        return a * F.silu(b)
 
-    return mlp
+    return hidden
 
 
 def blind_to_the_last_input(ops):
-    def linear(x, w):
+    def linear(x, w, addend=None):
         x = x.clone()
         x[:, -1] = 0
-        return ops.linear(x, w)
+        return ops.linear(x, w, addend)
 
     return linear
 
 
 def summed_in_another_order(ops):
-    def linear(x, w):
-        return ops.linear(x, w) if len(x) == 1 else F.linear(x, unpacked(ops, w))
+    def linear(x, w, addend=None):
+        if len(x) == 1 or addend is not None:
+            return ops.linear(x, w, addend)
+        return F.linear(x, unpacked(ops, w))
 
     return linear
 
@@ -210,7 +215,7 @@ def unpacked(ops, w):
 @pytest.mark.parametrize(
     ("op", "make"),
     [
-        ("mlp", swapped_gate),
+        ("hidden", swapped_gate),
         ("linear", blind_to_the_last_input),
         ("linear", summed_in_another_order),
     ],

@@ -125,7 +125,7 @@ def test_feed_forward_layers_logits_and_experts(isa):
         router = o.pack_linear(draw(4, 48, seed=8) / 50, None)
         experts = o.pack_experts(draw(4, 30, 48), draw(4, 48, 15), None, None, format)
         return (
-            o.mlp(x, up, down, "silu", True),
+            o.linear(o.hidden(x, up, "silu", True), down),
             o.logits(x, up, 0.5, 30.0),
             o.moe(x, router, experts, args),
         )

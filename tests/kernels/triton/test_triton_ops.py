@@ -30,7 +30,7 @@ FLOAT32 = {
 }  # fmt: skip
 """Ops on logits, which are float32 in a model of any type."""
 
-WITHOUT_KERNEL = {"add_partials"}
+WITHOUT_KERNEL = {"row_peaks"}
 """Ops that torch serves beside Triton's kernels."""
 
 SLOW = {"attend", "moe", "draw", "truncate", "rank"}
@@ -54,7 +54,7 @@ CHOSEN_FAST = {
 """Of the slow ops: each feature in one case."""
 
 
-ALTERNATING = {"linear", "rope_store", "norm", "mlp"}
+ALTERNATING = {"linear", "rope_store", "norm", "hidden"}
 """Ops with many quick cases: one in float32, the next in float16."""
 
 

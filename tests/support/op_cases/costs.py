@@ -15,6 +15,7 @@ from quire.models.assembly import tensors_within
 from quire.ops import AttentionArgs, AttentionPlan, ExpertWeights, LayerKV, LinearWeight, MoeArgs
 from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory
 from quire.ops.norm import NormWeight
+from quire.ops.segments import Addend
 
 
 class Cost(NamedTuple):
@@ -59,8 +60,8 @@ def scale_gate(y: Tensor, gate: Tensor) -> Cost:
     return Cost(2 * nbytes(y) + nbytes(gate), y.numel() + 4 * gate.numel())
 
 
-def add_partials(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Cost:
-    return Cost(nbytes(parts, bias) + nbytes(parts[0]), parts.numel())
+def row_peaks(x: Tensor) -> Cost:
+    return Cost(nbytes(x), x.numel())
 
 
 # products with weights
@@ -71,21 +72,45 @@ def embed_packed(ids: Tensor, w: LinearWeight, scale: float = 1.0) -> Cost:
     return Cost(num_bytes, ids.numel() * w.in_features)
 
 
-def linear(x: Tensor, w: LinearWeight) -> Cost:
+def linear(x: Tensor, w: LinearWeight, addend: Addend | None = None) -> Cost:
     rows = x.numel() // w.in_features
-    num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size()
+    added = 0 if addend is None else nbytes(addend.rows) + nbytes(addend.values)
+    num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size() + added
     return Cost(num_bytes, 2 * x.numel() * w.out_features)
 
 
-def mlp(x: Tensor, up: LinearWeight, down: LinearWeight, act: str, gated: bool) -> Cost:
-    rows = x.numel() // up.in_features
-    products = up.in_features * up.out_features + down.in_features * down.out_features
-    return Cost(2 * nbytes(x) + nbytes(up, down), 2 * rows * products)
+def hidden(
+    x: Tensor, up: LinearWeight, act: str, gated: bool, addend: Addend | None = None
+) -> Cost:
+    product = linear(x, up, addend)
+    unwritten = x.shape[0] * up.out_features // 2 * x.element_size() if gated else 0
+    return product._replace(num_bytes=product.num_bytes - unwritten)
 
 
-def logits(x: Tensor, head: LinearWeight, scale: float, softcap: float | None) -> Cost:
-    product = linear(x, head)
+def logits(
+    x: Tensor,
+    head: LinearWeight,
+    scale: float,
+    softcap: float | None,
+    addend: Addend | None = None,
+) -> Cost:
+    product = linear(x, head, addend)
     return product._replace(num_bytes=product.num_bytes + 2 * x.shape[0] * head.out_features)
+
+
+def linear_partial(x: Tensor, w: LinearWeight, peaks: Tensor | None = None) -> Cost:
+    product = linear(x, w)
+    return product._replace(num_bytes=product.num_bytes + 4 * x.shape[0] * w.out_features)
+
+
+def linear_total(
+    parts: Tensor,
+    w: LinearWeight,
+    peaks: Tensor | None,
+    dtype: torch.dtype,
+    addend: Addend | None = None,
+) -> Cost:
+    return Cost(nbytes(parts) + parts[:, 0].numel() * dtype.itemsize, parts.numel())
 
 
 def moe(
@@ -191,8 +216,9 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 
 COSTS: dict[str, Callable[..., Cost]] = {
-    **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, add_partials)},
-    **{f.__name__: f for f in (embed_packed, linear, mlp, logits, moe)},
+    **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, row_peaks)},
+    **{f.__name__: f for f in (embed_packed, linear, hidden, logits, moe)},
+    **{f.__name__: f for f in (linear_partial, linear_total)},
     **{f.__name__: f for f in (zero_kv, rope_store, attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},

@@ -7,16 +7,26 @@ import numpy as np
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.linear import LinearWeight
 from quire.ops.moe import MoeArgs
+from quire.ops.segments import Addend
 from quire.ops.select import Ops
-from tests.support.op_cases.case import Case, Draw, Prepared, by_row
+from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 
 
-def _weight(ops: Ops, draw: Draw, out: int, width: int, *, bias: bool) -> LinearWeight:
-    scale = width**-0.5
+def _weight(
+    ops: Ops, draw: Draw, out: int, width: int, *, bias: bool, segments: int = 1
+) -> LinearWeight:
+    weight = draw.normal(out, width, scale=width**-0.5)
     packed: LinearWeight = ops.pack_linear(
-        draw.normal(out, width, scale=scale), draw.normal(out) if bias else None
+        weight, draw.normal(out) if bias else None, segments=segments
     )
     return packed
+
+
+def addend_of(draw: Draw, rows: int, width: int) -> Addend:
+    """An addend of every third row from the second on: that of the last row, or the first."""
+    which = [row % 2 if row % 3 == 1 else -1 for row in range(rows)]
+    values = draw.wide(draw.rng.standard_normal((2, width)))
+    return Addend(values, draw.exact(np.array(which, dtype=np.int32)))
 
 
 def _x(draw: Draw, rows: int, width: int, is_strided: bool) -> object:
@@ -30,17 +40,33 @@ def _linear(
     *,
     bias: bool = False,
     is_strided: bool = False,
+    addend: bool = False,
+    segments: int = 1,
     bench: str = "",
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        arguments = {
+        arguments: Arguments = {
             "x": _x(draw, rows, width, is_strided),
-            "w": _weight(ops, draw, out, width, bias=bias),
+            "w": _weight(ops, draw, out, width, bias=bias, segments=segments),
         }
+        if addend:
+            return _with_addend(arguments, addend_of(draw, rows, out))
         return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
 
-    name = f"{rows}x{width}x{out}{'-bias' * bias}{'-strided' * is_strided}"
+    traits = f"{'-bias' * bias}{'-strided' * is_strided}{'-addend' * addend}"
+    name = f"{rows}x{width}x{out}{traits}{f'-{segments}segments' * (segments > 1)}"
     return Case("linear", bench or name, prepare, is_bench=bool(bench))
+
+
+def _with_addend(arguments: Arguments, addend: Addend) -> Prepared:
+    """Single rows have an addend of their own, or none."""
+    single = by_row(arguments, {"x": 0}).singles
+    rows = [Addend(addend.values, addend.rows[t : t + 1]) for t in range(len(addend.rows))]
+    of_rows = [row if int(row.rows) >= 0 else None for row in rows]
+    return Prepared(
+        {**arguments, "addend": addend},
+        tuple({**one, "addend": row} for one, row in zip(single, of_rows, strict=True)),
+    )
 
 
 def _embed(rows: int, width: int, out: int, *, scale: float = 1.0, bias: bool = False) -> Case:
@@ -55,7 +81,7 @@ def _embed(rows: int, width: int, out: int, *, scale: float = 1.0, bias: bool = 
     return Case("embed_packed", f"{rows}x{width}x{out}{'-bias' * bias}-scale{scale:g}", prepare)
 
 
-def _mlp(
+def _hidden(
     rows: int,
     width: int,
     ffn: int,
@@ -64,21 +90,24 @@ def _mlp(
     *,
     bias: bool = False,
     has_nan: bool = False,
+    addend: bool = False,
     bench: str = "",
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        arguments = {
+        out = ffn * (2 if gated else 1)
+        arguments: Arguments = {
             "x": (draw.with_nan if has_nan else draw.normal)(rows, width),
-            "up": _weight(ops, draw, ffn * (2 if gated else 1), width, bias=bias),
-            "down": _weight(ops, draw, width, ffn, bias=bias),
+            "up": _weight(ops, draw, out, width, bias=bias),
             "act": act,
             "gated": gated,
         }
+        if addend:
+            return _with_addend(arguments, addend_of(draw, rows, out))
         return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
 
-    traits = "-gated" * gated + "-bias" * bias + "-nan" * has_nan
+    traits = "-gated" * gated + "-bias" * bias + "-nan" * has_nan + "-addend" * addend
     name = f"{act}{traits}-{rows}x{width}x{ffn}"
-    return Case("mlp", bench or name, prepare, is_bench=bool(bench))
+    return Case("hidden", bench or name, prepare, is_bench=bool(bench))
 
 
 def _logits(
@@ -156,9 +185,12 @@ CASES = (
     *(_linear(rows, 16, 24) for rows in (0, 1, 2, 5)),
     _linear(7, 33, 19, bias=True, is_strided=True),
     _linear(70, 130, 3),
-    *(_mlp(3, 12, 10, act, gated) for act in ACTIVATIONS for gated in (True, False)),
-    *(_mlp(rows, 17, 9, "silu", True, bias=True) for rows in (0, 1, 6)),
-    _mlp(3, 17, 9, "relu2", False, has_nan=True),
+    *(_linear(rows, 24, 40, addend=True, bias=rows > 4) for rows in (0, 1, 2, 7)),
+    *(_linear(5, width, 9, segments=n, bias=True) for n in (2, 4) for width in (16, 560)),
+    *(_hidden(3, 12, 10, act, gated) for act in ACTIVATIONS for gated in (True, False)),
+    *(_hidden(rows, 17, 9, "silu", True, bias=True) for rows in (0, 1, 6)),
+    _hidden(3, 17, 9, "relu2", False, has_nan=True),
+    *(_hidden(6, 17, 40, "silu", gated, bias=True, addend=True) for gated in (True, False)),
     *(_logits(rows, 37, 1.0, None) for rows in (0, 1, 4)),
     _logits(3, 37, 0.25, None),
     _logits(3, 37, 1.5, 0.8),
@@ -166,9 +198,12 @@ CASES = (
     _linear(1, 1024, 4096, bench="qkv_0.6b_1"),
     _linear(32, 1024, 4096, bench="qkv_0.6b_32"),
     _linear(512, 1024, 4096, bench="qkv_0.6b_512"),
-    _mlp(1, 1024, 3072, "silu", True, bench="mlp_0.6b_1"),
-    _mlp(32, 1024, 3072, "silu", True, bench="mlp_0.6b_32"),
-    _mlp(512, 1024, 3072, "silu", True, bench="mlp_0.6b_512"),
+    _hidden(1, 1024, 3072, "silu", True, bench="hidden_0.6b_1"),
+    _linear(1, 3072, 1024, segments=4, bench="down_0.6b_1"),
+    _hidden(32, 1024, 3072, "silu", True, bench="hidden_0.6b_32"),
+    _linear(32, 3072, 1024, segments=4, bench="down_0.6b_32"),
+    _hidden(512, 1024, 3072, "silu", True, bench="hidden_0.6b_512"),
+    _linear(512, 3072, 1024, segments=4, bench="down_0.6b_512"),
     _logits(1, 151_936, 1.0, None, 1024, bench="logits_0.6b_1"),
     _logits(32, 151_936, 1.0, None, 1024, bench="logits_0.6b_32"),
 )

@@ -166,7 +166,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     cpu_threads: int | None = _SCHEDULE.integer(
         None,
-        "Threads that compute; None: one for each physical core that this process may use.",
+        "Threads that compute; None: one for each physical core that this process may use, on one "
+        "NUMA node, efficiency cores left out (`quire doctor` shows which).",
         unit="threads",
         minimum=1,
         maximum=1024,

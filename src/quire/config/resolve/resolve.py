@@ -26,7 +26,9 @@ from quire.config.resolve.parallel import (
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter
+from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
+from quire.hardware.placement import place
 
 
 def resolve(
@@ -116,17 +118,16 @@ def _decide_graphs(d: Decisions) -> None:
 
 
 def _decide_threads(d: Decisions) -> None:
-    machine, size = d.machine, max(1, len(d.value("data_parallel_ranks")))
-    limit = machine.thread_limit
-    if d.args.cpu_threads is not None:
-        d.decide("num_threads", d.args.cpu_threads, "cpu_threads was given")
-    elif limit is not None and limit < machine.num_cores // size:
-        d.decide("num_threads", limit, "OMP_NUM_THREADS")
-    elif size > 1:
-        share = max(1, machine.num_cores // size)
-        d.decide("num_threads", share, f"{machine.num_cores} cores shared by {size} engines")
+    size = max(1, len(d.value("data_parallel_ranks")))
+    placement = place(d.machine, num_engines=size, num_threads=d.args.cpu_threads)
+    d.decide("num_threads", placement.num_threads, placement.reason)
+    if d.machine.device != "cpu":
+        d.decide("thread_cpus", ("",) * size, "any: the device computes")
+    elif not any(placement.rooms):
+        d.decide("thread_cpus", ("",) * size, "any: no CPU is better than another")
     else:
-        d.decide("num_threads", machine.num_cores, "one for each core that this process may use")
+        rooms = tuple(format_cpus(room) for room in placement.rooms)
+        d.decide("thread_cpus", rooms, "one of each core that should compute")
 
 
 def _decide_output(d: Decisions) -> None:

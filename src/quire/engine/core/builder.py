@@ -19,6 +19,8 @@ from quire.executor.backends import EXECUTORS
 from quire.executor.platform import Platform
 from quire.executor.worker_config import WorkerConfig
 from quire.grammar.compiler import GrammarCompiler
+from quire.hardware.affinity import bound_thread
+from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
 from quire.models.loading.weights import LoadFormat
 from quire.models.spec import Moe
@@ -29,8 +31,11 @@ from quire.scheduling.settings import SchedulerConfig
 
 
 def build_client(plan: EnginePlan) -> InprocClient:
-    """Build an engine core in this process, ready to serve."""
-    return InprocClient(build_core(plan))
+    """Build an engine core in this process, ready to serve. Its threads are bound, the calling one
+    is not.
+    """
+    with bound_thread(parse_cpus(plan.thread_cpus[0])):
+        return InprocClient(build_core(plan))
 
 
 def build_core(

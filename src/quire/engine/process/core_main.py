@@ -21,6 +21,8 @@ from quire.engine.process.liveness import PEERS_LOST
 from quire.engine.process.start_message import StartMessage, send_last_words
 from quire.engine.process.step_board import StepBoard, board_path
 from quire.errors import EngineError, PeersLost
+from quire.hardware.affinity import bind_thread
+from quire.hardware.cpu_list import parse_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def _title(message: StartMessage) -> str:
 def _core_proc(message: StartMessage, pipe: socket.socket, build: Builder) -> EngineCoreProc:
     """The core that the message describes, with its loop."""
     plan = message.plan
+    bind_thread(parse_cpus(plan.thread_cpus[message.engine_index % len(plan.thread_cpus)]))
     core = build(plan, group=_group(message) if plan.enable_expert_parallel else None)
     if message.socket_folder is not None:
         index, incarnation = message.engine_index, message.incarnation

@@ -22,8 +22,8 @@ KV_OPS = (
 )
 ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
 LINEAR_OPS = (
-    *("embed_packed", "pack_linear", "linear", "mlp", "logits"),
-    *("pack_experts", "moe"),
+    *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
+    *("linear_partial", "linear_total", "pack_experts", "moe"),
 )
 MASK_OPS = ("mask_logits",)
 SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")

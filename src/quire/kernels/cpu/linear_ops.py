@@ -7,6 +7,7 @@ bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
-from quire.ops.quantized import WeightFormat
+from quire.ops.quantized import WeightFormat, row_scales
+from quire.ops.segments import Addend, add_up, with_addend
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
     """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
-    look); `dtype` is that of the activations.
+    look); `dtype` is that of the activations. form: "plain", or how it is rounded; rounds_rows: see
+    `WeightFormat`.
     """
 
     native: Any
@@ -31,6 +34,9 @@ class CpuLinear:
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
+    segments: int
+    form: str
+    rounds_rows: bool
 
 
 class LinearOps:
@@ -48,7 +54,12 @@ class LinearOps:
         self._finishes = native.FinishKind.__members__
 
     def pack_linear(
-        self, weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        stored_as: WeightFormat | None = None,
+        segments: int = 1,
+        peaks: Tensor | None = None,
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
         assert self._runtime.program is None, "weights are packed before recording"
@@ -65,19 +76,35 @@ class LinearOps:
         if bias is not None:
             wide_bias = torch.zeros((num_panels + 1) * self._width)
             wide_bias[:out_features] = bias
+        assert in_features % segments == 0, "segments are of equal length"
+        form = "plain" if stored_as is None else stored_as.name
+        rounds_rows = stored_as is not None and stored_as.rounds_rows
         native = self._make(
             self._types[weight.dtype],
-            self._forms["plain" if stored_as is None else stored_as.name],
+            self._forms[form],
             in_features,
             out_features,
             0 if stored_as is None else stored_as.group,
             panels.data_ptr(),
             0 if scales is None else scales.data_ptr(),
             0 if wide_bias is None else wide_bias.data_ptr(),
-            stored_as is not None and not stored_as.rounds_rows,
+            form != "plain" and not rounds_rows,
+            segments,
         )
-        self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr())
-        return CpuLinear(native, weight.dtype, in_features, out_features, panels, scales, wide_bias)
+        whole = 0 if peaks is None else peaks.data_ptr()
+        self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr(), whole)
+        return CpuLinear(
+            native,
+            weight.dtype,
+            in_features,
+            out_features,
+            panels,
+            scales,
+            wide_bias,
+            segments,
+            form,
+            rounds_rows,
+        )
 
     def _panels(
         self, count: int, in_features: int, dtype: torch.dtype, stored_as: WeightFormat | None
@@ -113,21 +140,57 @@ class LinearOps:
         )
         return out
 
-    def linear(self, x: Tensor, w: CpuLinear) -> Tensor:
+    def linear(self, x: Tensor, w: CpuLinear, addend: Addend | None = None) -> Tensor:
         """x [T, in] -> [T, out]."""
-        return self._product(x, w, w.out_features)
+        return self._product(x, w, w.out_features, addend=addend)
 
-    def mlp(self, x: Tensor, up: CpuLinear, down: CpuLinear, act: str, gated: bool) -> Tensor:
-        """x [T, C] -> [T, C]; the hidden layer is rounded once, after activation and gate."""
-        finish = "gated" if gated else "plain"
-        hidden = self._product(x, up, down.in_features, finish, act)
-        return self._product(hidden, down, down.out_features)
+    def hidden(
+        self, x: Tensor, up: CpuLinear, act: str, gated: bool, addend: Addend | None = None
+    ) -> Tensor:
+        """x [T, C] -> [T, F], rounded once, after activation and gate."""
+        width = up.out_features // 2 if gated else up.out_features
+        return self._product(x, up, width, "gated" if gated else "plain", act, addend=addend)
 
     def logits(
-        self, x: Tensor, head: CpuLinear, scale: float = 1.0, softcap: float | None = None
+        self,
+        x: Tensor,
+        head: CpuLinear,
+        scale: float = 1.0,
+        softcap: float | None = None,
+        addend: Addend | None = None,
     ) -> Tensor:
         """x [R, C] -> fp32 [R, V]."""
-        return self._product(x, head, head.out_features, "logits", "none", scale, softcap or 0.0)
+        cap = softcap or 0.0
+        return self._product(
+            x, head, head.out_features, "logits", "none", scale, cap, addend=addend
+        )
+
+    def linear_partial(self, x: Tensor, w: CpuLinear, peaks: Tensor | None = None) -> Tensor:
+        """x [T, in] -> [T, S, out]."""
+        width = w.segments * w.out_features
+        sums = self._product(x, w, width, "partial", peaks=peaks if w.rounds_rows else None)
+        if w.form == "int8" and w.rounds_rows:
+            sums = sums.view(torch.int32)
+        return sums.view(-1, w.segments, w.out_features)
+
+    def linear_total(
+        self,
+        parts: Tensor,
+        w: CpuLinear,
+        peaks: Tensor | None,
+        dtype: torch.dtype,
+        addend: Addend | None = None,
+    ) -> Tensor:
+        """parts [T, S, out] -> [T, out] in `dtype`."""
+        total = add_up(parts)
+        if w.rounds_rows:
+            assert peaks is not None, "rows that are rounded have a scale"
+            if w.scales is not None:
+                total = total.float() * w.scales[: w.out_features]
+            total = total * row_scales(peaks)[:, None]
+        if w.bias is not None:
+            total = total + w.bias[: w.out_features]
+        return (total if addend is None else with_addend(total, addend)).to(dtype)
 
     def pack_experts(
         self,
@@ -136,10 +199,12 @@ class LinearOps:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
+        segments: int = 1,
     ) -> SeparateExperts:
         """gate_up [E, 2F, C], down [E, C, F], biases [E, 2F] and [E, C]; all are copied."""
         up = pack_each(self.pack_linear, gate_up, gate_up_bias, stored_as)
-        return SeparateExperts(len(up), up, pack_each(self.pack_linear, down, down_bias, stored_as))
+        pack_down = partial(self.pack_linear, segments=segments)
+        return SeparateExperts(len(up), up, pack_each(pack_down, down, down_bias, stored_as))
 
     def moe(
         self,
@@ -191,14 +256,21 @@ class LinearOps:
         act: str = "none",
         scale: float = 1.0,
         softcap: float = 0.0,
+        *,
+        addend: Addend | None = None,
+        peaks: Tensor | None = None,
     ) -> Tensor:
         """[T, width] of what becomes of x times the weight (csrc/kernels/kernels.hpp, Finish)."""
         runtime = self._runtime
         assert x.shape[1] == w.in_features and x.dtype is w.dtype
         x = runtime.dense(x)
         num_tokens = x.shape[0]
-        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias)
-        y = runtime.output((num_tokens, width), torch.float32 if finish == "logits" else x.dtype)
+        values, rows = (None, None) if addend is None else (addend.values, addend.rows)
+        if values is not None:
+            assert values.shape[1] == w.out_features and values.is_contiguous()
+        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, values, rows, peaks)
+        dtype = torch.float32 if finish in ("logits", "partial") else x.dtype
+        y = runtime.output((num_tokens, width), dtype)
         self._context.linear(
             w.native,
             num_tokens,
@@ -210,5 +282,6 @@ class LinearOps:
             self._acts[act],
             scale,
             softcap,
+            *(0 if extra is None else extra.data_ptr() for extra in (values, rows, peaks)),
         )
         return y

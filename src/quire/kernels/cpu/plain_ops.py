@@ -23,7 +23,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "add_norm": {"x": 0, "delta": 0},
         "scale_gate": {"y": 0, "gate": 0},
         "linear": {"x": 0},
-        "mlp": {"x": 0},
+        "hidden": {"x": 0},
         "moe": {"x": 0},
         "logits": {"x": 0},
         "rope_store": {"qkv": 0, "slots": 0, "positions": 1},

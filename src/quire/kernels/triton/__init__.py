@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,9 @@ from quire.kernels.triton.launch import is_interpreted
 from quire.kernels.triton.linear import triton_linear
 from quire.kernels.triton.moe import experts
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
+from quire.ops.collective import linear_partial, linear_total
 from quire.ops.embed import embed, embed_packed
 from quire.ops.kv import copy_kv, zero_kv
-from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation
 
@@ -42,9 +43,14 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     is_fixed = facts.is_deterministic
 
     def pack_linear(
-        weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None = None
+        weight: Tensor,
+        bias: Tensor | None,
+        stored_as: WeightFormat | None = None,
+        segments: int = 1,
+        peaks: Tensor | None = None,
     ) -> triton_linear.TritonLinear:
-        return triton_linear.pack(weight, bias, stored_as, is_fixed=is_fixed)
+        packed = triton_linear.pack(weight, bias, stored_as, peaks, is_fixed=is_fixed)
+        return replace(packed, segments=segments)
 
     def pack_experts(
         gate_up: Tensor,
@@ -52,20 +58,11 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
+        segments: int = 1,
     ) -> experts.TritonExperts:
         up = triton_linear.pack(gate_up, gate_up_bias, stored_as, is_fixed=is_fixed)
-        return experts.TritonExperts(
-            up, triton_linear.pack(down, down_bias, stored_as, is_fixed=is_fixed)
-        )
-
-    def mlp(
-        x: Tensor,
-        up: triton_linear.TritonLinear,
-        down: triton_linear.TritonLinear,
-        act: str,
-        gated: bool,
-    ) -> Tensor:
-        return down.multiply(gates.activate(up.multiply(x), act, gated=gated))
+        packed = triton_linear.pack(down, down_bias, stored_as, is_fixed=is_fixed)
+        return experts.TritonExperts(up, replace(packed, segments=segments))
 
     functions: dict[str, Callable[..., Any]] = {
         "norm": norms.norm,
@@ -75,9 +72,11 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "embed": embed.definition,  # rows of a table: the same bits in every batch
         "embed_packed": embed_packed.definition,
         "pack_linear": pack_linear,
-        "linear": linear.definition,
-        "mlp": mlp,
-        "logits": logits.definition,
+        "linear": triton_linear.linear,
+        "hidden": triton_linear.hidden,
+        "logits": triton_linear.logits,
+        "linear_partial": linear_partial.definition,
+        "linear_total": linear_total.definition,
         "pack_experts": pack_experts,
         "moe": experts.moe,
         "allocate_kv": paged_kv.allocate_kv,
@@ -98,7 +97,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "truncate": draw.truncate,
         "rank": rank.rank,
     }
-    varies = {"linear", "mlp", "logits", "moe", "plan_attention", "attend"}
+    varies = {"linear", "hidden", "logits", "linear_partial", "moe", "plan_attention", "attend"}
     return tuple(
         Implementation(
             name, "triton", function, supports, batch_invariant=is_fixed or name not in varies

@@ -70,7 +70,10 @@ def load_model(
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
-    own = decoder if group is None else _shard(decoder, group, dtype, recipe)
+    own = decoder
+    if group is not None:
+        stored_as = recipe.format_of("projection")
+        own = shard(decoder, group.size, 0 if stored_as is None else stored_as.group)
 
     def build(read: Read) -> DecoderModel:
         weights = WeightBuilder(own, read, dtype=dtype, device=place, progress=progress)
@@ -144,16 +147,6 @@ class StoredLeaves:
             self._current = ("", [])
             self._current = (stored.name, to_leaves(stored, self._files.read(stored.name)))
         return self._current[1][index]
-
-
-def _shard(decoder: Decoder, group: WorkerGroup, dtype: torch.dtype, recipe: Recipe) -> Decoder:
-    """What one worker of a group has."""
-    if dtype is not torch.float32 or recipe != UNQUANTIZED:
-        raise LoadError(
-            "A model that is cut over workers runs in float32 with weights as they are stored: "
-            "products in other types round the sums that the workers add up."
-        )
-    return shard(decoder, group.size)
 
 
 def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:

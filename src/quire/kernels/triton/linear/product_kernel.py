@@ -144,13 +144,17 @@ def product_kernel(
     experts: tl.tensor,
     starts: tl.tensor,
     ends: tl.tensor,
+    addend: tl.tensor,
+    addend_rows: tl.tensor,
     T: int,
     N: tl.constexpr,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
     STORED: tl.constexpr,
     ROUNDED: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_ADDEND: tl.constexpr,
     GROUPED: tl.constexpr,
     SHARED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -161,12 +165,14 @@ def product_kernel(
     SUM: tl.constexpr,
     PTX: tl.constexpr,
 ) -> None:
-    """Rows of tile program_id(0) times outputs of tile program_id(1) of w [(E,) N, C].
+    """Rows of tile program_id(0) times outputs of tile program_id(1) of w [(E,) N, C]. Rows of x,
+    and outputs of w that are not int4, are STRIDE apart.
 
     STORED: "float", "int8" or "fp8" (scales [(E,) N]), or "int4" (scales [(E,) P, N]). ROUNDED: x
     is numbers of the same kind with row_scales. GROUPED: rows are pairs, `SHARED` of which read the
-    same row of x; a program without any reads no weights. DOT, SUM: the types of operands, and of
-    their sums.
+    same row of x; a program without any reads no weights. HAS_ADDEND: to row t of y, row
+    addend_rows[t] of addend [*, N] fp32 is added where that is not negative. DOT, SUM: the types of
+    operands, and of their sums.
     """
     if GROUPED and tl.load(starts + tl.program_id(0)) >= tl.load(ends + tl.program_id(0)):
         return
@@ -175,7 +181,7 @@ def product_kernel(
     )
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = _is_below(n, N, OUTPUTS)
-    x_row = x + source * C
+    x_row = x + source * STRIDE
     if STORED == "int4":
         pairs: tl.constexpr = (C + 2 * GROUP - 1) // (2 * GROUP)
         w_row = w + (expert * N + n) * (pairs * GROUP)
@@ -185,7 +191,7 @@ def product_kernel(
             N, C, GROUP, ROWS, OUTPUTS, DEPTH, STAGES, ROUNDED, DOT, SUM, PTX,
         )  # fmt: skip
     else:
-        w_row = w + (expert * N + n) * C
+        w_row = w + (expert * N + n) * STRIDE
         y = _sums(x_row, is_row, w_row, is_output, C, ROWS, OUTPUTS, DEPTH, STAGES, DOT, SUM)
         y = y.to(tl.float32)
     if STORED == "int8" or STORED == "fp8":
@@ -194,5 +200,10 @@ def product_kernel(
         y *= tl.load(row_scales + source, is_row, other=0.0)[None, :]
     if HAS_BIAS:
         y += tl.load(bias + expert * N + n, is_output, other=0.0).to(tl.float32)[:, None]
+    if HAS_ADDEND:
+        which = tl.load(addend_rows + target, is_row, other=-1).to(tl.int64)
+        has_one = is_output[:, None] & (which >= 0)[None, :]
+        added = tl.load(addend + which[None, :] * N + n[:, None], has_one, other=0.0)
+        y = tl.where(has_one, y + added, y)
     to = out + target[None, :] * N + n[:, None]
     tl.store(to, y.to(out.dtype.element_ty), is_output[:, None] & is_row[None, :])

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
 
+from quire.errors import NotBuiltYet
+from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, dot_type, shared_memory
 from quire.kernels.triton.linear import nibbles
 from quire.kernels.triton.linear.product_kernel import product_kernel
@@ -24,7 +26,9 @@ from quire.kernels.triton.linear.product_tiles import (
 )
 from quire.kernels.triton.linear.rounding import fp8_rows, rounded_rows
 from quire.ops.fp8 import fp8_weight
+from quire.ops.linear import PlainLinear, scaled_logits
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
+from quire.ops.segments import Addend
 
 _BUSY_EXPERTS = 4
 """Whose weights are read at once, at least: few models choose fewer for a token."""
@@ -64,18 +68,38 @@ class TritonLinear:
     group: int = 0
     rounds_rows: bool = False
     is_fixed: bool = False
+    segments: int = 1
 
     @property
     def out_features(self) -> int:
         return self.weight.shape[-2]
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """x [*, in] -> [*, out] in x's dtype."""
-        if self.stored == "float" and not self.is_fixed:
+    def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
+        """x [*, in] -> [*, out] in x's dtype; with an addend, x is [T, in]."""
+        if addend is None and self.stored == "float" and not self.is_fixed:
             return F.linear(x, self.weight, self.bias)
         rows = x.reshape(-1, self.in_features)
-        y = self._scaled(rows) if self._is_for_torch(x.dtype) else self._product(rows, None, 1)
+        if addend is None and self._is_for_torch(x.dtype):
+            y = self._scaled(rows)
+        else:
+            y = self._product(rows, None, 1, addend)
         return y.view(*x.shape[:-1], self.out_features)
+
+    def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
+        """x [T, in] -> the sums of the segments, fp32 [T, S, out]."""
+        if self.stored != "float":
+            raise NotBuiltYet(
+                "quantization",
+                f"{self.stored} weights that several GPUs share",
+                "Leave the weights in the model's dtype.",
+            )
+        width = self.in_features // self.segments
+        parts = [slice(i * width, (i + 1) * width) for i in range(self.segments)]
+        return torch.stack([self._product(x, None, 1, None, part) for part in parts], 1)
+
+    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+        """total [T, out] plus bias."""
+        return PlainLinear(self.weight, self.bias).conclude(total, peaks)
 
     def tile_rows(self, num_rows: int, dtype: torch.dtype) -> int:
         """Rows that a program multiplies if x has `num_rows` rows of this dtype; for each expert if
@@ -86,7 +110,7 @@ class TritonLinear:
 
     def multiply_pairs(self, x: Tensor, pairs: Pairs, shared: int) -> Tensor:
         """Row p // shared of x [*, in] times the weight of p's expert, for each pair p."""
-        return self._product(x, pairs, shared)
+        return self._product(x, pairs, shared, None)
 
     def _is_for_torch(self, dtype: torch.dtype) -> bool:
         """Whether torch's product of 8-bit floats takes this weight."""
@@ -102,16 +126,26 @@ class TritonLinear:
         )
         return y if self.bias is None else y.add_(self.bias)
 
-    def _product(self, x: Tensor, pairs: Pairs | None, shared: int) -> Tensor:
-        x = dense(x)
+    def _product(
+        self,
+        x: Tensor,
+        pairs: Pairs | None,
+        shared: int,
+        addend: Addend | None,
+        part: slice | None = None,
+    ) -> Tensor:
+        """`part`: of the inputs, whose sums are returned in fp32."""
+        x, dtype, weight, bias = dense(x), x.dtype, self.weight, self.bias
         num_rows = len(x) if pairs is None else len(pairs.order)
         out = x.new_empty(num_rows, self.out_features)
+        if part is not None:
+            x, weight, bias, out = x[:, part], weight[:, part], None, out.float()
         if not num_rows:
             return out
-        dot, row_scales = self._operands(x.dtype), x
+        width, dot, row_scales = x.shape[1], self._operands(dtype), x
         if self.rounds_rows:
             x, row_scales = fp8_rows(x) if self.stored == "fp8" else rounded_rows(x)
-        rows = self.tile_rows(num_rows, out.dtype) if pairs is None else pairs.rows
+        rows = self.tile_rows(num_rows, dtype) if pairs is None else pairs.rows
         tile = self._tile(rows, x, dot)
         grouped = (x, x, x, x)
         programs = -(-num_rows // tile.rows)
@@ -121,18 +155,21 @@ class TritonLinear:
         product_kernel[(programs, -(-self.out_features // tile.outputs))](
             x,
             row_scales,
-            self.weight,
+            weight,
             x if self.scales is None else self.scales,
-            x if self.bias is None else self.bias,
+            x if bias is None else bias,
             out,
             *grouped,
+            *((row_scales, row_scales) if addend is None else (addend.values, addend.rows)),
             num_rows,
             N=self.out_features,
-            C=self.in_features,
+            C=width,
+            STRIDE=self.in_features,
             STORED=self.stored,
             ROUNDED=self.rounds_rows,
             GROUP=self.group,
-            HAS_BIAS=self.bias is not None,
+            HAS_BIAS=bias is not None,
+            HAS_ADDEND=addend is not None,
             GROUPED=pairs is not None,
             SHARED=shared,
             ROWS=tile.rows,
@@ -166,15 +203,46 @@ class TritonLinear:
         return float32_tile(shape) if dot is tl.float32 else tile_of(rows, shape)
 
 
+def linear(x: Tensor, w: TritonLinear, addend: Addend | None = None) -> Tensor:
+    """See `quire.ops.linear.linear`."""
+    return w.multiply(x, addend)
+
+
+def hidden(
+    x: Tensor, up: TritonLinear, act: str, gated: bool, addend: Addend | None = None
+) -> Tensor:
+    """See `quire.ops.linear.hidden`."""
+    return activate(up.multiply(x, addend), act, gated=gated)
+
+
+def logits(
+    x: Tensor,
+    head: TritonLinear,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    addend: Addend | None = None,
+) -> Tensor:
+    """See `quire.ops.linear.logits`."""
+    return scaled_logits(head.multiply(x, addend), scale, softcap)
+
+
 def pack(
-    weight: Tensor, bias: Tensor | None, stored_as: WeightFormat | None, *, is_fixed: bool
+    weight: Tensor,
+    bias: Tensor | None,
+    stored_as: WeightFormat | None,
+    peaks: Tensor | None = None,
+    *,
+    is_fixed: bool,
 ) -> TritonLinear:
-    """weight [(E,) out, in] and bias [(E,) out] in the format of these kernels."""
+    """weight [(E,) out, in] and bias [(E,) out] in the format of these kernels; peaks [out] of a
+    single weight: see `pack_linear`.
+    """
     if stored_as is None:
         return TritonLinear("float", weight, bias, weight.shape[-1], is_fixed=is_fixed)
     if stored_as.name == "fp8":
-        return _pack_fp8(weight, bias, is_fixed=is_fixed)
-    flat = quantize_weight(weight.reshape(-1, weight.shape[-1]), None, stored_as)
+        return _pack_fp8(weight, bias, peaks, is_fixed=is_fixed)
+    rows = weight.reshape(-1, weight.shape[-1])
+    flat = quantize_weight(rows, None, stored_as, peaks=peaks)
     if stored_as.name == "int4":
         return _pack_int4(weight, bias, flat, stored_as, is_fixed=is_fixed)
     return TritonLinear(
@@ -211,8 +279,10 @@ def _pack_int4(
     )
 
 
-def _pack_fp8(weight: Tensor, bias: Tensor | None, *, is_fixed: bool) -> TritonLinear:
-    flat = fp8_weight(weight.reshape(-1, weight.shape[-1]), None)
+def _pack_fp8(
+    weight: Tensor, bias: Tensor | None, peaks: Tensor | None, *, is_fixed: bool
+) -> TritonLinear:
+    flat = fp8_weight(weight.reshape(-1, weight.shape[-1]), None, peaks=peaks)
     numbers, scales = flat.numbers.view(weight.shape), flat.scales.view(weight.shape[:-1])
     width = weight.shape[-1]
     return TritonLinear("fp8", numbers, bias, width, scales, rounds_rows=True, is_fixed=is_fixed)
