@@ -342,8 +342,8 @@ MANY = PROMPT * 100
         ("completions", {"prompt": [PROMPT * 99] * 99, "prompt_logprobs": 20}, "prompt_logprobs"),
         ("completions", {"prompt": PROMPT, "best_of": 100, "logprobs": 20, "max_tokens": 999},
          "logprobs"),
-        ("chat/completions", {"messages": TALK, "n": 90, "logprobs": True, "top_logprobs": 20},
-         "top_logprobs"),
+        ("chat/completions", {"messages": TALK, "n": 90, "logprobs": True, "top_logprobs": 20,
+                              "max_completion_tokens": 900}, "top_logprobs"),
     ],
     ids=["prompt", "echo", "prompts", "best_of", "outputs"],
 )  # fmt: skip
@@ -366,6 +366,7 @@ def test_beams_have_a_bounded_number_of_logprobs():
 def test_one_text_of_any_length_may_have_the_likeliest_tokens():
     limits = Limits(max_model_len=2**17)
     body = CompletionRequest(prompt="a")
+    body.check_logprobs(limits, 50_000, [(4, SamplingParams(max_tokens=2**17, n=8, logprobs=5))])
     for prompt_len in (4, 2**17 - 4):
         rest = {"max_tokens": 2**17 - prompt_len, "logprobs": 20, "prompt_logprobs": 20}
         body.check_logprobs(limits, 50_000, [(prompt_len, SamplingParams(**rest))])

@@ -172,12 +172,15 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         self, limits: Limits, vocab_size: int, given: Iterable[tuple[int, SamplingParams]]
     ) -> None:
         """Raise InvalidParameter if the reply may have more logprobs than `limits` allow. `given`:
-        the lengths of the prompts, and their parameters.
+        the lengths of the prompts, and their parameters. An output whose length the request leaves
+        open counts for nothing: most end long before the context does.
         """
         of_prompts = of_outputs = 0
+        budgets = (self.max_tokens, getattr(self, "max_completion_tokens", None))
+        is_open = not self.use_beam_search and budgets == (None, None)
         for prompt_len, params in given:
             listed = 2 * self.num_drawn if self.use_beam_search else params.num_logprobs
-            num_new = self.num_drawn * (params.max_tokens or 0)
+            num_new = 0 if is_open else self.num_drawn * (params.max_tokens or 0)
             of_outputs += num_new * _num_listed(listed, vocab_size)
             num_old = self.num_prompt_copies * prompt_len
             of_prompts += num_old * _num_listed(params.prompt_logprobs, vocab_size)
