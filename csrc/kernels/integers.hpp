@@ -18,8 +18,13 @@ constexpr int kByteRows = 1, kNibbleRows = 1, kByteVectors = 1, kNibblePanels = 
 #endif
 
 // Inputs of int4 weights whose products are added before they become int32: in 16 bits, where there
-// is no instruction for the whole, since 8 pairs of 15 * 127 * 2 fit. All groups are multiples.
+// is no instruction for the whole, since 8 pairs of 15 * 127 * 2 fit; all groups are multiples. 0:
+// no sum is narrow.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int64_t kNarrow = 32;
+#else
+constexpr int64_t kNarrow = 0;
+#endif
 
 #if defined(__AVX512VNNI__)
 
@@ -30,7 +35,6 @@ using Bytes = __m512i;
 
 inline Integers splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline F32 to_float(Integers a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline Integers load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_int(int32_t* p, Integers a) { _mm512_storeu_si512(p, a.v); }
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_nibbles(Bytes w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
@@ -54,11 +58,7 @@ inline Integers add_bytes(Integers sum, Bytes w, Four x) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w), "v"(x));
     return sum;
 }
-// Sums of kNarrow inputs of int4 weights, and what becomes of them.
-using Narrow = Integers;
-inline Narrow begin_narrow(Integers sum) { return sum; }
-inline Narrow add_nibbles(Narrow sum, Bytes w, Four x) { return add_bytes<1>(sum, w, x); }
-inline Integers end_narrow(Integers, Narrow narrow) { return narrow; }
+inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes<1>(sum, w, x); }
 
 #elif defined(__AVX2__)
 
@@ -72,9 +72,6 @@ inline F32 to_float(Integers a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvte
 inline Bytes load_bytes(const uint8_t* p) {
     const auto* at = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
-}
-inline Integers load_int(const int32_t* p) {
-    return load_bytes(reinterpret_cast<const uint8_t*>(p));
 }
 inline void store_int(int32_t* p, Integers a) {
     auto* to = reinterpret_cast<__m256i*>(p);
@@ -117,13 +114,13 @@ inline Integers add_bytes(Integers sum, Bytes w, Four x) {
     return add_pairs(sum, {pairs_of<M>(w.low, x), pairs_of<M>(w.high, x)});
 }
 
-using Narrow = Integers;
-inline Narrow begin_narrow(Integers) { return splat_int(0); }
-inline Narrow add_nibbles(Narrow sum, Bytes w, Four x) {
+// In 16 bits.
+inline Integers add_nibbles(Integers sum, Bytes w, Four x) {
     return {_mm256_add_epi16(sum.low, _mm256_maddubs_epi16(w.low, x)),
             _mm256_add_epi16(sum.high, _mm256_maddubs_epi16(w.high, x))};
 }
-inline Integers end_narrow(Integers sum, Narrow narrow) { return add_pairs(sum, narrow); }
+// sum + narrow, whose numbers have 16 bits.
+inline Integers widened(Integers sum, Integers narrow) { return add_pairs(sum, narrow); }
 
 #else
 
@@ -143,11 +140,6 @@ inline F32 to_float(Integers a) {
     float lanes[16];
     for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(a.v[i]);
     return load(lanes);
-}
-inline Integers load_int(const int32_t* p) {
-    Integers a;
-    __builtin_memcpy(a.v, p, sizeof a.v);
-    return a;
 }
 inline void store_int(int32_t* p, const Integers& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 inline Bytes load_bytes(const uint8_t* p) {
@@ -180,10 +172,9 @@ inline Integers add_bytes(Integers sum, const Bytes& w, Four x) {
         for (int i = 0; i < 4; ++i) sum.v[lane] += w.v[lane * 4 + i] * x.v[i];
     return sum;
 }
-using Narrow = Integers;
-inline Narrow begin_narrow(const Integers& sum) { return sum; }
-inline Narrow add_nibbles(Narrow sum, const Bytes& w, Four x) { return add_bytes<1>(sum, w, x); }
-inline Integers end_narrow(const Integers&, const Narrow& narrow) { return narrow; }
+inline Integers add_nibbles(Integers sum, const Bytes& w, Four x) {
+    return add_bytes<1>(sum, w, x);
+}
 
 #endif
 

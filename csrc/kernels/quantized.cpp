@@ -58,7 +58,8 @@ struct Prepared {
     int8_t* segment(const Cut& cut, int64_t s) const { return bytes + s * cut.runs * kRun * rows; }
 };
 
-// A segment of the prepared rows from one on, and of the weights.
+// A segment of the prepared rows from one on, and of the weights. Where it is all of them, the
+// scales of the rows: sums are concluded at once. weight_scales: of int8.
 struct Segment {
     const int8_t* bytes;
     const int32_t* starts;
@@ -66,9 +67,15 @@ struct Segment {
     int64_t in;
     int64_t group;
     const uint8_t* weights;
+    const float* scales;
+    const float* weight_scales;
 };
 
-// sums, of int32, of M rows and V vectors for P panels of int8.
+inline F32 scaled(Integers sum, const float* weight_scales, float scale) {
+    return mul(mul(to_float(sum), load(weight_scales)), splat(scale));
+}
+
+// sums of M rows and V vectors for P panels of int8: of int32, unless they are concluded.
 template <int M, int V, int P>
 inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t stride, Apart apart) {
     Integers acc[P][M][V];
@@ -97,9 +104,37 @@ inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t st
         }
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
-        float* to = sums + p * apart.sums + r * stride + (vector + v) * kLanes;
-        store_int(reinterpret_cast<int32_t*>(to), acc[p][r][v]);
+        const int64_t lane = (vector + v) * kLanes;
+        float* to = sums + p * apart.sums + r * stride + lane;
+        if (x.scales == nullptr)
+            store_int(reinterpret_cast<int32_t*>(to), acc[p][r][v]);
+        else
+            store(to, scaled(acc[p][r][v], x.weight_scales + p * kPanel + lane, x.scales[r]));
     });
+}
+
+// sums += the products of some inputs; w is at the first one's weights, and then behind the last
+// one's.
+template <int M, int V, int P>
+inline void add_inputs(Integers (&sums)[P][M][V], const int8_t* run, int64_t count,
+                       const uint8_t*& w, int vector, Apart apart) {
+    for (int64_t i = 0; i < count; i += kFour, w += kLine) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+            const Bytes both = load_bytes(w + p * apart.weights);
+            __builtin_prefetch(w + p * apart.weights + kPrefetch);
+            Bytes lanes[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v)
+                lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
+#pragma GCC unroll 16
+            for (int r = 0; r < M; ++r) {
+                const Four four = splat_four(run + i + r * kRun);
+                for (int v = 0; v < V; ++v)
+                    sums[p][r][v] = add_nibbles(sums[p][r][v], lanes[v], four);
+            }
+        }
+    }
 }
 
 // total += a group's sum times its scales; w is at the group, run at its inputs.
@@ -108,29 +143,17 @@ inline void add_group(F32 (&total)[P][M][V], int64_t group, const int32_t* start
                       const int8_t* run, const uint8_t* w, int vector, Apart apart) {
     Integers acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat_int(starts[r]); });
-    for (int64_t k = 0; k < group; k += kNarrow) {
-        Narrow narrow[P][M][V];
-        each_sum<P, M, V>(
-            [&](int p, int r, int v) { narrow[p][r][v] = begin_narrow(acc[p][r][v]); });
-        for (int64_t i = k; i < k + kNarrow; i += kFour, w += kLine) {
-#pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) {
-                const Bytes both = load_bytes(w + p * apart.weights);
-                __builtin_prefetch(w + p * apart.weights + kPrefetch);
-                Bytes lanes[V];
-#pragma GCC unroll 2
-                for (int v = 0; v < V; ++v)
-                    lanes[v] = vector + v == 0 ? low_nibbles(both) : high_nibbles(both);
-#pragma GCC unroll 16
-                for (int r = 0; r < M; ++r) {
-                    const Four four = splat_four(run + i + r * kRun);
-                    for (int v = 0; v < V; ++v)
-                        narrow[p][r][v] = add_nibbles(narrow[p][r][v], lanes[v], four);
-                }
-            }
+    if constexpr (kNarrow == 0) {
+        add_inputs(acc, run, group, w, vector, apart);
+    } else {
+        for (int64_t k = 0; k < group; k += kNarrow) {
+            Integers narrow[P][M][V];
+            each_sum<P, M, V>([&](int p, int r, int v) { narrow[p][r][v] = splat_int(0); });
+            add_inputs(narrow, run + k, kNarrow, w, vector, apart);
+            each_sum<P, M, V>([&](int p, int r, int v) {
+                acc[p][r][v] = widened(acc[p][r][v], narrow[p][r][v]);
+            });
         }
-        each_sum<P, M, V>(
-            [&](int p, int r, int v) { acc[p][r][v] = end_narrow(acc[p][r][v], narrow[p][r][v]); });
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
         const auto* scales = reinterpret_cast<const BF16*>(w + p * apart.weights);
@@ -157,7 +180,9 @@ inline void multiply_nibbles(const Segment& x, int vector, float* sums, int64_t 
         }
     }
     each_sum<P, M, V>([&](int p, int r, int v) {
-        store(sums + p * apart.sums + r * stride + (vector + v) * kLanes, total[p][r][v]);
+        const F32 scale = splat(x.scales == nullptr ? 1 : x.scales[r]);
+        store(sums + p * apart.sums + r * stride + (vector + v) * kLanes,
+              mul(total[p][r][v], scale));
     });
 }
 
@@ -168,7 +193,11 @@ class QuantizedProduct {
     }
 
     QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
-        : a_(a), weight_(a.weight), cut_(a), x_(cut_, rows, memory) {}
+        : a_(a),
+          weight_(a.weight),
+          cut_(a),
+          x_(cut_, rows, memory),
+          is_whole_(cut_.segments == 1 && a.finish.kind != FinishKind::partial) {}
 
     int64_t segments() const { return cut_.segments; }
 
@@ -207,20 +236,15 @@ class QuantizedProduct {
         }
     }
 
-    void conclude(int64_t panel, float* sums, int64_t stride) const {
+    // Sums of int8 come from one segment, or are partial: these are concluded, or never.
+    void conclude(int64_t, float* sums, int64_t stride) const {
+        if (cut_.segments == 1) return;
         for (int64_t row = 0; row < x_.rows; ++row, sums += stride)
             for (int64_t lane = 0; lane < kPanel; lane += kLanes)
-                store(sums + lane, mul(unscaled(panel, sums, lane), splat(x_.scales[row])));
+                store(sums + lane, mul(load(sums + lane), splat(x_.scales[row])));
     }
 
    private:
-    // The sums of the group or groups, with the scales of the weight.
-    F32 unscaled(int64_t panel, const float* sums, int64_t lane) const {
-        if (is_int4(weight_)) return load(sums + lane);
-        const Integers exact = load_int(reinterpret_cast<const int32_t*>(sums + lane));
-        return mul(to_float(exact), load(weight_.scales + panel * kPanel + lane));
-    }
-
     // x becomes a row's bytes and their scale.
     template <class E>
     void round_row(int64_t row, const E* x, Steps steps) const {
@@ -257,7 +281,9 @@ class QuantizedProduct {
                 cut_.in,
                 cut_.group,
                 static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_) +
-                    before * size};
+                    before * size,
+                is_whole_ ? x_.scales + row : nullptr,
+                weight_.scales + panel * kPanel};
     }
 
     template <int M, int P>
@@ -281,6 +307,7 @@ class QuantizedProduct {
     const PackedWeight& weight_;
     const Cut cut_;
     const Prepared x_;
+    const bool is_whole_;
 };
 
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
