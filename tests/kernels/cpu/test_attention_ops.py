@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import pytest
@@ -11,6 +12,8 @@ from quire.kernels.cpu import ATTENTION_OPS, KV_OPS
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
 from tests.support.op_cases import CASES
+from tests.support.op_cases.paged import PagedShape
+from tests.support.op_cases.token_by_token import token_by_token
 from tests.support.op_conformance import check
 
 KERNELS = ("attention", "rope_store")
@@ -41,3 +44,17 @@ def case_id(case):
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
 def test_native_op_conforms(isa, dtype, case):
     check(case, dtype, cpu_ops(isa, dtype))
+
+
+LONG = ((5, 1100), (1, 9), (70, 75), (9, 520), (2, 513))
+CHUNKED = [
+    *(token_by_token(window, LONG) for window in (None, 20, 600)),
+    token_by_token(None, LONG, PagedShape(6, 1, 33, 16)),
+    token_by_token(None, LONG, stored=torch.int8),
+]
+
+
+@pytest.mark.parametrize("case", CHUNKED, ids=case_id)
+@pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+def test_new_tokens_of_a_request_have_the_bits_of_one_after_the_other(isa, dtype, case):
+    check(case, dtype, dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True))

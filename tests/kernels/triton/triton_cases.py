@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-import torch
-
-from quire.ops import AttentionArgs, WeightFormat
+from quire.ops import WeightFormat
 from quire.ops.moe import MoeArgs
 from tests.support.op_cases import Case, Prepared
 from tests.support.op_cases.case import by_row
 from tests.support.op_cases.logits import SETTINGS, _draw
-from tests.support.op_cases.paged import PagedRows, PagedShape, _fill, _tables
+from tests.support.op_cases.token_by_token import token_by_token
 
 FORMATS = {
     "fp8": WeightFormat("fp8"),
@@ -62,37 +59,6 @@ ROUNDED = (
 )
 
 
-def _token_by_token(window: int | None) -> Case:
-    """New tokens of a row together; each alone must have the same bits, as decoding gives them."""
-    rows = PagedRows(((5, 140), (1, 9), (70, 75)), PagedShape(4, 2, 8, 4), window)
-
-    def prepare(ops, draw) -> Prepared:
-        table, pool = _tables(PagedRows(rows.lengths, rows.shape), draw.rng)
-        kv = _fill(ops, draw, PagedRows(rows.lengths, rows.shape), table, pool, None)
-        q = draw.normal(76, 4, 8)
-        args = AttentionArgs(scale=0.6, window=window)
-
-        def arguments(q, starts, lengths, table):
-            plan = ops.plan_attention(
-                query_start=np.array(starts, dtype=np.int32),
-                seq_lens=np.array(lengths, dtype=np.int32),
-                block_table=torch.from_numpy(table),
-                block_size=4,
-                window=window,
-            )
-            return {"q": q, "kv": kv, "plan": plan, "args": args}
-
-        singles = []
-        for row, (new, length) in enumerate(rows.lengths):
-            for seen in range(length - new + 1, length + 1):
-                at = len(singles)
-                one = arguments(q[at : at + 1], [0, 1], [seen], table[row : row + 1])
-                singles.append(one)
-        return Prepared(arguments(q, rows.query_start, rows.seq_lens, table), tuple(singles))
-
-    return Case("attend", f"token_by_token-window{window}", prepare)
-
-
 def _wide(op: str, kind: str) -> Case:
     """Rows of several chunks, longer than what is looked at first and than what there is room for:
     where all are equal, cuts are searched in the whole row.
@@ -102,4 +68,4 @@ def _wide(op: str, kind: str) -> Case:
 
 WIDE = tuple(_wide(op, kind) for op in ("draw", "truncate") for kind in ("equal", "normal"))
 
-CHUNKED = (_token_by_token(None), _token_by_token(20))
+CHUNKED = (token_by_token(), token_by_token(20))
