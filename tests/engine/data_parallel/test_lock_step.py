@@ -116,6 +116,7 @@ def test_two_cores_give_the_tokens_of_one_in_wave_after_wave(client, expected):
     coordinator = client.remote.coordinator
     while not coordinator.latest.wave or coordinator.latest.is_running:
         client._wait(5.0)
+        client._take()
     assert sorted(coordinator.latest.stats) == [0, 1]
 
 

@@ -95,6 +95,7 @@ def test_the_next_life_is_the_spare():
     try:
         while not pool.spares:
             client._wait(0.2)
+            client._take()
         [spare] = pool.spares
         os.kill(client.core_status(0).pid, signal.SIGKILL)
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
