@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from quire.engine.llm_engine import LLMEngine
@@ -196,12 +196,7 @@ class DeferredInterrupt:
             self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None

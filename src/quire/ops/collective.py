@@ -11,7 +11,8 @@ from torch import Tensor
 
 from quire.ops.linear import Plain
 from quire.ops.registry import op
-from quire.ops.segments import Addend, add_up, peaks_of, with_addend
+from quire.ops.rounding import peaks_of
+from quire.ops.segments import Addend, add_up, with_addend
 
 
 @op(is_invariant=True)
@@ -41,7 +42,5 @@ def linear_total(
     the inputs -> [T, out] in `dtype`. peaks [T]: as for `linear_partial`, needed if rows are
     rounded.
     """
-    if peaks is None:
-        peaks = parts.new_zeros(len(parts), dtype=torch.float32)
     total = w.conclude(add_up(parts), peaks)
     return (total if addend is None else with_addend(total, addend)).to(dtype)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.segments import add_up, peaks_of
+from quire.ops.rounding import inverses_of, peaks_of, scales_of
+from quire.ops.segments import Addend, add_to_rows, multiply, products
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -21,9 +21,6 @@ LARGEST = 448.0
 PIECE = 1 << 24
 """Weights that are rounded at once, or one output's: they are in fp32 several times meanwhile, and
 a head of 500 million would take 8 GB of a GPU."""
-
-TINY = 1e-30
-"""Values that are all smaller than this are zeros: the inverse of their scale would be infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +42,21 @@ class Fp8Linear:
     def out_features(self) -> int:
         return self.numbers.shape[0]
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype: rows rounded to e4m3 with a scale each, then a
         product in fp32.
         """
-        rows = x.reshape(-1, self.in_features)
-        y = self.conclude(add_up(self.partial(rows, None)), peaks_of(rows))
-        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return add_to_rows(multiply(x, self), x, self, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """x [T, in] -> fp32 [T, S, out]."""
-        rows = fp8_rows(x, peaks)[0].float(), self.numbers.float()
-        pairs = zip(*(t.chunk(self.segments, 1) for t in rows), strict=True)
-        return torch.stack([F.linear(inputs, numbers) for inputs, numbers in pairs], 1)
+        rows, _ = fp8_rows(x, peaks)
+        return products(rows.float(), self.numbers.float(), self.segments)
 
-    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] times the scales, plus bias."""
-        y = total * _row_scales(peaks)[:, None] * self.scales
+        assert peaks is not None, "rows that are rounded have a scale"
+        y = total * scales_of(peaks, LARGEST)[:, None] * self.scales
         return y if self.bias is None else y + self.bias
 
 
@@ -73,14 +68,8 @@ def fp8_rows(x: Tensor, peaks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     largest = (peaks_of(wide) if peaks is None else peaks).unsqueeze(-1)
-    most = torch.full_like(largest, LARGEST)  # a number / tensor would multiply with the reciprocal
-    inverse = torch.where(largest < TINY, 0.0, most / largest)
-    numbers = (wide * inverse).nan_to_num(0.0).clamp(-LARGEST, LARGEST).to(FP8)
-    return numbers, _row_scales(largest)
-
-
-def _row_scales(peaks: Tensor) -> Tensor:
-    return torch.where(peaks < TINY, 0.0, peaks / LARGEST)
+    numbers = (wide * inverses_of(largest, LARGEST)).nan_to_num(0.0).clamp(-LARGEST, LARGEST)
+    return numbers.to(FP8), scales_of(largest, LARGEST)
 
 
 def fp8_weight(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from quire.ops.activation import ACTIVATIONS, gated
 from quire.ops.fp8 import Fp8Linear, fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import WIDE, op
-from quire.ops.segments import Addend, multiply
+from quire.ops.segments import Addend, add_to_rows, products
 
 
 class LinearWeight(Protocol):
@@ -45,17 +44,16 @@ class PlainLinear:
     def out_features(self) -> int:
         return self.weight.shape[0]
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
         """x [*, in] -> [*, out]. torch adds in an order of its own, whatever the segments are."""
-        return F.linear(x, self.weight, self.bias)
+        return add_to_rows(F.linear(x, self.weight, self.bias), x, self, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """x [T, in] -> fp32 [T, S, out]."""
         wide = WIDE[x.dtype]
-        pairs = zip(*(t.to(wide).chunk(self.segments, 1) for t in (x, self.weight)), strict=True)
-        return torch.stack([F.linear(inputs, weight) for inputs, weight in pairs], 1)
+        return products(x.to(wide), self.weight.to(wide), self.segments)
 
-    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] plus bias."""
         return total if self.bias is None else total + self.bias
 
@@ -92,7 +90,7 @@ def linear(x: Tensor, w: Plain, addend: Addend | None = None) -> Tensor:
     """x [T, in] times the weight, plus bias and addend -> [T, out] in x's dtype, which is the
     weight's.
     """
-    return multiply(x, w, addend)
+    return w.multiply(x, addend)
 
 
 @op(format="linear")
@@ -102,7 +100,7 @@ def hidden(x: Tensor, up: Plain, act: str, gated: bool, addend: Addend | None = 
     gated: `up` is [2F, C], gate rows first, and the hidden layer is act(gate) * up; else it is
     act(up). `act` is a name in `ACTIVATIONS`. addend: of all outputs of `up`.
     """
-    return _hidden(multiply(x, up, addend), act, gated)
+    return _hidden(up.multiply(x, addend), act, gated)
 
 
 def _hidden(h: Tensor, act: str, is_gated: bool) -> Tensor:
@@ -123,12 +121,7 @@ def logits(
     The product is rounded to x's dtype before it is widened, as transformers does, so that ties in
     bf16 are the same; scale and cap are applied in fp32.
     """
-    return scaled_logits(multiply(x, head, addend), scale, softcap)
-
-
-def scaled_logits(y: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """`logits` for the rounded product y [R, V]."""
-    y = y.to(WIDE[y.dtype])
+    y = head.multiply(x, addend).to(WIDE[x.dtype])
     if scale != 1.0:
         y = y.mul_(scale)
     if softcap is not None:

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.segments import add_up, peaks_of
+from quire.ops.rounding import TINY, inverses_of, peaks_of, scales_of
+from quire.ops.segments import Addend, add_to_rows, multiply, products
 
-TINY = 1e-30
-"""Values that are all smaller than this are zeros: the inverse of their scale would be infinite."""
+MOST = 127.0
+"""The largest whole number of a byte that is used, of either sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,9 @@ class QuantizedLinear:
     def out_features(self) -> int:
         return self.q.shape[0]
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
         """x [*, in] -> [*, out] in x's dtype."""
-        rows = x.reshape(-1, self.in_features)
-        y = self.conclude(add_up(self.partial(rows, None)), peaks_of(rows))
-        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+        return add_to_rows(multiply(x, self), x, self, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """x [T, in] -> [T, S, out]. Of rounded rows the sum of a group is exact, and groups are
@@ -74,8 +73,7 @@ class QuantizedLinear:
             return self._widened(x.float())
         rows, _ = quantize_rows(x.float(), peaks)
         if not self.group:
-            pairs = zip(*(t.chunk(self.segments, -1) for t in (rows, self.q[:, 0])), strict=True)
-            return torch.stack([_exact(inputs, q) for inputs, q in pairs], 1).int()
+            return products(rows, self.q[:, 0], self.segments, _exact).int()
         groups = self.q.shape[1]
         rows = F.pad(rows, (0, -self.in_features % self.group)).view(-1, groups, self.group)
         parts = torch.zeros(len(rows), self.segments, self.out_features, device=x.device)
@@ -84,17 +82,17 @@ class QuantizedLinear:
             parts[:, i * self.segments // groups] += exact.float() * self.scales[:, i]
         return parts
 
-    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] times the scales that are left, plus bias."""
         total = total.float() * self.scales[:, 0] if total.dtype is torch.int32 else total
         if self.rounds_rows:
-            total = total * row_scales(peaks)[:, None]
+            assert peaks is not None, "rows that are rounded have a scale"
+            total = total * scales_of(peaks, MOST)[:, None]
         return total if self.bias is None else total + self.bias
 
     def _widened(self, x: Tensor) -> Tensor:
         weight = (self.q * self.scales.unsqueeze(-1)).flatten(1)[:, : self.in_features]
-        pairs = zip(*(t.chunk(self.segments, 1) for t in (x, weight)), strict=True)
-        return torch.stack([F.linear(inputs, part) for inputs, part in pairs], 1)
+        return products(x, weight, self.segments)
 
 
 def _exact(rows: Tensor, q: Tensor) -> Tensor:
@@ -108,14 +106,8 @@ def quantize_rows(x: Tensor, peaks: Tensor | None = None) -> tuple[Tensor, Tenso
     scale.
     """
     largest = (peaks_of(x) if peaks is None else peaks).unsqueeze(-1)
-    most = torch.full_like(largest, 127.0)  # a number / tensor would multiply with the reciprocal
-    inverse = torch.where(largest < TINY, 0.0, most / largest)
-    return (x * inverse).round().clamp(-127, 127), row_scales(largest)
-
-
-def row_scales(peaks: Tensor) -> Tensor:
-    """The scales of rounded rows whose largest magnitudes are `peaks`."""
-    return torch.where(peaks < TINY, 0.0, peaks / 127.0)
+    numbers = (x * inverses_of(largest, MOST)).round().clamp(-MOST, MOST)
+    return numbers, scales_of(largest, MOST)
 
 
 def quantize_weight(

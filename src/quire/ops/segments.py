@@ -8,13 +8,15 @@ without changing a bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import WIDE
+from quire.ops.rounding import peaks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +32,12 @@ class Addend:
 
 
 class Format(Protocol):
-    """A weight in one of plain torch's formats."""
+    """A weight whose segments can be multiplied by themselves."""
 
     @property
     def in_features(self) -> int: ...
     @property
     def out_features(self) -> int: ...
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """x [*, in] -> [*, out] in x's dtype."""
-        ...
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """x [T, in] -> the sums of the segments [T, S, out], whole numbers in int32. peaks: see
@@ -47,7 +45,7 @@ class Format(Protocol):
         """
         ...
 
-    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """All segments' sum [T, out] times the scales, plus bias -> fp32."""
         ...
 
@@ -60,15 +58,32 @@ def add_up(parts: Tensor) -> Tensor:
     return parts[:, 0]
 
 
-def multiply(x: Tensor, w: Format, addend: Addend | None) -> Tensor:
-    """x [*, in] -> [*, out] in x's dtype."""
-    y = w.multiply(x)
+def products(
+    x: Tensor, weight: Tensor, segments: int, product: Callable[[Tensor, Tensor], Tensor] = F.linear
+) -> Tensor:
+    """x [T, in] times weight [out, in], each segment of the inputs by itself -> [T, S, out]."""
+    pairs = zip(x.chunk(segments, 1), weight.chunk(segments, 1), strict=True)
+    return torch.stack([product(*pair) for pair in pairs], 1)
+
+
+def unrounded(x: Tensor, w: Format) -> Tensor:
+    """The whole product of x [T, in] -> fp32 [T, out]."""
+    peaks = peaks_of(x)
+    return w.conclude(add_up(w.partial(x, peaks)), peaks)
+
+
+def multiply(x: Tensor, w: Format) -> Tensor:
+    """The whole product of x [*, in] -> [*, out] in x's dtype."""
+    y = unrounded(x.reshape(-1, w.in_features), w)
+    return y.to(x.dtype).view(*x.shape[:-1], w.out_features)
+
+
+def add_to_rows(y: Tensor, x: Tensor, w: Format, addend: Addend | None) -> Tensor:
+    """y [T, out], the product of x [T, in] in its dtype, with the addend's rows computed anew."""
     if addend is None:
         return y
     chosen = (addend.rows >= 0).nonzero().squeeze(1)
-    some = x[chosen]
-    wide = w.conclude(add_up(w.partial(some, None)), peaks_of(some))
-    wide = wide + addend.values[addend.rows[chosen].long()]
+    wide = unrounded(x[chosen], w) + addend.values[addend.rows[chosen].long()]
     return y.index_copy(0, chosen, wide.to(y.dtype))
 
 
@@ -76,14 +91,3 @@ def with_addend(y: Tensor, addend: Addend) -> Tensor:
     """y [T, out] plus the addend's rows."""
     added = y + addend.values[addend.rows.clamp_min(0).long()]
     return torch.where(addend.rows[:, None] < 0, y, added)
-
-
-def peaks_of(x: Tensor) -> Tensor:
-    """The largest magnitude in each row of x [*, C] -> [*] fp32 (fp64 of
-    fp64); NaN for a row that has a NaN or an
-    infinity.
-    """
-    wide = x.to(WIDE[x.dtype])
-    if not wide.shape[-1]:
-        return wide.new_zeros(wide.shape[:-1])
-    return wide.abs().amax(-1) + (wide * 0).sum(-1)

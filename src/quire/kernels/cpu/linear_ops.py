@@ -15,9 +15,11 @@ from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.ops.collective import linear_total
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
-from quire.ops.quantized import WeightFormat, row_scales
-from quire.ops.segments import Addend, add_up, with_addend
+from quire.ops.quantized import MOST, WeightFormat
+from quire.ops.rounding import scales_of
+from quire.ops.segments import Addend
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,15 @@ class CpuLinear:
     segments: int
     form: str
     rounds_rows: bool
+
+    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
+        """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""
+        if self.rounds_rows and self.scales is not None:
+            total = total.float() * self.scales[: self.out_features]
+        if self.rounds_rows:
+            assert peaks is not None, "rows that are rounded have a scale"
+            total = total * scales_of(peaks, MOST)[:, None]
+        return total if self.bias is None else total + self.bias[: self.out_features]
 
 
 class LinearOps:
@@ -173,24 +184,7 @@ class LinearOps:
             sums = sums.view(torch.int32)
         return sums.view(-1, w.segments, w.out_features)
 
-    def linear_total(
-        self,
-        parts: Tensor,
-        w: CpuLinear,
-        peaks: Tensor | None,
-        dtype: torch.dtype,
-        addend: Addend | None = None,
-    ) -> Tensor:
-        """parts [T, S, out] -> [T, out] in `dtype`."""
-        total = add_up(parts)
-        if w.rounds_rows:
-            assert peaks is not None, "rows that are rounded have a scale"
-            if w.scales is not None:
-                total = total.float() * w.scales[: w.out_features]
-            total = total * row_scales(peaks)[:, None]
-        if w.bias is not None:
-            total = total + w.bias[: w.out_features]
-        return (total if addend is None else with_addend(total, addend)).to(dtype)
+    linear_total = staticmethod(linear_total.definition)
 
     def pack_experts(
         self,

@@ -21,6 +21,7 @@ from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.collective import linear_partial, linear_total
 from quire.ops.embed import embed, embed_packed
 from quire.ops.kv import copy_kv, zero_kv
+from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation
 
@@ -72,9 +73,9 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "embed": embed.definition,  # rows of a table: the same bits in every batch
         "embed_packed": embed_packed.definition,
         "pack_linear": pack_linear,
-        "linear": triton_linear.linear,
+        "linear": linear.definition,
         "hidden": triton_linear.hidden,
-        "logits": triton_linear.logits,
+        "logits": logits.definition,
         "linear_partial": linear_partial.definition,
         "linear_total": linear_total.definition,
         "pack_experts": pack_experts,

@@ -92,6 +92,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
 
     n: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     spaces_between_special_tokens: bool | None = None
     logprob_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
@@ -176,8 +177,8 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
         open counts for nothing: most end long before the context does.
         """
         of_prompts = of_outputs = 0
-        budgets = (self.max_tokens, getattr(self, "max_completion_tokens", None))
-        is_open = not self.use_beam_search and budgets == (None, None)
+        is_open = self.max_tokens is None and self.max_completion_tokens is None
+        is_open = is_open and not self.use_beam_search
         for prompt_len, params in given:
             listed = 2 * self.num_drawn if self.use_beam_search else params.num_logprobs
             num_new = 0 if is_open else self.num_drawn * (params.max_tokens or 0)
@@ -241,7 +242,6 @@ class CompletionRequest(GenerationFields):
     """`POST /v1/completions`."""
 
     prompt: str | list[Any]
-    max_completion_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -324,7 +324,6 @@ class ChatRequest(GenerationFields):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None

@@ -26,7 +26,7 @@ from quire.kernels.triton.linear.product_tiles import (
 )
 from quire.kernels.triton.linear.rounding import fp8_rows, rounded_rows
 from quire.ops.fp8 import fp8_weight
-from quire.ops.linear import PlainLinear, scaled_logits
+from quire.ops.linear import PlainLinear
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.segments import Addend
 
@@ -97,7 +97,7 @@ class TritonLinear:
         parts = [slice(i * width, (i + 1) * width) for i in range(self.segments)]
         return torch.stack([self._product(x, None, 1, None, part) for part in parts], 1)
 
-    def conclude(self, total: Tensor, peaks: Tensor) -> Tensor:
+    def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] plus bias."""
         return PlainLinear(self.weight, self.bias).conclude(total, peaks)
 
@@ -203,27 +203,11 @@ class TritonLinear:
         return float32_tile(shape) if dot is tl.float32 else tile_of(rows, shape)
 
 
-def linear(x: Tensor, w: TritonLinear, addend: Addend | None = None) -> Tensor:
-    """See `quire.ops.linear.linear`."""
-    return w.multiply(x, addend)
-
-
 def hidden(
     x: Tensor, up: TritonLinear, act: str, gated: bool, addend: Addend | None = None
 ) -> Tensor:
     """See `quire.ops.linear.hidden`."""
     return activate(up.multiply(x, addend), act, gated=gated)
-
-
-def logits(
-    x: Tensor,
-    head: TritonLinear,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    addend: Addend | None = None,
-) -> Tensor:
-    """See `quire.ops.linear.logits`."""
-    return scaled_logits(head.multiply(x, addend), scale, softcap)
 
 
 def pack(

@@ -1,0 +1,34 @@
+"""How a row of numbers gets the scale with which it is rounded: the largest value becomes the
+largest number of the type.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.registry import WIDE
+
+TINY = 1e-30
+"""Values that are all smaller than this are zeros: the inverse of their scale would be infinite."""
+
+
+def peaks_of(x: Tensor) -> Tensor:
+    """The largest magnitude in each row of x [*, C] -> [*] fp32 (fp64 of fp64); NaN for a row that
+    has a NaN or an infinity.
+    """
+    wide = x.to(WIDE[x.dtype])
+    if not wide.shape[-1]:
+        return wide.new_zeros(wide.shape[:-1])
+    return wide.abs().amax(-1) + (wide * 0).sum(-1)
+
+
+def scales_of(peaks: Tensor, most: float) -> Tensor:
+    """What a number of rows with these peaks stands for, if `most` is the largest number."""
+    return torch.where(peaks < TINY, 0.0, peaks / most)
+
+
+def inverses_of(peaks: Tensor, most: float) -> Tensor:
+    """What a value is multiplied with to become a number: 0 where all are zeros."""
+    largest = torch.full_like(peaks, most)  # a number / tensor would multiply with the reciprocal
+    return torch.where(peaks < TINY, 0.0, largest / peaks)
