@@ -1,194 +1,45 @@
-"""Tiny random models of every family, made by transformers with values that hide nothing.
-
-Gentle values make wrong code look right: a small epsilon hides where it is added, a window longer
-than the prompt hides that it is ignored, a multiplier of one hides that it is missing. So epsilon
-is 0.05, windows are 4, caps about 1.5, every layer type and every bias occurs.
+"""Tiny random models of every family in checkpoints as they are published, with what an oracle
+makes of them: transformers, or a reference of ours where it does not have the family.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from quire.models import find_family, read_spec
+from quire.models.rules import tensor_map
+from tests.models.hostile import Hostile, Oracle
+from tests.models.hostile_dense import DENSE
+from tests.models.hostile_first import FIRST
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-BASE = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 0.05,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
-TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
-WINDOWS = {"sliding_window": 4, "layer_types": TYPES}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+HOSTILE: dict[str, Hostile] = FIRST | DENSE
+"""Each of the tests takes all of them; those that are not `is_default` with `--full` only."""
 
 
-def rope(kind: str, theta: float = 1e3, **keys: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **keys}}
-
-
-LLAMA3 = rope(
-    "llama3",
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=16,
-)
-YARN = {"factor": 4.0, "beta_fast": 1.3, "beta_slow": 0.2, "original_max_position_embeddings": 16}
-LONG = {
-    "short_factor": [1.0 + 0.1 * i for i in range(6)],
-    "long_factor": [1.5 + 0.3 * i for i in range(6)],
-    "partial_rotary_factor": 0.75,
-}
-
-
-@dataclass(frozen=True)
-class Hostile:
-    """One model: its type for transformers, what differs from BASE, and the length that it is
-    served with.
-    """
-
-    kind: str
-    keys: dict[str, Any] = field(default_factory=dict)
-    max_model_len: int = 64
-
-
-HOSTILE = {
-    "llama": Hostile("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-llama3": Hostile("llama", LLAMA3),
-    "llama-linear": Hostile("llama", rope("linear", factor=3.0)),
-    "llama-yarn": Hostile("llama", rope("yarn", **YARN, truncate=False)),
-    "llama-yarn-mscale": Hostile("llama", rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.9)),
-    "llama-dynamic": Hostile("llama", rope("dynamic", factor=4.0)),
-    "mistral": Hostile("mistral", {"sliding_window": 4}),
-    "qwen2": Hostile("qwen2", {"use_sliding_window": True, **WINDOWS, "head_dim": None}),
-    "qwen3": Hostile(
-        "qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
-    ),
-    "gemma": Hostile("gemma", {"tie_word_embeddings": True, "attention_bias": True}),
-    "gemma2": Hostile(
-        "gemma2",
-        {
-            "attn_logit_softcapping": 1.5,
-            "final_logit_softcapping": 2.0,
-            "query_pre_attn_scalar": 10,
-            "tie_word_embeddings": True,
-            "sliding_window": 4,
-        },
-    ),
-    "gemma3": Hostile(
-        "gemma3_text",
-        {
-            **WINDOWS,
-            "query_pre_attn_scalar": 10,
-            "final_logit_softcapping": 1.5,
-            "tie_word_embeddings": True,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e3},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
-    ),
-    "phi3": Hostile(
-        "phi3",
-        {
-            "head_dim": None,
-            "sliding_window": 4,
-            **rope("longrope", **LONG),
-            "original_max_position_embeddings": 48,
-        },
-        max_model_len=48,
-    ),
-    "phi3-long": Hostile(
-        "phi3",
-        {
-            "head_dim": None,
-            **rope("longrope", **LONG),
-            "original_max_position_embeddings": 8,
-        },
-    ),
-    "olmo2": Hostile("olmo2", {"attention_bias": True}),
-    "gpt2": Hostile(
-        "gpt2",
-        {
-            "vocab_size": 96,
-            "n_embd": 64,
-            "n_layer": 3,
-            "n_head": 4,
-            "n_inner": 80,
-            "n_positions": 64,
-            "layer_norm_epsilon": 0.05,
-            "scale_attn_by_inverse_layer_idx": True,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
-    "granite": Hostile(
-        "granite",
-        {
-            "attention_multiplier": 0.3,
-            "residual_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
-            "logits_scaling": 2.0,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
-    ),
-    "starcoder2": Hostile(
-        "starcoder2", {"sliding_window": 4, "norm_epsilon": 0.05, "rms_norm_eps": None}
-    ),
-    "mixtral": Hostile("mixtral", {**EXPERTS, "sliding_window": 4}),
-    "qwen3_moe": Hostile(
-        "qwen3_moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 48,
-            "mlp_only_layers": [1],
-            "norm_topk_prob": False,
-        },
-    ),
-    "qwen3_moe-renorm": Hostile(
-        "qwen3_moe",
-        {
-            "num_experts": 4,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 48,
-            "norm_topk_prob": True,
-            "use_sliding_window": True,
-            "sliding_window": 4,
-        },
-    ),
-    "gpt_oss": Hostile(
-        "gpt_oss",
-        {
-            **EXPERTS,
-            **WINDOWS,
-            "swiglu_limit": 0.4,
-            **rope("yarn", **YARN, truncate=True),
-        },
-    ),
-}
+def cases(names: Iterable[str] = HOSTILE) -> list[Any]:
+    """The models as parameters of a test."""
+    return [
+        pytest.param(name, marks=[] if HOSTILE[name].is_default else [pytest.mark.full])
+        for name in names
+    ]
 
 
 @dataclass(frozen=True)
 class Made:
-    """A checkpoint in float32, and what transformers makes of `prompts` with it."""
+    """A checkpoint in float32, and what the oracle makes of `prompts` with it."""
 
     folder: Path
     prompts: list[torch.Tensor]
@@ -210,24 +61,85 @@ class Library:
 
 
 def make(hostile: Hostile, folder: Path) -> Made:
-    model = random_model(hostile)
-    model.save_pretrained(folder)
+    """Write the checkpoint and ask the oracle."""
+    write(hostile, folder)
     generator = torch.Generator().manual_seed(7)
     prompts = [torch.randint(3, 96, (n,), generator=generator) for n in (23, 9, 14)]
-    with torch.no_grad():
-        logits = [model(p[None], use_cache=False).logits[0].float() for p in prompts]
-    return Made(folder, prompts, logits, hostile.max_model_len)
+    ask = oracle(hostile, folder)
+    return Made(folder, prompts, [ask(p) for p in prompts], hostile.max_model_len)
+
+
+def write(hostile: Hostile, folder: Path) -> None:
+    """Write the checkpoint."""
+    if hostile.reference is not None:
+        write_random(hostile, folder)
+        return
+    random_model(hostile).save_pretrained(folder)
+    if hostile.architecture is not None:
+        rename(folder, hostile.architecture)
+
+
+def oracle(hostile: Hostile, folder: Path) -> Oracle:
+    """What the made checkpoint is compared with."""
+    if hostile.reference is not None:
+        config = json.loads((folder / "config.json").read_text())
+        return hostile.reference(config, load_file(folder / "model.safetensors"))
+    model = theirs(folder)
+
+    @torch.no_grad()
+    def ask(ids: torch.Tensor) -> torch.Tensor:
+        return model(ids[None], use_cache=False).logits[0].float()
+
+    return ask
+
+
+def theirs(folder: Path) -> torch.nn.Module:
+    """The checkpoint as transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 def random_model(hostile: Hostile) -> torch.nn.Module:
-    base = {} if hostile.kind == "gpt2" else BASE
-    keys = {k: v for k, v in {**base, **hostile.keys}.items() if v is not None}
-    config = AutoConfig.for_model(hostile.kind, **keys, attn_implementation="eager")
+    """The model as transformers makes it, with weights that leave nothing at one or zero."""
+    config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().float()
     with torch.no_grad():
         for name, value in model.named_parameters():
-            is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            one = 1.0 if is_norm and "gemma" not in hostile.kind else 0.0
-            value.copy_(torch.randn_like(value) * 0.15 + one)
+            value.copy_(torch.randn_like(value) * 0.15 + centre(hostile, name))
     return model
+
+
+def write_random(hostile: Hostile, folder: Path) -> None:
+    """A checkpoint of a family that transformers does not have."""
+    config = {"model_type": hostile.kind, "architectures": [hostile.architecture]}
+    config |= keys_of(hostile)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        stored.name: torch.randn(stored.shape, generator=generator) * 0.15
+        + centre(hostile, stored.name)
+        for stored in tensor_map(find_family(config), read_spec(config))
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def keys_of(hostile: Hostile) -> dict[str, Any]:
+    """The keys of config.json; None takes one of the base away."""
+    return {k: v for k, v in {**hostile.base, **hostile.keys}.items() if v is not None}
+
+
+def rename(folder: Path, architecture: str) -> None:
+    """Name the architecture as published files do."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"architectures": [architecture]}))
+
+
+def centre(hostile: Hostile, name: str) -> float:
+    """The mean of a tensor: norms by 1 + weight are centred like all others."""
+    is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
+    is_plain = "gemma" not in hostile.kind and hostile.kind != "nemotron"
+    return 1.0 if is_norm and is_plain else 0.0

@@ -20,6 +20,7 @@ from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
+from tests.models.published import PUBLISHED_DENSE
 
 NOISE = {
     "torch_dtype": "bfloat16",
@@ -197,6 +198,7 @@ PUBLISHED = {
         },
         124_439_808,
     ),
+    **PUBLISHED_DENSE,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -359,7 +361,7 @@ REFUSED = {
     "unknown architecture": (
         llama(architectures=["RwkvForCausalLM"]),
         UnsupportedArchitecture,
-        "RwkvForCausalLM is not supported; known are GPT2LMHeadModel",
+        "RwkvForCausalLM is not supported; known are ApertusForCausalLM",
     ),
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),

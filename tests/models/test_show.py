@@ -5,7 +5,7 @@ import pytest
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.show import describe
-from tests.models.hostile_models import HOSTILE
+from tests.models.hostile_models import cases
 
 EXPECTED = {
     "llama-llama3": ["llama3 scaling by 8 from 16", "rms_norm[eps 0.05](x)"],
@@ -31,7 +31,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", cases())
 def test_a_description_names_what_is_special(checkpoints, name):
     text = describe(read_spec(read_config(checkpoints[name].folder)))
     for phrase in EXPECTED.get(name, ["layers 0..2:"] if name == "llama" else []):
