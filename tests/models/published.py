@@ -344,3 +344,12 @@ PUBLISHED_DENSE: dict[str, tuple[dict[str, Any], int]] = {
         32_003_216_384,
     ),
 }
+HARMLESS = {
+    *("layerdrop", "init_std", "init_device", "init_config", "emb_pdrop"),  # training
+    *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion"),  # kernels
+    *("offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "attn_implementation", "verbose"),
+    "apply_query_key_layer_scaling",  # divides scores and multiplies them again
+    "learned_pos_emb",  # only where there are no linear biases
+    *("prefix", "unk_token_id", "tokenizer_name"),  # text
+}
+"""Keys of these files that say nothing about the answers, at any value."""

@@ -22,14 +22,15 @@ from quire.text.model_files import has_file
 _IRRELEVANT_BY_REASON = {
     "identity and provenance; auto_map names code of the repository, which is never executed": (
         "architectures model_type auto_map _name_or_path name_or_path _commit_hash "
-        "transformers_version unsloth_fixed unsloth_version finetuning_task task_specific_params"
+        "transformers_version unsloth_fixed unsloth_version finetuning_task task_specific_params "
+        "tokenizer_class"
     ),
     "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
         "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "
         "router_jitter_noise output_router_logits dropout activation_dropout classifier_dropout "
-        "emb_pdrop layerdrop init_std init_device"
+        "emb_pdrop embed_dropout layerdrop init_std init_device"
     ),
     "outputs and kernels of another library": (
         "use_cache cache_implementation output_attentions output_hidden_states return_dict "

@@ -55,6 +55,7 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("apply_residual_connection_post_layernorm", False)
     bias, is_new = c.flag("bias", False), c.flag("new_decoder_architecture", False)
     width = c.integer("ffn_hidden_size", 4 * c.integer("hidden_size"))
+    c.only("ff_factor", width // c.integer("hidden_size"))
     act = c.choice("activation", ACTIVATIONS, "gelu")
     block = Block(
         _attention(c, is_new, bias),
