@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.models import find_family, read_spec
 from quire.models.rules import tensor_map
@@ -113,8 +114,7 @@ def random_model(hostile: Hostile) -> torch.nn.Module:
 
 def write_random(hostile: Hostile, folder: Path) -> None:
     """A checkpoint of a family that transformers does not have."""
-    config = {"model_type": hostile.kind, "architectures": [hostile.architecture]}
-    config |= keys_of(hostile)
+    config = config_of(hostile)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
@@ -124,6 +124,12 @@ def write_random(hostile: Hostile, folder: Path) -> None:
         for stored in tensor_map(find_family(config), read_spec(config))
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def config_of(hostile: Hostile) -> dict[str, Any]:
+    """A config.json with just these keys."""
+    name = hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
+    return {"model_type": hostile.kind, "architectures": [name], **keys_of(hostile)}
 
 
 def keys_of(hostile: Hostile) -> dict[str, Any]:

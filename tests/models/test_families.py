@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.families import architectures, family_of
 from quire.models.layer_memory import NumberBytes
-from tests.models.hostile_models import HOSTILE, cases, theirs
+from tests.models.hostile_models import HOSTILE, cases, config_of, theirs
 from tests.models.paged_driver import (
     TOLERANCE,
     PagedRun,
@@ -54,10 +53,7 @@ def test_hidden_states_equal_those_of_transformers(checkpoints, name):
 
 
 def test_every_family_has_an_oracle():
-    found = {
-        hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]: hostile
-        for hostile in HOSTILE.values()
-    }
+    found = {config_of(hostile)["architectures"][0]: hostile for hostile in HOSTILE.values()}
     for name in architectures():
         family = family_of(name)
         compared = [found[other] for other in family.architectures if other in found]
