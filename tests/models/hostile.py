@@ -61,8 +61,9 @@ class Hostile:
     """One model: its type for transformers, what differs from `base`, and the length that it is
     served with.
 
-    Where transformers does not have it, `reference` makes an oracle from config.json and the stored
-    tensors (references.py). `architecture` is what config.json says in place of transformers' name.
+    `nulls` are keys that it has as null. Where transformers does not have it, `reference` makes an
+    oracle from config.json and the stored tensors (references.py). `architecture` is what
+    config.json says in place of transformers' name. `attention` is transformers' implementation.
     Models that are not `is_default` run with `--full` only.
     """
 
@@ -72,5 +73,7 @@ class Hostile:
     base: Mapping[str, Any] = field(default_factory=lambda: BASE)
     architecture: str | None = None
     reference: Callable[[dict[str, Any], dict[str, torch.Tensor]], Oracle] | None = None
+    nulls: tuple[str, ...] = ()
     length_key: str = "max_position_embeddings"
+    attention: str = "eager"
     is_default: bool = False

@@ -49,7 +49,7 @@ MPT = {
     "layer_norm_epsilon": 0.05,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.4, "alibi_bias_max": 6},
+    "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.4},
 }
 CHATGLM = {
     "padded_vocab_size": 96,
@@ -108,7 +108,7 @@ DENSE = {
     ),
     "exaone4": Hostile("exaone4", {**WINDOWS, **LLAMA3}, is_default=True),
     "exaone4-whole": Hostile(
-        "exaone4", {"layer_types": ["full_attention"] * 3, "sliding_window": None}
+        "exaone4", {"layer_types": ["full_attention"] * 3}, nulls=("sliding_window",)
     ),
     "olmo": Hostile(
         "olmo",
@@ -122,7 +122,7 @@ DENSE = {
             **WINDOWS,
             "attention_bias": True,
             "rope_parameters": {
-                "full_attention": {"rope_type": "yarn", "rope_theta": 5e3, **YARN},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 1e2, **YARN},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
             },
         },
@@ -187,6 +187,7 @@ DENSE = {
         "falcon",
         {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
         base={},
+        attention="sdpa",  # transformers 5.23 adds the biases twice in its eager attention
     ),
     "stablelm": Hostile(
         "stablelm", {**LAYER, "use_qkv_bias": True, **rope("default", partial_rotary_factor=0.25)}

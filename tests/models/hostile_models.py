@@ -85,7 +85,7 @@ def oracle(hostile: Hostile, folder: Path) -> Oracle:
     if hostile.reference is not None:
         config = json.loads((folder / "config.json").read_text())
         return hostile.reference(config, load_file(folder / "model.safetensors"))
-    model = theirs(folder)
+    model = theirs(hostile, folder)
 
     @torch.no_grad()
     def ask(ids: torch.Tensor) -> torch.Tensor:
@@ -94,10 +94,10 @@ def oracle(hostile: Hostile, folder: Path) -> Oracle:
     return ask
 
 
-def theirs(folder: Path) -> torch.nn.Module:
+def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
     """The checkpoint as transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation=hostile.attention
     ).eval()
 
 
@@ -134,7 +134,8 @@ def config_of(hostile: Hostile) -> dict[str, Any]:
 
 def keys_of(hostile: Hostile) -> dict[str, Any]:
     """The keys of config.json; None takes one of the base away."""
-    return {k: v for k, v in {**hostile.base, **hostile.keys}.items() if v is not None}
+    keys = {k: v for k, v in {**hostile.base, **hostile.keys}.items() if v is not None}
+    return keys | dict.fromkeys(hostile.nulls)
 
 
 def rename(folder: Path, architecture: str) -> None:

@@ -46,7 +46,9 @@ def test_hidden_states_equal_those_of_transformers(checkpoints, name):
     prompt = made.prompts[0]
     PagedRun(model, [prompt]).step([len(prompt)], forward)
     with torch.no_grad():
-        found = theirs(made.folder)(prompt[None], use_cache=False, output_hidden_states=True)
+        found = theirs(HOSTILE[name], made.folder)(
+            prompt[None], use_cache=False, output_hidden_states=True
+        )
     for layer in layers:
         expected = found.hidden_states[layer][0]
         assert relative_error([seen[0].aux[layer]], [expected]) < TOLERANCE, f"layer {layer}"

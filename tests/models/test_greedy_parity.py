@@ -58,9 +58,9 @@ def run(core, requests, preempt_every=None):
         if preempt_every and steps % preempt_every == 0:
             perform(core, "reset_prefix_cache", (True,))
         out = core.step()
-        chances = dict(zip(out.logprobs.index, out.logprobs.values[:, 0], strict=True))
         for i, (handle, token) in enumerate(zip(out.handles, out.token_ids, strict=True)):
-            outputs[handle].append((token, chances[i]))
+            place = out.logprobs.index.index(i)
+            outputs[handle].append((token, float(out.logprobs.values[place, 0])))
         assert all(str(end.reason) == "length" for end in out.finished), out.finished
     return outputs
 
@@ -101,7 +101,7 @@ def test_greedy_tokens_and_chances_equal_the_oracle_s(name, tmp_path):
         assert len(tokens) == min(MAX_TOKENS, hostile.max_model_len - len(ids))
         likeliest, chances = greedy_after(ask, ids, tokens)
         assert tokens == likeliest
-        found = torch.tensor([float(chance) for _, chance in outputs[handle]])
+        found = torch.tensor([chance for _, chance in outputs[handle]])
         assert (found - chances).abs().max() < ACCURACY
 
 

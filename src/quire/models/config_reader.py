@@ -41,8 +41,8 @@ _IRRELEVANT_BY_REASON = {
     ),
     "token ids and labels: text and sampling, not the decoder": (
         "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "
-        "forced_bos_token_id forced_eos_token_id unk_token_id prefix id2label label2id num_labels "
-        "problem_type"
+        "forced_bos_token_id forced_eos_token_id unk_token_id eod_token_id prefix id2label "
+        "label2id num_labels problem_type"
     ),
     "heads for classification that a causal model does not have": (
         "summary_type summary_use_proj summary_activation summary_proj_to_labels "

@@ -140,9 +140,8 @@ def _linear(
 
 
 def _norm(at: str, n: Norm, *shape: int, role: Role = "replicated") -> Iterator[Parameter]:
-    if n.kind == "none":
-        return
     kind: Kind = "norm1p" if n.kind in ("rms1p", "layer1p") else "norm"
-    yield Parameter(at + ".weight", shape, role, kind)
+    if n.kind != "none":
+        yield Parameter(at + ".weight", shape, role, kind)
     if n.bias:
         yield Parameter(at + ".bias", shape, role, "bias")

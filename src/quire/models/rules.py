@@ -18,13 +18,14 @@ from quire.models.config_reader import ConfigReader
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
-Step = Literal["transpose", "split", "by_head", "deal", "stacked"]
+Step = Literal["transpose", "split", "by_head", "deal", "stacked", "scalar"]
 """The conversion between a stored tensor and its leaves.
 
 stacked: a leading axis over the experts; transpose: the last two axes swapped; split: the targets
 one after the other along the first axis (that of an expert, if stacked); by_head: such a split
 within each of the K key/value heads (the fewest that a target has), which has its part of every
-target; deal: the targets take turns along the axis, as cards are dealt.
+target; deal: the targets take turns along the axis, as cards are dealt; scalar: one number that is
+stored without an axis.
 """
 
 
@@ -148,6 +149,8 @@ def _count_experts(rule: Rule, values: dict[str, str], leaves: dict[str, Paramet
 def _shape(
     held: tuple[Parameter, ...], parts: int, steps: tuple[Step, ...], experts: int | None
 ) -> tuple[int, ...]:
+    if "scalar" in steps:
+        return ()
     first = held[:: len(held) // parts]
     shape = (sum(p.shape[0] for p in first), *held[0].shape[1:])
     if "transpose" in steps:

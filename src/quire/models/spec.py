@@ -25,7 +25,7 @@ class Norm:
 
     `rms` scales by weight / root mean square (Zhang & Sennrich 2019); `rms_late_cast` does so
     before it rounds to the model's dtype instead of after; `rms1p` scales by 1 + weight; `layer`
-    also removes the mean (Ba et al. 2016), `layer1p` with 1 + weight, `none` without parameters.
+    also removes the mean (Ba et al. 2016), `layer1p` with 1 + weight, `none` without weight.
     """
 
     kind: NormKind = "rms"

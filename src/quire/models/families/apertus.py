@@ -7,6 +7,7 @@ from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     ATTENTION_RULES,
     EMBEDDING_RULES,
+    LAYER,
     MLP_RULES,
     attention,
     norm_rules,
@@ -14,17 +15,21 @@ from quire.models.families.llama import (
     stack,
 )
 from quire.models.parameters import XIELU_PARTS
-from quire.models.rules import Family, rule
+from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Block, Decoder, Mlp
+
+
+def _number_rule(part: str) -> Rule:
+    """The learned numbers are stored as lists of one, the others without an axis."""
+    stored, ours = f"mlp.act_fn.{part}", f"layers.{{layer}}.mlp.xielu.{part}"
+    return rule(LAYER + stored, ours, steps=() if part.startswith("alpha") else ("scalar",))
+
 
 RULES = (
     *EMBEDDING_RULES,
     *ATTENTION_RULES,
     *MLP_RULES,
-    *(
-        rule(f"{{prefix}}layers.{{layer}}.mlp.act_fn.{part}", f"layers.{{layer}}.mlp.xielu.{part}")
-        for part in XIELU_PARTS
-    ),
+    *(_number_rule(part) for part in XIELU_PARTS),
     *norm_rules(attn_pre="attention_layernorm", mlp_pre="feedforward_layernorm"),
 )
 

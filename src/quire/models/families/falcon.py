@@ -71,10 +71,14 @@ def _attention(c: ConfigReader, is_new: bool, bias: bool) -> Attention:
     dim, heads = head_dim_of(c), c.integer("num_attention_heads")
     shared = c.flag("multi_query", True)
     kv_heads = c.integer("num_kv_heads", heads)
-    if not is_new:
-        kv_heads = 1 if shared else heads
+    if not is_new and shared:
+        kv_heads = 1
+    elif not is_new:
+        c.only("num_kv_heads", heads)
     facts: dict[str, Any] = {"kv_heads": kv_heads, "qkv_bias": bias, "o_bias": bias}
     if c.flag("alibi", False):  # the bias is scaled as the scores are
+        for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+            c.raw(key, None)  # files have them without rotating
         return attention(c, head_dim=dim, rope=None, alibi=Alibi(scale=dim**-0.5), **facts)
     context = c.integer("max_position_embeddings", 2048)
     return attention(c, head_dim=dim, rope=read_rope(c, dim, context=context), **facts)

@@ -69,7 +69,7 @@ def check_original_keys(c: ConfigReader) -> None:
     c.only("cla_share_factor", 1, 2)  # of attention shared between layers, which is off
     for key in ("class_num", "pool_type", "dense_list", "enable_lm_head_fp32", "org_vocab_size"):
         c.raw(key, None)  # of the classification head, and of training
-    marks = ("eod_token_id", "pad_id", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id")
+    marks = ("pad_id", "mask_init_id", "im_start_id", "im_end_id", "im_newline_id")
     for key in (*marks, "text_start_id", "text_end_id"):
         c.raw(key, None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.models.config_reader import ConfigReader
+from quire.models.config_reader import IRRELEVANT, ConfigReader
 from quire.models.families.llama import attention, head_dim_of, layer_norm, layer_rules, stack
 from quire.models.rules import Family, rule
 from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp
@@ -52,7 +52,7 @@ def _attention(c: ConfigReader) -> Attention:
     section.only("alibi", True)
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
         section.only(key, False)
-    for key in ("attn_impl", "attn_pdrop", "model_type"):
+    for key in (*IRRELEVANT, "attn_impl"):
         section.raw(key, None)
     attn = attention(
         c,

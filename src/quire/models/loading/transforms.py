@@ -14,6 +14,8 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
     """The leaves in `tensor`, in the order of `stored.leaves`; views, so nothing is read yet, but
     copies where several heads are divided.
     """
+    if "scalar" in stored.steps:
+        return [tensor.view(1)]
     if "transpose" in stored.steps:
         tensor = tensor.transpose(-1, -2)
     if "stacked" not in stored.steps:
@@ -24,6 +26,8 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
 
 def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
     """The inverse of `to_leaves`: a new tensor as the checkpoint stores it."""
+    if "scalar" in stored.steps:
+        return leaves[0].view(())
     if "stacked" in stored.steps:
         experts = stored.shape[0]
         tensor = torch.stack([_combine(stored, leaves[e::experts]) for e in range(experts)])
