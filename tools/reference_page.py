@@ -52,7 +52,7 @@ logits of whole and of chunked passes over paged memory; greedy tokens and their
 from the whole engine, with requests in batches and chunks, preemptions and prefix hits; each fact
 of the description and each key of config.json changed, which the tests must notice. They are
 compared with transformers or, where transformers does not have the family, with a reference of at
-most a hundred lines in this repository (`tests/models/references.py`).
+most a hundred lines in this repository (`tests/models/hostile/references.py`).
 
 | architectures | compared with | what they are |
 | --- | --- | --- |

@@ -8,7 +8,7 @@ from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import LoadError
 from quire.kernels.cpu.runtime import find_native
 from tests.executor.worker_cores import open_core, same_bits, serve
-from tests.models.hostile_models import DENSE, HOSTILE, cases, write
+from tests.models.hostile.models import DENSE, HOSTILE, cases, write
 
 IS_NATIVE = find_native()[0] is not None
 REFUSED = {

@@ -20,7 +20,7 @@ from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
-from tests.models.published import HARMLESS, PUBLISHED_DENSE
+from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
 
 NOISE = {
     "torch_dtype": "bfloat16",

@@ -7,7 +7,7 @@ from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.families import architectures, family_of
 from quire.models.layer_memory import NumberBytes
-from tests.models.hostile_models import HOSTILE, cases, config_of, theirs
+from tests.models.hostile.models import HOSTILE, cases, config_of, theirs
 from tests.models.paged_driver import (
     TOLERANCE,
     PagedRun,

@@ -17,7 +17,7 @@ from quire.testing import make_checkpoint
 from quire.testing.model_shapes import FAMILIES, make_config
 from quire.text.json_files import read_json
 from quire.text.tokenizer import Tokenizer
-from tests.models.hostile_models import HOSTILE, config_of
+from tests.models.hostile.models import HOSTILE, config_of
 
 NASTY = [
     *(None, True, False, 0, -1, 3, 5000, 10**12, 2**64, 10**400),

@@ -18,7 +18,7 @@ from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.rules import RuleError
 from quire.models.spec import Alibi, Block, Decoder, LinearScaling, Moe, Norm, Rope
-from tests.models.hostile_models import cases
+from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 OTHER = {

@@ -6,8 +6,8 @@ import torch
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.rotary_tables import frequencies, rotary_table
-from tests.models.hostile import LONG, Hostile, rope
-from tests.models.hostile_models import FIRST, make, random_model
+from tests.models.hostile.form import LONG, Hostile, rope
+from tests.models.hostile.models import FIRST, make, random_model
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 CPU = torch.device("cpu")

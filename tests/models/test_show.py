@@ -5,7 +5,7 @@ import pytest
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.show import describe
-from tests.models.hostile_models import cases
+from tests.models.hostile.models import cases
 
 EXPECTED = {
     "llama-llama3": ["llama3 scaling by 8 from 16", "rms_norm[eps 0.05](x)"],

@@ -15,7 +15,7 @@ from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
 from quire.models.loading.transforms import from_leaves, to_leaves
 from quire.models.rules import tensor_map
-from tests.models.hostile_models import cases
+from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 

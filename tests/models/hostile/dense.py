@@ -2,8 +2,8 @@
 the default run.
 """
 
-from tests.models.hostile import LLAMA3, WINDOWS, YARN, Hostile, rope
-from tests.models.references import chatglm, exaone, internlm2, minicpm
+from tests.models.hostile.form import LLAMA3, WINDOWS, YARN, Hostile, rope
+from tests.models.hostile.references import chatglm, exaone, internlm2, minicpm
 
 SQUARE = {"head_dim": None}  # heads share the width
 LAYER = {**SQUARE, "rms_norm_eps": None, "layer_norm_eps": 0.05}

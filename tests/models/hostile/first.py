@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.models.hostile import EXPERTS, LLAMA3, LONG, WINDOWS, YARN, Hostile, rope
+from tests.models.hostile.form import EXPERTS, LLAMA3, LONG, WINDOWS, YARN, Hostile, rope
 
 FIRST = {
     "llama": Hostile("llama", {"attention_bias": True, "mlp_bias": True}),
