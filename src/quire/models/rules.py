@@ -46,9 +46,9 @@ class Family:
 
     `describe` reads a config into a spec. `rules` may depend on the spec. `oracle` is what tests
     compare the family's logits with: transformers, or where it does not have the family a reference
-    of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the head's
-    start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of tensors that
-    old files carry and that hold nothing of the model.
+    of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
+    head's start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of
+    tensors that old files carry and that hold nothing of the model.
     """
 
     architectures: tuple[str, ...]

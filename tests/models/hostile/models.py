@@ -19,9 +19,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from quire.models import find_family, read_spec
 from quire.models.rules import tensor_map
-from tests.models.hostile.form import Hostile, Oracle
 from tests.models.hostile.dense import DENSE
 from tests.models.hostile.first import FIRST
+from tests.models.hostile.form import Hostile, Oracle
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
