@@ -7,7 +7,7 @@ from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.families import architectures, family_of
 from quire.models.layer_memory import NumberBytes
-from tests.models.hostile.models import HOSTILE, cases, config_of, theirs
+from tests.models.hostile.models import DENSE, HOSTILE, cases, config_of, theirs
 from tests.models.paged_driver import (
     TOLERANCE,
     PagedRun,
@@ -31,7 +31,10 @@ def test_logits_equal_the_oracle_s(checkpoints, name):
     assert relative_error(run_chunked(model, made.prompts), made.logits) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", cases(n for n, h in HOSTILE.items() if h.reference is None))
+WITH_STATES = ["gemma3", "gpt2", *(n for n, h in DENSE.items() if h.reference is None)]
+
+
+@pytest.mark.parametrize("name", cases(WITH_STATES))
 def test_hidden_states_equal_those_of_transformers(checkpoints, name):
     made = checkpoints[name]
     spec = read_spec(read_config(made.folder))
@@ -52,6 +55,15 @@ def test_hidden_states_equal_those_of_transformers(checkpoints, name):
     for layer in layers:
         expected = found.hidden_states[layer][0]
         assert relative_error([seen[0].aux[layer]], [expected]) < TOLERANCE, f"layer {layer}"
+
+
+@pytest.mark.parametrize("name", cases())
+def test_random_weights_fill_every_model(checkpoints, name):
+    made = checkpoints[name]
+    spec = read_spec(read_config(made.folder))
+    model = load(None, spec, max_model_len=made.max_model_len, load_format="dummy")
+    for logits in run_full(model, made.prompts):
+        assert logits.isfinite().all() and logits.std() > 0.1
 
 
 def test_every_family_has_an_oracle():

@@ -80,7 +80,7 @@ EXAONE = {
 
 DENSE = {
     "glm": Hostile("glm", {"attention_bias": True, **PARTIAL}),
-    "glm4": Hostile("glm4", {"attention_bias": True, **PARTIAL}, is_default=True),
+    "glm4": Hostile("glm4", {"attention_bias": True, **PARTIAL}),
     "chatglm": Hostile(
         "chatglm",
         CHATGLM,
@@ -106,7 +106,7 @@ DENSE = {
     "exaone": Hostile(
         "exaone", EXAONE, base={}, architecture="ExaoneForCausalLM", reference=exaone
     ),
-    "exaone4": Hostile("exaone4", {**WINDOWS, **LLAMA3}, is_default=True),
+    "exaone4": Hostile("exaone4", {**WINDOWS, **LLAMA3}),
     "exaone4-whole": Hostile(
         "exaone4", {"layer_types": ["full_attention"] * 3}, nulls=("sliding_window",)
     ),
@@ -141,7 +141,7 @@ DENSE = {
     "cohere2": Hostile(
         "cohere2", {**LAYER, **WINDOWS, "logit_scale": 0.4, "tie_word_embeddings": True}
     ),
-    "phi": Hostile("phi", {**LAYER, **PARTIAL, "hidden_act": "gelu_new"}, is_default=True),
+    "phi": Hostile("phi", {**LAYER, **PARTIAL, "hidden_act": "gelu_new"}),
     "phi-qk-norm": Hostile("phi", {**LAYER, "qk_layernorm": True}),
     "gpt_neox": Hostile(
         "gpt_neox",
@@ -151,7 +151,9 @@ DENSE = {
     "gpt_neox-sequential": Hostile(
         "gpt_neox", {**LAYER, "num_key_value_heads": None, "use_parallel_residual": False}
     ),
-    "gptj": Hostile("gptj", {**GPT, "rotary_dim": 8}, base={}, length_key="n_positions"),
+    "gptj": Hostile(
+        "gptj", {**GPT, "rotary_dim": 8}, base={}, length_key="n_positions", is_default=True
+    ),
     "opt": Hostile(
         "opt",
         {
