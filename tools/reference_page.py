@@ -57,6 +57,11 @@ most a hundred lines in this repository (`tests/models/hostile/references.py`).
 | architectures | compared with | what they are |
 | --- | --- | --- |
 """
+_MODELS_END = """
+Within these families are refused by name: OPT 350m, whose norms come after its sub-layers; StableLM
+2 12B, which stores a norm for each head as a tensor of its own; MPT without linear biases;
+checkpoints whose weights are quantised.
+"""
 _ORACLES = {"transformers": "transformers", "reference": "a reference"}
 _UNBUILT = """\
 ## Not built yet
@@ -91,10 +96,11 @@ def render_models() -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for name in architectures():
         rows.setdefault((summary_of(name), family_of(name).oracle), []).append(f"`{name}`")
-    return _MODELS_HEAD + "".join(
+    table = "".join(
         f"| {', '.join(names)} | {_ORACLES[oracle]} | {summary} |\n"
         for (summary, oracle), names in rows.items()
     )
+    return _MODELS_HEAD + table + _MODELS_END
 
 
 PAGES: dict[str, Callable[[], str]] = {
