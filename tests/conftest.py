@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,19 @@ def pytest_collection_finish():
     """Each worker computes on a core of its own."""
     if IS_WORKER and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say at which levels of instructions native kernels were tested, and why not at the others."""
+    passed = terminalreporter.stats.get("passed", [])
+    names = Counter(part for report in passed for part in set(re.split(r"[][-]", report.nodeid)))
+    if not names["portable"]:
+        return
+    from quire.kernels.cpu.runtime import find_native
+
+    native, _ = find_native()
+    parts = [f"{name} {why or f'in {names[name]} tests'}" for name, why in native.levels()]
+    terminalreporter.write_line(f"instruction sets: {'; '.join(parts)}")
 
 
 def pytest_generate_tests(metafunc):

@@ -11,8 +11,8 @@
 namespace quire {
 namespace {
 
-constexpr std::array kAll = {Level::portable, Level::avx2, Level::avx512, Level::avx512_vnni,
-                             Level::avx512_bf16};
+constexpr std::array kAll = {Level::portable, Level::avx2,        Level::avx_vnni,
+                             Level::avx512,   Level::avx512_vnni, Level::avx512_bf16};
 
 #if defined(__x86_64__)
 
@@ -47,6 +47,7 @@ std::string x86_refusal(Level level) {
         {Level::avx2, bool(one.c >> 12 & 1), "the CPU has no FMA"},
         {Level::avx2, bool(one.c >> 29 & 1), "the CPU has no F16C"},
         {Level::avx2, (saved & 0x6) == 0x6, "the operating system does not save AVX registers"},
+        {Level::avx_vnni, bool(more.a >> 4 & 1), "the CPU has no AVX-VNNI"},
         {Level::avx512, bool(seven.b >> 16 & 1), "the CPU has no AVX-512"},
         {Level::avx512, bool(seven.b >> 17 & 1), "the CPU has no AVX-512 DQ"},
         {Level::avx512, bool(seven.b >> 30 & 1), "the CPU has no AVX-512 BW"},
@@ -57,7 +58,7 @@ std::string x86_refusal(Level level) {
         {Level::avx512_bf16, bool(more.a >> 5 & 1), "the CPU has no AVX-512 BF16"},
     };
     for (const Need& need : needs)
-        if (level >= need.from && !need.has) return need.what;
+        if (includes(level, need.from) && !need.has) return need.what;
     return "";
 }
 
@@ -69,6 +70,7 @@ const char* name(Level level) {
     switch (level) {
         case Level::portable: return "portable";
         case Level::avx2: return "avx2";
+        case Level::avx_vnni: return "avx_vnni";
         case Level::avx512: return "avx512";
         case Level::avx512_vnni: return "avx512_vnni";
         case Level::avx512_bf16: return "avx512_bf16";

@@ -6,8 +6,14 @@
 
 namespace quire {
 
-// In order: whoever runs one level runs all before it.
-enum class Level { portable, avx2, avx512, avx512_vnni, avx512_bf16 };
+// From the slowest to the fastest.
+enum class Level { portable, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16 };
+
+// Whether a level has what another one has: itself and those before it, but for avx_vnni, which
+// stands beside those of AVX-512.
+constexpr bool includes(Level level, Level part) {
+    return part <= level && (part != Level::avx_vnni || level == Level::avx_vnni);
+}
 
 const char* name(Level level);
 

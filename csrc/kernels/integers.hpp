@@ -9,8 +9,16 @@ namespace quire::QUIRE_LEVEL {
 
 // Rows and vectors of a register block: with int8 weights, and with int4 weights, which have sums
 // in fp32 beside those in int32.
+//
+// QUIRE_AVX_VNNI: vpdpbusd on 256 bits, or what its definition says.
+#if defined(__AVX2__) && !defined(__AVX512F__) && \
+    (defined(__AVXVNNI__) || defined(QUIRE_EMULATED_VNNI))
+#define QUIRE_AVX_VNNI
+#endif
 #if defined(__AVX512VNNI__)
 constexpr int kByteRows = 12, kNibbleRows = 6, kByteVectors = 2, kNibblePanels = 4;
+#elif defined(QUIRE_AVX_VNNI)
+constexpr int kByteRows = 6, kNibbleRows = 4, kByteVectors = 1, kNibblePanels = 1;
 #elif defined(__AVX2__)
 constexpr int kByteRows = 4, kNibbleRows = 4, kByteVectors = 1, kNibblePanels = 1;
 #else
@@ -20,7 +28,7 @@ constexpr int kByteRows = 1, kNibbleRows = 1, kByteVectors = 1, kNibblePanels = 
 // Inputs of int4 weights whose products are added before they become int32: in 16 bits, where there
 // is no instruction for the whole, since 8 pairs of 15 * 127 * 2 fit; all groups are multiples. 0:
 // no sum is narrow.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(QUIRE_AVX_VNNI)
 constexpr int64_t kNarrow = 32;
 #else
 constexpr int64_t kNarrow = 0;
@@ -86,6 +94,40 @@ inline Bytes high_nibbles(Bytes w) {
     return low_nibbles({_mm256_srli_epi16(w.low, 4), _mm256_srli_epi16(w.high, 4)});
 }
 
+using Four = __m256i;
+inline Four splat_four(const int8_t* p) {
+    float four;
+    __builtin_memcpy(&four, p, 4);
+    return _mm256_castps_si256(_mm256_set1_ps(four));
+}
+
+#if defined(QUIRE_AVX_VNNI)
+
+constexpr int32_t kByteOffset = 128;
+
+// sum += the products of four unsigned bytes with four signed ones, in every lane.
+#if defined(__AVXVNNI__)
+inline __m256i add_bytes(__m256i sum, __m256i w, __m256i x) {
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
+    return sum;
+}
+#else
+inline __m256i add_bytes(__m256i sum, __m256i w, __m256i x) {
+    const __m256i low = _mm256_set1_epi16(0xff);
+    const __m256i even =
+        _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+#endif
+template <int M>
+inline Integers add_bytes(Integers sum, Bytes w, Four x) {
+    return {add_bytes(sum.low, w.low, x), add_bytes(sum.high, w.high, x)};
+}
+inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes<1>(sum, w, x); }
+
+#else
+
 constexpr int32_t kByteOffset = 0;
 
 inline __m256i add_pairs(__m256i sum, __m256i pairs) {
@@ -95,12 +137,6 @@ inline Integers add_pairs(Integers sum, Integers pairs) {
     return {add_pairs(sum.low, pairs.low), add_pairs(sum.high, pairs.high)};
 }
 
-using Four = __m256i;
-inline Four splat_four(const int8_t* p) {
-    float four;
-    __builtin_memcpy(&four, p, 4);
-    return _mm256_castps_si256(_mm256_set1_ps(four));
-}
 // The magnitude of one times the other with the first one's sign: both are at most 127, so that a
 // pair of products fits into 16 bits. Of many rows it is the weight's, which they share.
 template <int M>
@@ -121,6 +157,8 @@ inline Integers add_nibbles(Integers sum, Bytes w, Four x) {
 }
 // sum + narrow, whose numbers have 16 bits.
 inline Integers widened(Integers sum, Integers narrow) { return add_pairs(sum, narrow); }
+
+#endif
 
 #else
 

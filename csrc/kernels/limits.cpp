@@ -75,6 +75,16 @@ struct Int8 {
         return sum;
     }
 };
+#elif defined(__AVXVNNI__)
+struct Int8 {
+    using Sum = __m256i;
+    static constexpr int kSums = 2 * kChains;
+    static constexpr int64_t kOperations = 4 * kLanes;
+    static Sum step(Sum sum, Sum x) {
+        __asm__("%{vex%} vpdpbusd %1, %1, %0" : "+x"(sum) : "x"(x));
+        return sum;
+    }
+};
 #elif defined(__AVX2__)
 struct Int8 {
     using Sum = __m256i;

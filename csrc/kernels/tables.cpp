@@ -14,7 +14,7 @@ void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
-}
+}  // namespace portable
 #if defined(__x86_64__)
 namespace avx2 {
 void fill_attention(Kernels&);
@@ -25,7 +25,11 @@ void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
-}
+}  // namespace avx2
+namespace avx_vnni {
+void fill_limits(Kernels&);
+void fill_quantized(Kernels&);
+}  // namespace avx_vnni
 namespace avx512 {
 void fill_attention(Kernels&);
 void fill_dequantized(Kernels&);
@@ -34,15 +38,15 @@ void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
-}
+}  // namespace avx512
 namespace avx512_vnni {
 void fill_limits(Kernels&);
 void fill_quantized(Kernels&);
-}
+}  // namespace avx512_vnni
 namespace avx512_bf16 {
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
-}
+}  // namespace avx512_bf16
 #endif
 
 Kernels kernels_for(Level level) {
@@ -57,7 +61,7 @@ Kernels kernels_for(Level level) {
     portable::fill_rows(table);
     portable::fill_sample(table);
 #if defined(__x86_64__)
-    if (level >= Level::avx2) {
+    if (includes(level, Level::avx2)) {
         avx2::fill_attention(table);
         avx2::fill_dequantized(table);
         avx2::fill_limits(table);
@@ -67,7 +71,11 @@ Kernels kernels_for(Level level) {
         avx2::fill_rows(table);
         avx2::fill_sample(table);
     }
-    if (level >= Level::avx512) {
+    if (includes(level, Level::avx_vnni)) {
+        avx_vnni::fill_limits(table);
+        avx_vnni::fill_quantized(table);
+    }
+    if (includes(level, Level::avx512)) {
         avx512::fill_attention(table);
         avx512::fill_dequantized(table);
         avx512::fill_limits(table);
@@ -76,11 +84,11 @@ Kernels kernels_for(Level level) {
         avx512::fill_rows(table);
         avx512::fill_sample(table);
     }
-    if (level >= Level::avx512_vnni) {
+    if (includes(level, Level::avx512_vnni)) {
         avx512_vnni::fill_limits(table);
         avx512_vnni::fill_quantized(table);
     }
-    if (level >= Level::avx512_bf16) {
+    if (includes(level, Level::avx512_bf16)) {
         avx512_bf16::fill_limits(table);
         avx512_bf16::fill_linear(table);
     }

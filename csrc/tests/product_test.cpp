@@ -20,6 +20,9 @@ namespace quire {
 namespace avx512_emulated {
 void fill_linear(Kernels&);
 }
+namespace avx_vnni_emulated {
+void fill_quantized(Kernels&);
+}
 #endif
 namespace {
 
@@ -212,6 +215,41 @@ void check_emulated() {
 }
 #endif
 
+#if defined(QUIRE_HAS_EMULATED)
+// Sums of integers have one value: the products of both tables are equal to the last bit.
+void check_equal(Pool& pool, const Kernels& one, const Kernels& other, Weight weight,
+                 int64_t tokens) {
+    pack(pool, one, weight);
+    Weight second(weight.packed.type, weight.packed.form, weight.packed.in, weight.packed.out,
+                  weight.packed.group);
+    pack(pool, other, second);
+    const PackedWeight& w = weight.packed;
+    Bytes x(tokens * w.in * size_of(w.type)), y(tokens * w.out * size_of(w.type)), z(y.count);
+    x.fill(w.type, 7);
+    Pool::Lease lease(pool);
+    const Finish finish{FinishKind::plain, Act::none, 1, 0};
+    const Rows from{x.as<void>(), w.in, 0};
+    product_with(w, one)({w, from, {y.as<void>(), w.out, 0}, finish}, tokens, pool);
+    product_with(w, other)({second.packed, from, {z.as<void>(), w.out, 0}, finish}, tokens, pool);
+    require(std::memcmp(y.data.get(), z.data.get(), y.count) == 0,
+            "AVX-VNNI has other sums: in " + std::to_string(w.in));
+}
+
+void check_emulated_vnni() {
+    const Kernels avx2 = kernels_for(Level::avx2);
+    Kernels kernels = avx2;
+    avx_vnni_emulated::fill_quantized(kernels);
+    Pool pool(2);
+    for (int64_t in : kInputs)
+        for (WeightForm form : {WeightForm::int8, WeightForm::int4}) {
+            const int64_t group = in > 100 ? 64 : 32;
+            check_weight(pool, kernels, {Type::bf16, form, in, 34, group});
+            for (int64_t tokens : kTokens)
+                check_equal(pool, avx2, kernels, {Type::bf16, form, in, 34, group}, tokens);
+        }
+}
+#endif
+
 void check_level(Level level) {
     const Kernels kernels = kernels_for(level);
     Pool pool(2);
@@ -238,6 +276,10 @@ int main() {
     if (refusal(Level::avx512).empty()) {
         check_emulated();
         std::printf("emulated avx512_bf16: passed\n");
+    }
+    if (refusal(Level::avx2).empty()) {
+        check_emulated_vnni();
+        std::printf("emulated avx_vnni: passed\n");
     }
 #endif
     return 0;

@@ -156,3 +156,11 @@ def test_every_level_counts_the_operations_that_it_does():
             }
             assert count[1, 1] % 32 == 0 and count[1, 1] > 0
             assert count[3, 7] == 7 * count[3, 1] == 21 * count[1, 1]
+
+
+@pytest.mark.skipif(NATIVE is None, reason=WHY)
+def test_limits_are_those_of_the_instructions_that_an_engine_uses(cache, monkeypatch):
+    monkeypatch.setenv("QUIRE_CPU_ISA", "portable")
+    monkeypatch.setattr(machine_limits, "matrix_flops_per_s", lambda dtype: 1.0)
+    found = machine_limits.LimitProbe("bfloat16", 1).measure()
+    assert "(portable)" in found.read_by and "(portable)" in found.flops_by

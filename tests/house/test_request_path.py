@@ -29,6 +29,9 @@ BY_THE_CLOCK = {
 }
 """Run at their own times (the second at heartbeats of a core), at times during a request."""
 
+LEFT_OUT = "AsyncMPClient._check"
+"""A timer looks after the core processes."""
+
 TRACER = Path(__file__).parents[1] / "support" / "tracing_site"
 """A folder with a `sitecustomize` that traces a process between SIGUSR1 and SIGUSR2."""
 
@@ -66,7 +69,11 @@ def passed_in(folder):
 
 def environment(folder):
     paths = [str(TRACER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths), "TRACE_FOLDER": str(folder)}
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TRACE_FOLDER": str(folder),
+        "TRACE_LEFT_OUT": LEFT_OUT,
+    }
 
 
 def check(found, column, most):

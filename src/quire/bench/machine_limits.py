@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from quire.environment import read_environment
 from quire.kernels.cpu.runtime import CpuRuntime, find_native, huge_tensor
 
 _READ_BYTES = 512 << 20
@@ -50,13 +51,15 @@ class LimitProbe:
     """
 
     def __init__(self, operand: str, num_threads: int, runtime: CpuRuntime | None = None) -> None:
-        """`runtime` has the threads to measure with; None makes one."""
+        """`runtime` has the threads and instructions to measure with; None makes one like an
+        engine's.
+        """
         self._num_threads = num_threads
         self._operand = _OPERANDS[operand]
         native, _ = find_native()
         self._runtime = runtime
         if runtime is None and native is not None:
-            self._runtime = CpuRuntime(num_threads=num_threads)
+            self._runtime = CpuRuntime(num_threads=num_threads, isa=read_environment().cpu_isa)
         self._memory = huge_tensor((_READ_BYTES,), torch.uint8).fill_(1)
         dtype = operand if hasattr(torch, operand) and operand.startswith(("b", "f")) else "float32"
         self.torch_flops_per_s = {

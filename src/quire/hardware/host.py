@@ -26,7 +26,7 @@ from quire.hardware.topology import (
 )
 
 _DECISIVE = (
-    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
     *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svebf16"),
 )

@@ -65,6 +65,7 @@ def test_batches_are_listed_and_deleted(client):
     assert [batch.id for batch in client.messages.batches.list(limit=3).data] == ids[::-1]
     assert client.messages.batches.list(limit=2, after_id=ids[2]).data[0].id == ids[1]
     assert client.messages.batches.list(limit=2, before_id=ids[1]).data[0].id == ids[2]
+    assert client.messages.batches.list(limit=1, before_id=ids[0]).data[0].id == ids[1]
     for name in ("after_id", "before_id"):
         with pytest.raises(anthropic.BadRequestError, match=f"{name}=.*one of the batches"):
             client.messages.batches.list(**{name: "msgbatch_unknown"})

@@ -1,5 +1,6 @@
 """Traces which functions the main thread of a process calls between SIGUSR1 and SIGUSR2, and writes
-them to TRACE_FOLDER. Python imports it by this name at the start of every process that finds it.
+them to TRACE_FOLDER; not those that TRACE_LEFT_OUT names, nor what they call. Python imports it by
+this name at the start of every process that finds it.
 """
 
 import json
@@ -9,9 +10,14 @@ import sys
 
 if "TRACE_FOLDER" in os.environ:
     called: dict[str, set[str]] = {}
+    left_out = set(os.environ.get("TRACE_LEFT_OUT", "").split())
+    num_left_out = 0  # frames on the stack
 
     def note(frame, event, argument):
-        if event == "call":
+        global num_left_out
+        if num_left_out or frame.f_code.co_qualname in left_out:
+            num_left_out += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call":
             called.setdefault(frame.f_code.co_filename, set()).add(frame.f_code.co_qualname)
 
     def begin(*_):

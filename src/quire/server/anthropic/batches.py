@@ -71,7 +71,8 @@ async def list_batches(server: Server, request: Request) -> Response:
     after = _place(request, "after_id", ids)
     before = _place(request, "before_id", ids)
     shown = shown[0 if after is None else after + 1 : before]
-    page = shown[:limit]
+    # before an id comes what is next to it, not what is newest
+    page = shown[:limit] if before is None else shown[max(0, len(shown) - limit) :]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return json_response(BatchList(page, first, last, len(shown) > len(page)))
 
