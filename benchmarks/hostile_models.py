@@ -23,8 +23,8 @@ from typing import Any
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineError
-from quire.models.families import family_names
 from quire.testing import make_checkpoint
+from quire.testing.model_shapes import FAMILIES
 
 LIMIT_S = 10.0
 MORE_BYTES = 3 << 30
@@ -72,7 +72,7 @@ NAMES = (
 def main() -> int:
     """Run the cases of the named families (default: llama), and of files."""
     families = sys.argv[1:] or ["llama"]
-    if unknown := set(families) - set(family_names()):
+    if unknown := set(families) - set(FAMILIES):
         raise SystemExit(f"no such family: {', '.join(sorted(unknown))}")
     num_cases = num_bad = 0
     with tempfile.TemporaryDirectory() as place:

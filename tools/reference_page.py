@@ -1,4 +1,4 @@
-"""The reference pages of the options, made from their declarations; run it to write one."""
+"""The reference pages of options and models, made from their declarations; run it to write one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.args.option import Option, default_of, fields_of
 from quire.config.args.server_args import ServerArgs
 from quire.environment import VARIABLES
+from quire.models.families import architectures, family_of, summary_of
 
 _HEAD = """\
 # Engine arguments
@@ -36,6 +37,32 @@ Every name is a flag of `quire serve`, with dashes for underscores, next to thos
 ([engine_args.md](engine_args.md)), and a key of the file of `--config`. [server.md](server.md) says
 how the server behaves.
 """
+_MODELS_HEAD = """\
+# Models
+
+Made from the families in `src/quire/models/families` by
+`python tools/reference_page.py docs/models.md`; do not edit.
+
+The architecture is what config.json names under `architectures`. Every key of config.json is read,
+refused at a value that is not implemented, or known to say nothing about the answers; `quire show`
+prints what a model is.
+
+Each family is tested on random checkpoints in float32 (`tests/models`, all of them with `--full`):
+logits of whole and of chunked passes over paged memory; greedy tokens and their log-probabilities
+from the whole engine, with requests in batches and chunks, preemptions and prefix hits; each fact
+of the description and each key of config.json changed, which the tests must notice. They are
+compared with transformers or, where transformers does not have the family, with a reference of at
+most a hundred lines in this repository (`tests/models/hostile/references.py`).
+
+| architectures | compared with | what they are |
+| --- | --- | --- |
+"""
+_MODELS_END = """
+Within these families are refused by name: OPT 350m, whose norms come after its sub-layers; StableLM
+2 12B, which stores a norm for each head as a tensor of its own; MPT without linear biases;
+checkpoints whose weights are quantised.
+"""
+_ORACLES = {"transformers": "transformers", "reference": "a reference"}
 _UNBUILT = """\
 ## Not built yet
 
@@ -64,9 +91,22 @@ def render_server() -> str:
     return "\n".join([_SERVER_HEAD, *_tables(ServerArgs)])
 
 
+def render_models() -> str:
+    """The page of the model families as Markdown; relatives of one file share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in architectures():
+        rows.setdefault((summary_of(name), family_of(name).oracle), []).append(f"`{name}`")
+    table = "".join(
+        f"| {', '.join(names)} | {_ORACLES[oracle]} | {summary} |\n"
+        for (summary, oracle), names in rows.items()
+    )
+    return _MODELS_HEAD + table + _MODELS_END
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "engine_args.md": render,
     "server_args.md": render_server,
+    "models.md": render_models,
 }
 """File name -> the page."""
 

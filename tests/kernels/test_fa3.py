@@ -169,8 +169,8 @@ def test_a_package_that_cannot_be_imported_is_refused(monkeypatch, tmp_path):
     assert "cannot be imported (OSError: undefined symbol" in verdict(HOPPER)
 
 
-TORCH_ONLY = {"row_peaks"}
-"""A few additions, for which no provider has a kernel."""
+TORCH_ONLY = {"row_peaks", "xielu"}
+"""Elementwise or nearly so; no provider has a kernel for them."""
 
 
 def test_without_the_package_triton_serves_and_the_report_says_why():

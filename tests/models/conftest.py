@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.models.hostile_models import Library
+from tests.models.hostile.models import Library
 
 
 @pytest.fixture(scope="session")

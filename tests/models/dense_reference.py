@@ -1,7 +1,8 @@
 """A decoder computed densely in float64, layer by layer: what paged runs of specs that no family
 makes are compared with.
 
-Only the facts that the specs of the tests have: RMS norm, rotary embedding, windows, gated SiLU.
+Only the facts that the specs of the tests have: RMS norm, rotary embedding, windows, output gates,
+gated SiLU.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def _attention(h, leaves, at, a):
     hidden = distance < 0 if a.window is None else (distance < 0) | (distance >= a.window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     y = torch.einsum("hqk,khd->qhd", weights, v)
-    return y.flatten(1) @ leaves[f"{at}o.weight"].T
+    y = y.flatten(1)
+    if a.gate == "full":
+        y = y * torch.sigmoid(h @ leaves[f"{at}gate.weight"].T)
+    return y @ leaves[f"{at}o.weight"].T
 
 
 def _rotated(x, rope):

@@ -14,9 +14,8 @@ from quire.errors import InvalidParameter, UnknownConfigKey
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.costs import num_parameters
-from quire.models.families import family_names
 from quire.testing import checkpoints, make_checkpoint
-from quire.testing.model_shapes import SHAPES, make_config
+from quire.testing.model_shapes import FAMILIES, SHAPES, make_config
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 300}
@@ -27,7 +26,7 @@ def digest(folder):
     return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("family", family_names())
+@pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_agrees_on_every_family(tmp_path, family):
     shape = SMALL_GPT2 if family == "gpt2" else SMALL
     if family in ("granite", "starcoder2"):

@@ -20,6 +20,7 @@ from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
+from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
 
 NOISE = {
     "torch_dtype": "bfloat16",
@@ -197,6 +198,7 @@ PUBLISHED = {
         },
         124_439_808,
     ),
+    **PUBLISHED_DENSE,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -355,11 +357,16 @@ REFUSED = {
         LoadError,
         "one type per layer",
     ),
+    "two names of one size": (
+        {**PUBLISHED["gpt-j-6b"][0], "hidden_size": 64},
+        UnsupportedConfigValue,
+        "hidden_size=64 .*n_embd=4096, its other name",
+    ),
     "no architecture": (llama(architectures=None), UnsupportedArchitecture, "hf_overrides"),
     "unknown architecture": (
         llama(architectures=["RwkvForCausalLM"]),
         UnsupportedArchitecture,
-        "RwkvForCausalLM is not supported; known are GPT2LMHeadModel",
+        "RwkvForCausalLM is not supported; known are ApertusForCausalLM",
     ),
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),
@@ -395,7 +402,7 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
     harmless = {
         *("pretraining_tp", "router_aux_loss_coef", "output_router_logits", "embd_pdrop"),
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
-        *("cache_implementation", "max_window_layers"),
+        *("cache_implementation", "max_window_layers", *HARMLESS),
     }
     assert set(accepted) <= harmless
 

@@ -1,13 +1,21 @@
-"""Every family against transformers: whole and chunked passes over paged memory give its logits."""
+"""Every family against its oracle: whole and chunked passes over paged memory give its logits."""
 
 import pytest
 import torch
 
 from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
+from quire.models.families import architectures, family_of
 from quire.models.layer_memory import NumberBytes
-from tests.models.hostile_models import HOSTILE
-from tests.models.paged_driver import TOLERANCE, load, relative_error, run_chunked, run_full
+from tests.models.hostile.models import DENSE, HOSTILE, cases, config_of, theirs
+from tests.models.paged_driver import (
+    TOLERANCE,
+    PagedRun,
+    load,
+    relative_error,
+    run_chunked,
+    run_full,
+)
 
 
 def load_hostile(made):
@@ -15,12 +23,57 @@ def load_hostile(made):
     return load(made.folder, spec, max_model_len=made.max_model_len)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_logits_equal_transformers(checkpoints, name):
+@pytest.mark.parametrize("name", cases())
+def test_logits_equal_the_oracle_s(checkpoints, name):
     made = checkpoints[name]
     model = load_hostile(made)
     assert relative_error(run_full(model, made.prompts), made.logits) < TOLERANCE
     assert relative_error(run_chunked(model, made.prompts), made.logits) < TOLERANCE
+
+
+WITH_STATES = ["gemma3", "gpt2", *(n for n, h in DENSE.items() if h.reference is None)]
+
+
+@pytest.mark.parametrize("name", cases(WITH_STATES))
+def test_hidden_states_equal_those_of_transformers(checkpoints, name):
+    made = checkpoints[name]
+    spec = read_spec(read_config(made.folder))
+    layers = range(len(spec.blocks))
+    model = load(made.folder, spec, max_model_len=made.max_model_len, aux_layers=layers)
+    seen = []
+
+    def forward(batch):
+        seen.append(model.forward(batch))
+        return seen[-1]
+
+    prompt = made.prompts[0]
+    PagedRun(model, [prompt]).step([len(prompt)], forward)
+    with torch.no_grad():
+        found = theirs(HOSTILE[name], made.folder)(
+            prompt[None], use_cache=False, output_hidden_states=True
+        )
+    for layer in layers:
+        expected = found.hidden_states[layer][0]
+        assert relative_error([seen[0].aux[layer]], [expected]) < TOLERANCE, f"layer {layer}"
+
+
+@pytest.mark.parametrize("name", cases())
+def test_random_weights_fill_every_model(checkpoints, name):
+    made = checkpoints[name]
+    spec = read_spec(read_config(made.folder))
+    model = load(None, spec, max_model_len=made.max_model_len, load_format="dummy")
+    for logits in run_full(model, made.prompts):
+        assert logits.isfinite().all() and logits.std() > 0.1
+
+
+def test_every_family_has_an_oracle():
+    found = {config_of(hostile)["architectures"][0]: hostile for hostile in HOSTILE.values()}
+    for name in architectures():
+        family = family_of(name)
+        compared = [found[other] for other in family.architectures if other in found]
+        assert compared, f"no model of {name}"
+        for hostile in compared:
+            assert (family.oracle == "reference") == (hostile.reference is not None)
 
 
 def test_a_decoder_can_be_cut_anywhere(checkpoints):

@@ -1,4 +1,6 @@
-"""The whole engine against transformers: greedy tokens of crowded, chunked, preempted requests."""
+"""The whole engine against transformers, or our reference: greedy tokens and their
+log-probabilities, of crowded, chunked, preempted requests with prefix hits.
+"""
 
 from dataclasses import replace
 
@@ -15,12 +17,12 @@ from quire.models.config_reader import read_config
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.params import SamplingParams
-from tests.models.hostile_models import HOSTILE, make
+from tests.models.hostile.models import HOSTILE, cases, make, oracle
 
 NUM_PROMPTS = 8
 MAX_TOKENS = 64
 LENGTH = 96
-POSITIONS = {"gpt2": "n_positions"}
+ACCURACY = 2e-4  # of log-probabilities
 FIXED_LENGTH = {"phi3"}  # its frequencies change at the original length
 
 
@@ -29,8 +31,8 @@ def longer(name):
     hostile = HOSTILE[name]
     if name in FIXED_LENGTH:
         return hostile
-    key = POSITIONS.get(hostile.kind, "max_position_embeddings")
-    return replace(hostile, keys={**hostile.keys, key: LENGTH}, max_model_len=LENGTH)
+    keys = {**hostile.keys, hostile.length_key: LENGTH}
+    return replace(hostile, keys=keys, max_model_len=LENGTH)
 
 
 def prompts():
@@ -46,7 +48,7 @@ def prompts():
 
 
 def run(core, requests, preempt_every=None):
-    """Tokens of every request, run together to the end."""
+    """Tokens of every request and their log-probabilities, run together to the end."""
     steps = 0
     outputs = {handle: [] for handle in requests}
     for handle, (ids, params) in requests.items():
@@ -56,8 +58,9 @@ def run(core, requests, preempt_every=None):
         if preempt_every and steps % preempt_every == 0:
             perform(core, "reset_prefix_cache", (True,))
         out = core.step()
-        for handle, token in zip(out.handles, out.token_ids, strict=True):
-            outputs[handle].append(token)
+        for i, (handle, token) in enumerate(zip(out.handles, out.token_ids, strict=True)):
+            place = out.logprobs.index.index(i)
+            outputs[handle].append((token, float(out.logprobs.values[place, 0])))
         assert all(str(end.reason) == "length" for end in out.finished), out.finished
     return outputs
 
@@ -71,8 +74,8 @@ def engine(folder, **args):
     return build_core(plan)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_greedy_tokens_equal_transformers(name, tmp_path):
+@pytest.mark.parametrize("name", cases())
+def test_greedy_tokens_and_chances_equal_the_oracle_s(name, tmp_path):
     hostile = longer(name)
     made = make(hostile, tmp_path)
     pool = plan_kv_pool(memories_of([read_spec(read_config(made.folder))]), 4, NumberBytes(4, 4))
@@ -87,32 +90,27 @@ def test_greedy_tokens_equal_transformers(name, tmp_path):
         max_num_batched_tokens=16,
         num_gpu_blocks_override=blocks,
     )
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0)
     requests = {i: (ids, params.clone()) for i, ids in enumerate(prompts())}
     outputs = run(core, requests, preempt_every=None if None in windows else 25)
     assert core.scheduler.counters.num_preemptions > 0, "the pool was meant to be too small"
     assert core.scheduler.counters.prefix_hits > 0
-    reference = reference_model(made.folder)
+    ask = oracle(hostile, made.folder)
     for handle, (ids, _) in requests.items():
-        expected = min(MAX_TOKENS, hostile.max_model_len - len(ids))
-        assert len(outputs[handle]) == expected
-        assert outputs[handle] == greedy_after(reference, ids, outputs[handle])
+        tokens = [token for token, _ in outputs[handle]]
+        assert len(tokens) == min(MAX_TOKENS, hostile.max_model_len - len(ids))
+        likeliest, chances = greedy_after(ask, ids, tokens)
+        assert tokens == likeliest
+        found = torch.tensor([chance for _, chance in outputs[handle]])
+        assert (found - chances).abs().max() < ACCURACY
 
 
-def reference_model(folder):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-@torch.no_grad()
-def greedy_after(model, prompt, output):
-    """The likeliest token at each position of `output`, given what is before it.
+def greedy_after(ask, prompt, output):
+    """The likeliest token at each position of `output`, given what is before it, and its
+    log-probability.
 
     If these are the output's own tokens, greedy decoding from the prompt gives just this output.
     """
-    ids = torch.tensor([prompt + output[:-1]])
-    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
-    return logits.argmax(-1).tolist()
+    logits = ask(torch.tensor(prompt + output[:-1]))[len(prompt) - 1 :]
+    chances, likeliest = logits.log_softmax(-1).max(-1)
+    return likeliest.tolist(), chances

@@ -16,10 +16,10 @@ NATIVE, REASON = find_native()
 NORM = Norm(eps=0.05)
 
 
-def attention(heads, kv_heads, head_dim, window=None, theta=1e3):
+def attention(heads, kv_heads, head_dim, window=None, theta=1e3, **facts):
     """Half of each head rotates."""
     rope = Rope(theta, head_dim // 2)
-    return Attention(heads, kv_heads, head_dim, 0.4, rope, window)
+    return Attention(heads, kv_heads, head_dim, 0.4, rope, window, **facts)
 
 
 def decoder(*mixers, dim=48, vocab=96):
@@ -43,6 +43,7 @@ MODELS = {
         attention(4, 2, 8, window=3), attention(8, 2, 32, window=7), attention(4, 1, 40)
     ),
 }
+MODELS["gated"] = decoder(attention(4, 2, 16, gate="full"), attention(4, 1, 24, gate="full"))
 PROMPTS = [torch.randint(0, 96, (length,), generator=torch.Generator().manual_seed(length))
            for length in (1, 13, 30, 8)]  # fmt: skip
 

@@ -11,13 +11,13 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import gather_model_facts, make_plan
 from quire.errors import LoadError
 from quire.models import read_spec
-from quire.models.families import family_names
 from quire.models.loading.checkpoint_files import CheckpointFiles
 from quire.models.max_length import length_facts
 from quire.testing import make_checkpoint
-from quire.testing.model_shapes import make_config
+from quire.testing.model_shapes import FAMILIES, make_config
 from quire.text.json_files import read_json
 from quire.text.tokenizer import Tokenizer
+from tests.models.hostile.models import HOSTILE, config_of
 
 NASTY = [
     *(None, True, False, 0, -1, 3, 5000, 10**12, 2**64, 10**400),
@@ -38,9 +38,13 @@ def folder(made, tmp_path):
     return shutil.copytree(made, tmp_path / "model")
 
 
-@pytest.mark.parametrize("family", family_names())
-def test_every_value_of_every_key_is_taken_or_refused(family):
-    config = make_config("tiny", family)
+CONFIGS = {name: make_config("tiny", name) for name in FAMILIES}
+CONFIGS |= {f"hostile {name}": config_of(HOSTILE[name]) for name in HOSTILE}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_value_of_every_key_is_taken_or_refused(name):
+    config = CONFIGS[name]
     extra = ("rope_scaling", "rope_parameters", "partial_rotary_factor", "layer_types", "head_dim")
     for key in dict.fromkeys([*config, *extra]):
         for value in NASTY:

@@ -1,8 +1,9 @@
-"""Is the comparison with transformers sensitive? Each fact of each spec is changed; loading or the
-logits must notice.
+"""Is the comparison with the oracle sensitive? Each fact of each spec is changed, and loading or
+the logits must notice; each key of each config.json is changed, and must be refused or change the
+spec.
 
-What cannot be noticed is listed below with its reason; the list is exact, so a fact that becomes
-blind fails the test.
+What cannot be noticed is listed below with its reason; the lists are exact, so a fact or a key that
+becomes blind fails the test.
 """
 
 from __future__ import annotations
@@ -14,18 +15,36 @@ import pytest
 
 from quire.errors import LoadError
 from quire.models import read_spec
-from quire.models.config_reader import read_config
+from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.rules import RuleError
-from quire.models.spec import Block, Decoder, LinearScaling, Moe, Norm, Rope
-from tests.models.hostile_models import HOSTILE
+from quire.models.spec import Alibi, Block, Decoder, LinearScaling, Moe, Norm, Rope
+from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 OTHER = {
-    "kind": {"rms": "layer", "rms_late_cast": "layer", "rms1p": "rms", "layer": "rms"},
-    "act": {"silu": "gelu", "gelu": "relu", "gelu_tanh": "gelu", "relu": "silu", "relu2": "silu"},
+    "kind": {
+        "rms": "layer",
+        "rms_late_cast": "layer",
+        "rms1p": "rms",
+        "layer": "rms",
+        "layer1p": "layer",
+        "none": "layer",
+    },
+    "act": {
+        "silu": "gelu",
+        "gelu": "relu",
+        "gelu_tanh": "gelu",
+        "relu": "silu",
+        "relu2": "silu",
+        "xielu": "silu",
+    },
     "score": {"softmax": "softmax_topk", "softmax_topk": "softmax"},
-    "qk_norm_over": {"head": "full", "full": "head"},
+    "qk_norm_over": {"head": "full", "full": "head", "per_head": "head"},
+    "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
+    "gate": {"none": "full"},
 }
+FIXED_EPS = ("olmo", "opt")
+"""transformers has no key for them: 1e-5, which random numbers do not show."""
 WHERE_NONE = {
     "rope": Rope(1e4, 16),
     "scaling": LinearScaling(2.0),
@@ -33,6 +52,9 @@ WHERE_NONE = {
     "softcap": 1.0,
     "qk_norm": Norm(),
     "clamp": 0.5,
+    "clip": 0.3,
+    "alibi": Alibi(),
+    "embed_norm": Norm(),
     "logit_softcap": 1.0,
 }
 
@@ -75,18 +97,25 @@ def changed(name: str, old: Any):
     return [OTHER[name][old]]
 
 
-def is_explained(path: tuple[str, ...], spec: Decoder, name: str, mlp: Any) -> bool:
+def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) -> bool:
     """Whether a change cannot show in float32 logits of prompts within the served length."""
     last = path[-1]
     if path == ("context",):
         return True  # a limit, no part of any formula
     if last == "qk_norm_over":
         return all(block.mixer.qk_norm is None for block in spec.blocks)
+    if last == "qk_norm_after_rope":
+        return block.mixer.qk_norm is None or block.mixer.rope is None
+    if last == "position_offset":
+        return spec.learned_positions == 0
+    if last == "eps" and name in FIXED_EPS:
+        return True
     if "scaling" in path and name == "llama-dynamic":
         return last in ("factor", "original")  # act beyond the original length: test_rotary
     if "scaling" in path and name.startswith("phi3"):
         # the other side of the border; the border itself, while it is not crossed
         return last in ("original", "short" if name == "phi3-long" else "long")
+    mlp = block.mlp
     if isinstance(mlp, Moe):
         if last == "renorm":
             return mlp.score == "softmax_topk"  # sums to one by itself
@@ -105,15 +134,82 @@ def notices(made: Any, mutant: Decoder) -> bool:
     return relative_error(got, made.logits[:1]) > TOLERANCE
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", cases())
 def test_every_fact_of_a_spec_is_noticed(checkpoints, name):
     made = checkpoints[name]
     spec = read_spec(read_config(made.folder))
     blind = []
     for path, mutant in mutants(spec):
-        mlp = next(
-            (b.mlp for b, m in zip(spec.blocks, mutant.blocks, strict=False) if b != m), None
+        changed_block = next(
+            (b for b, m in zip(spec.blocks, mutant.blocks, strict=False) if b != m), spec.blocks[0]
         )
-        if notices(made, mutant) == is_explained(path, spec, name, mlp):
+        if notices(made, mutant) == is_explained(path, spec, name, changed_block):
             blind.append(".".join(path))
     assert not blind
+
+
+BLIND_KEYS = {
+    **dict.fromkeys(("qwen2", "qwen3"), {"max_window_layers"}),  # layer types are listed
+    "gemma3": {"_sliding_window_pattern"},
+    **dict.fromkeys(("exaone4", "exaone4-whole"), {"sliding_window_pattern"}),
+    "smollm3": {"no_rope_layer_interval"},
+    # the same key at top level takes precedence
+    **dict.fromkeys(("phi3", "phi3-long"), {"rope_parameters.original_max_position_embeddings"}),
+    "qwen3_moe": {"use_sliding_window"},  # without a window
+    "qwen3_moe-renorm": {"intermediate_size"},  # of layers without experts, which it lacks
+    **dict.fromkeys(("gpt_neox", "gpt_neox-sequential"), {"is_decoder"}),
+    "falcon": {"num_kv_heads"},  # one for all queries
+    **dict.fromkeys(("falcon-new", "falcon-one-norm"), {"multi_query"}),  # heads are counted
+    "falcon-alibi": {"rope_parameters.rope_type", "rope_parameters.rope_theta"},
+    "hunyuan-alpha": {"rope_parameters.factor"},  # without meaning next to alpha
+    "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
+    "granite_swa": {"rope_parameters.rope_theta"},  # each layer has its own
+}
+"""Keys that are read and cannot show in the model at hand."""
+
+
+def other_values(value: Any) -> list[Any]:
+    """What a key might have had in its place."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value * 2]
+    if isinstance(value, float):
+        return [value * 1.3]
+    if isinstance(value, str):
+        return ["gelu", value + "_"]
+    if isinstance(value, list):
+        return [value[::-1] + value[:1], value[1:] + value[:1], [*value, 0]]
+    return []
+
+
+def changed_configs(config: dict[str, Any]):
+    """(key, changed copies) for every key that a family reads; sections are entered."""
+    for key, value in config.items():
+        if value is None or key in IRRELEVANT:
+            continue
+        if isinstance(value, dict):
+            for inner, copies in changed_configs(value):
+                yield f"{key}.{inner}", [{**config, key: copy} for copy in copies]
+        else:
+            yield key, [{**config, key: other} for other in other_values(value)]
+
+
+def shows(config: dict[str, Any], spec: Decoder) -> bool:
+    """Whether a config is refused, or has another spec."""
+    try:
+        return read_spec(config) != spec
+    except LoadError:
+        return True
+
+
+@pytest.mark.parametrize("name", cases())
+def test_every_key_of_a_config_is_noticed(checkpoints, name):
+    config = read_config(checkpoints[name].folder)
+    spec = read_spec(config)
+    blind = {
+        key
+        for key, copies in changed_configs(config)
+        if not any(shows(copy, spec) for copy in copies)
+    }
+    assert blind == BLIND_KEYS.get(name, set())

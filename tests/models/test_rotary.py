@@ -6,13 +6,14 @@ import torch
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.rotary_tables import frequencies, rotary_table
-from tests.models.hostile_models import HOSTILE, LONG, Hostile, make, random_model, rope
+from tests.models.hostile.form import LONG, Hostile, rope
+from tests.models.hostile.models import FIRST, make, random_model
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 CPU = torch.device("cpu")
 TYPICAL = [
     name
-    for name, hostile in HOSTILE.items()
+    for name, hostile in FIRST.items()
     if hostile.kind not in ("gpt2", "gemma3_text") and name != "phi3-long"
 ]
 
@@ -21,7 +22,7 @@ TYPICAL = [
 def test_frequencies_are_those_of_transformers(checkpoints, name):
     made = checkpoints[name]
     spec = read_spec(read_config(made.folder))
-    theirs = random_model(HOSTILE[name]).model.rotary_emb
+    theirs = random_model(FIRST[name]).model.rotary_emb
     ours, factor = frequencies(spec.blocks[0].mixer.rope, made.max_model_len)
     assert torch.equal(ours, theirs.inv_freq)
     assert factor == pytest.approx(theirs.attention_scaling, rel=1e-12)

@@ -5,7 +5,7 @@ import pytest
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.show import describe
-from tests.models.hostile_models import HOSTILE
+from tests.models.hostile.models import cases
 
 EXPECTED = {
     "llama-llama3": ["llama3 scaling by 8 from 16", "rms_norm[eps 0.05](x)"],
@@ -27,11 +27,20 @@ EXPECTED = {
     "granite": ["x = x + 0.5 * h", "s = 0.3 * q @ k", "@ x * 0.5"],
     "gpt2": ["position_embedding[64 x 64]", "gelu_tanh(Wu @ h + bias)", "layer_norm[eps 0.05]"],
     "mixtral": ["top 2 of softmax(Wr @ h), made to sum to 1    # 4 experts", "active per token"],
+    "cohere": ["g = h", "pairs of neighbours", "each head, with its own weight", "@ x * 0.4"],
+    "gpt_neox": ["# of its own", "the first 4 of 16 values", "gelu(Wu @ g + bias)"],
+    "bloom": ["ALiBi, largest bias 8", "ids)\nx = layer_norm[eps 0.05](x)\n"],
+    "falcon-alibi": ["s = s - 0.25 * slope * distance"],
+    "olmo": ["to +-0.9", "layer_norm_without_weight[eps 1e-05]"],
+    "nemotron": ["layer_norm_1p[eps 0.05]", "relu2(Wu @ h + bias)"],
+    "opt": ["position_embedding[66 x 64](positions + 2)"],
+    "phi": ["head[96 x 64] @ x + bias"],
+    "apertus": ["xielu(Wu @ h)"],
     "gpt_oss": ["one sink per head", "bounded by 0.4", "softmax of the top 2 of Wr @ h"],
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", cases())
 def test_a_description_names_what_is_special(checkpoints, name):
     text = describe(read_spec(read_config(checkpoints[name].folder)))
     for phrase in EXPECTED.get(name, ["layers 0..2:"] if name == "llama" else []):

@@ -15,7 +15,7 @@ from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config
 from quire.models.loading.transforms import from_leaves, to_leaves
 from quire.models.rules import tensor_map
-from tests.models.hostile_models import HOSTILE
+from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 
@@ -34,7 +34,7 @@ def load_folder(folder, **keywords):
     return load(folder, read_spec(read_config(folder)), **keywords)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", cases())
 def test_weight_rules_can_be_undone(checkpoints, name):
     made = checkpoints[name]
     config = read_config(made.folder)

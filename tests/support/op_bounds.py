@@ -83,6 +83,18 @@ def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
 
 
+def _xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
+    y, (p, n, beta, eps) = exact(x), exact(numbers)
+    powers = exp(Approx(np.minimum(y.value, eps.value), y.error))
+    below = (powers + -1.0 - y) * (beta + log(exp(n) + 1.0))
+    above = log(exp(p) + 1.0) * y * y
+    branch = Approx(
+        np.where(y.value > 0, above.value, below.value),
+        np.where(y.value > 0, above.error, below.error),
+    )
+    return {"0": stored(branch + beta * y)}
+
+
 # embeddings
 
 
@@ -421,6 +433,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "add": _add,
     "add_norm": _add_norm,
     "scale_gate": _scale_gate,
+    "xielu": _xielu,
     "linear": _linear,
     "hidden": _hidden,
     "linear_partial": _linear_partial,

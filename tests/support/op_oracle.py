@@ -26,6 +26,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.add,
         op_oracle_rows.add_norm,
         op_oracle_rows.scale_gate,
+        op_oracle_rows.xielu,
         op_oracle_rows.pack_linear,
         op_oracle_rows.linear,
         op_oracle_rows.hidden,

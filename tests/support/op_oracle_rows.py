@@ -81,6 +81,19 @@ def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
 
 
+def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+    """The activation with learned numbers, value by value."""
+    *learned, beta, eps = to_array(numbers)
+    p, n = (math.log1p(math.exp(alpha)) for alpha in learned)
+
+    def one(y: float) -> float:
+        if y > 0:
+            return p * y * y + beta * y
+        return (math.expm1(min(y, eps)) - y) * (beta + n) + beta * y
+
+    return to_tensor(np.vectorize(one, otypes=[float])(to_array(x)))
+
+
 def embed(
     ids: Tensor,
     table: Tensor,

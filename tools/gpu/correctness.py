@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from gpu.told import Line
-from quire.models.families import family_names
 from quire.ops import Ops, WeightFormat, select
+from quire.testing.model_shapes import FAMILIES
 from tests.support.op_cases import CASES, FP8_CASES, Case, Draw
 from tests.support.op_conformance import check, relative_error
 
@@ -111,7 +111,7 @@ def parity(until: float) -> Iterator[Line]:
         yield Line("parity with transformers", None, note="transformers is not installed")
         return
     kinds: dict[str, Callable[[str], str | None]] = {"float32": other_tokens, "bfloat16": drift}
-    names = family_names()
+    names = FAMILIES
     wrong: dict[str, list[str]] = {kind: [] for kind in kinds}
     done = 0
     for family in names:

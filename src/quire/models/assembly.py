@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
+from quire.models.alibi import alibi_slopes
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
     AttentionLayer,
@@ -26,14 +27,17 @@ from quire.models.layers import (
     MixtureOfExperts,
     Projection,
     SharedProjection,
+    XieluFeedForward,
     make_entrance,
     make_join,
     make_look_up,
+    make_parallel_join,
 )
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.parameters import XIELU_PARTS
 from quire.models.rotary_tables import rotary_table
 from quire.models.sharding import num_segments
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp, Moe, Norm, Rope
 from quire.ops import (
     AttentionArgs,
     ExpertWeights,
@@ -62,7 +66,7 @@ class _Pieces:
     mlp_pre: NormWeight | None
     feed: FeedForward
     mlp_post: NormWeight | None
-    scale: float
+    block: Block
 
 
 class Assembly:
@@ -91,11 +95,13 @@ class Assembly:
     def embedding(self) -> Embedding:
         """The embedding stage."""
         table = self._table()
-        positions = self._tensor("positions.weight") if self._spec.learned_positions else None
+        positions = self._positions()
+        norm = self._spec.embed_norm
+        finish = make_entrance(self._ops, None if norm is None else self._norm("embed_norm", norm))
         # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
         # in a config (Granite) are exact in every dtype in use
         scale = torch.tensor(self._spec.embed_scale, dtype=self._weights.dtype).item()
-        return Embedding(self._ops, make_look_up(self._ops, table, scale), positions)
+        return Embedding(self._ops, make_look_up(self._ops, table, scale), positions, finish)
 
     def layers(self) -> list[Layer]:
         """All layers and the final norm, which is part of the last one's end."""
@@ -117,40 +123,44 @@ class Assembly:
             attn_pre=self._norm(at + "attn_pre", norm) if b.pre else None,
             mix=self._attention(at + "attn.", b.mixer),
             attn_post=self._norm(at + "attn_post", norm) if b.post else None,
-            mlp_pre=self._norm(at + "mlp_pre", norm) if b.pre else None,
+            mlp_pre=self._norm(at + "mlp_pre", norm) if b.has_mlp_pre else None,
             feed=self._feed_forward(at + "mlp.", b.mlp),
             mlp_post=self._norm(at + "mlp_post", norm) if b.post else None,
-            scale=b.residual_scale,
+            block=b,
         )
 
     def _layer(self, p: _Pieces, after: NormWeight | None) -> Layer:
-        ops = self._ops
+        ops, scale = self._ops, p.block.residual_scale
+        join_mixer = make_join if p.block.parallel == "no" else make_parallel_join
         return Layer(
             enter=make_entrance(ops, p.attn_pre),
             mix=p.mix,
-            join_mixer=make_join(ops, p.attn_post, p.mlp_pre, p.scale),
+            join_mixer=join_mixer(ops, p.attn_post, p.mlp_pre, scale),
             feed=p.feed,
-            join_feed=make_join(ops, p.mlp_post, after, p.scale),
+            join_feed=make_join(ops, p.mlp_post, after, scale),
         )
 
     def _attention(self, at: str, a: Attention) -> Mixer:
         qkv = self._linear(at + "qkv", at + "q", at + "k", at + "v")
         qk_norm = self._qk_norm(at, a)
+        gate = self._linear(at + "gate", at + "gate") if a.gate == "full" else None
         return AttentionLayer(
             ops=self._ops,
             qkv=qkv,
             qk_norm=qk_norm,
+            gate=gate,
             out=self._row_linear(at + "o", a.heads),
             heads=a.heads,
             kv_heads=a.kv_heads,
             head_dim=a.head_dim,
             rotary=None if a.rope is None else self._rotary(a.rope),
+            clip=a.clip,
             args=AttentionArgs(
                 scale=a.scale,
                 softcap=a.softcap,
                 window=a.window,
                 sinks=self._tensor(at + "sinks") if a.sinks else None,
-                alibi=None,
+                alibi=None if a.alibi is None else self._slopes(a.alibi, a.heads),
             ),
         )
 
@@ -158,7 +168,13 @@ class Assembly:
         if a.qk_norm is None:
             return None
         q, k = (self._norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
-        return QKNorm(q, k, over=a.qk_norm_over, after_rope=False)
+        return QKNorm(q, k, over=a.qk_norm_over, after_rope=a.qk_norm_after_rope)
+
+    def _slopes(self, alibi: Alibi, heads: int) -> Tensor:
+        """Of this worker's heads."""
+        rank, size = (0, 1) if self._group is None else (self._group.rank, self._group.size)
+        own = alibi_slopes(alibi, heads * size)[rank * heads : (rank + 1) * heads]
+        return torch.tensor(own, dtype=torch.float32, device=self._weights.device)
 
     def _rotary(self, rope: Rope) -> RotaryTable:
         if rope not in self._tables:
@@ -170,8 +186,12 @@ class Assembly:
             return self._mixture(at, m) if self._spread is None else self._spread_mixture(at, m)
         ups = (at + "gate", at + "up") if m.gated else (at + "up",)
         up = self._linear(at + "up", *ups)
-        down = self._row_linear(at + "down", m.width)
-        return DenseFeedForward(self._ops, up, down, m.act, m.gated)
+        if m.act != "xielu":
+            down = self._row_linear(at + "down", m.width)
+            return DenseFeedForward(self._ops, up, down, m.act, m.gated)
+        numbers = self._weights.merged([f"{at}xielu.{part}" for part in XIELU_PARTS])
+        self.parts.append((at + "xielu", numbers))
+        return XieluFeedForward(self._ops, up, self._row_linear(at + "down", m.width), numbers)
 
     def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
         router = self._linear(at + "router", at + "router", role="router")
@@ -210,8 +230,14 @@ class Assembly:
         self.parts.append((name, packed))
         return packed
 
+    def _positions(self) -> Tensor | None:
+        """The rows of the position table that positions from 0 on use."""
+        if not self._spec.learned_positions:
+            return None
+        return self._tensor("positions.weight")[self._spec.position_offset :]
+
     def _norm(self, at: str, n: Norm) -> NormWeight:
-        weight = self._tensor(at + ".weight")
+        weight = None if n.kind == "none" else self._tensor(at + ".weight")
         return NormWeight(n.kind, n.eps, weight, self._tensor(at + ".bias") if n.bias else None)
 
     def _tensor(self, name: str) -> Tensor:

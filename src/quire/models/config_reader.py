@@ -22,23 +22,27 @@ from quire.text.model_files import has_file
 _IRRELEVANT_BY_REASON = {
     "identity and provenance; auto_map names code of the repository, which is never executed": (
         "architectures model_type auto_map _name_or_path name_or_path _commit_hash "
-        "transformers_version unsloth_fixed unsloth_version finetuning_task task_specific_params"
+        "transformers_version unsloth_fixed unsloth_version finetuning_task task_specific_params "
+        "tokenizer_class"
     ),
     "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
         "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "
-        "router_jitter_noise output_router_logits"
+        "router_jitter_noise output_router_logits dropout activation_dropout classifier_dropout "
+        "emb_pdrop embed_dropout layerdrop init_std init_device"
     ),
     "outputs and kernels of another library": (
         "use_cache cache_implementation output_attentions output_hidden_states return_dict "
         "torchscript attn_implementation _attn_implementation _attn_implementation_autoset "
         "experts_implementation use_flash_attention_2 chunk_size_feed_forward pretraining_tp "
-        "reorder_and_upcast_attn"
+        "reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
+        "bias_dropout_fusion masked_softmax_fusion slow_but_exact"
     ),
     "token ids and labels: text and sampling, not the decoder": (
         "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "
-        "forced_bos_token_id forced_eos_token_id prefix id2label label2id num_labels problem_type"
+        "forced_bos_token_id forced_eos_token_id unk_token_id eod_token_id prefix id2label "
+        "label2id num_labels problem_type"
     ),
     "heads for classification that a causal model does not have": (
         "summary_type summary_use_proj summary_activation summary_proj_to_labels "
@@ -56,7 +60,8 @@ _IRRELEVANT_BY_REASON = {
         "exponential_decay_length_penalty remove_invalid_values use_bfloat16"
     ),
 }
-_IRRELEVANT = frozenset(key for keys in _IRRELEVANT_BY_REASON.values() for key in keys.split())
+IRRELEVANT = frozenset(key for keys in _IRRELEVANT_BY_REASON.values() for key in keys.split())
+"""Keys that say nothing about the computation, whatever their value."""
 
 # Keys at which only one value is implemented in any family: the one that changes nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -155,18 +160,31 @@ class ConfigReader:
         self._config = config
         self._where = where
         self._taken: set[str] = set()
+        self._names: dict[str, str] = {}
 
     def __contains__(self, key: str) -> bool:
-        return self._config.get(key) is not None
+        return self._config.get(self._name(key)) is not None
+
+    def rename(self, **others: str) -> None:
+        """Read each key under another name if the config has it under that name: `rename(
+        hidden_size="n_embd")`. Raises UnsupportedConfigValue where the config has two values.
+        """
+        for key, other in others.items():
+            value, same = self._config.get(key), self._config.get(other)
+            if same is None:
+                continue
+            if value is not None and value != same:
+                raise unsupported(self._where + key, value, f"{other}={same!r}, its other name")
+            self._taken.add(key)
+            self._names[key] = other
 
     def raw(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value as JSON gave it; null counts as absent."""
-        self._taken.add(key)
-        value = self._config.get(key)
+        value = self._get(key)
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise LoadError(f"config.json lacks {self._where}{key}, which this model needs.")
+            raise LoadError(f"config.json lacks {self._at(key)}, which this model needs.")
         return default
 
     def integer(
@@ -179,7 +197,7 @@ class ConfigReader:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if not is_integer or not minimum <= value <= maximum:
             raise unsupported(
-                self._where + key, value, f"an integer of at least {minimum} and at most {maximum}"
+                self._at(key), value, f"an integer of at least {minimum} and at most {maximum}"
             )
         return value
 
@@ -197,15 +215,16 @@ class ConfigReader:
             return value
         if not is_number(value, minimum, maximum):
             allowed = f"a positive number of at least {minimum:g} and at most {maximum:g}"
-            raise unsupported(self._where + key, value, allowed)
+            raise unsupported(self._at(key), value, allowed)
         return float(value)
 
     def bound(self, key: str, absent: float | None) -> Any:
         """A positive number, or None where the file says null; `absent` is what a missing key
         means.
         """
-        self._taken.add(key)
-        if key in self._config and self._config[key] is None:
+        name = self._name(key)
+        self._taken.add(name)
+        if name in self._config and self._config[name] is None:
             return None
         return self.number(key, absent)
 
@@ -213,22 +232,21 @@ class ConfigReader:
         """true or false."""
         value = self.raw(key, default)
         if not isinstance(value, bool):
-            raise unsupported(self._where + key, value, "true or false")
+            raise unsupported(self._at(key), value, "true or false")
         return value
 
     def choice(self, key: str, table: Mapping[str, Any], default: Any = _REQUIRED) -> Any:
         """The entry of `table` that the key's string names."""
         value = self.raw(key, default)
         if not isinstance(value, str) or value not in table:
-            raise unsupported(self._where + key, value, ", ".join(map(repr, table)))
+            raise unsupported(self._at(key), value, ", ".join(map(repr, table)))
         return table[value]
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse the key unless it is absent or has one of these values."""
-        self._taken.add(key)
-        value = self._config.get(key)
+        value = self._get(key)
         if value is not None and value not in allowed:
-            raise unsupported(self._where + key, value, " or ".join(map(repr, allowed)))
+            raise unsupported(self._at(key), value, " or ".join(map(repr, allowed)))
 
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, to be finished by the caller; None when absent or empty."""
@@ -236,8 +254,19 @@ class ConfigReader:
         if value is None or value == {}:
             return None
         if not isinstance(value, dict):
-            raise unsupported(self._where + key, value, "an object")
-        return ConfigReader(value, f"{self._where}{key}.")
+            raise unsupported(self._at(key), value, "an object")
+        return ConfigReader(value, f"{self._at(key)}.")
+
+    def _name(self, key: str) -> str:
+        return self._names.get(key, key)
+
+    def _at(self, key: str) -> str:
+        return self._where + self._name(key)
+
+    def _get(self, key: str) -> Any:
+        """The value, which counts as read, or None."""
+        self._taken.add(self._name(key))
+        return self._config.get(self._name(key))
 
     def finish(self) -> None:
         """Raise unless every key of the object is accounted for."""
@@ -247,7 +276,7 @@ class ConfigReader:
             value = self._config.get(key)
             if value is not None and key not in self._taken and value not in allowed:
                 raise unsupported(self._where + key, value, " or ".join(map(repr, allowed)))
-        known = self._taken | _NEUTRAL.keys() | (_IRRELEVANT if not self._where else frozenset())
+        known = self._taken | _NEUTRAL.keys() | (IRRELEVANT if not self._where else frozenset())
         unknown = sorted(k for k, v in self._config.items() if k not in known and v is not None)
         if unknown:
             names = ", ".join(self._where + key for key in unknown)

@@ -34,7 +34,9 @@ Mixer = Callable[[Tensor, Tensor, GroupBatch, Any], Tensor]
 """h [T, C], positions, the layer's KV group in this step, its memory, which is of the kind that the
 mixer's spec states -> [T, C]."""
 FeedForward = Callable[[Tensor], Tensor]
-Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Join = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The residual stream x, the h that a sub-layer has read, and its result, [T, C] each -> x with the
+result added, and the h for the next sub-layer."""
 Projection = Callable[[Tensor], Tensor]
 """x [T, in] -> [T, C]."""
 
@@ -42,22 +44,25 @@ Projection = Callable[[Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """The first stage. `look_up` turns ids [T] into the scaled rows [T, C] of a table;
-    `position_table` [P, C] where positions are learned.
+    `position_table` [P, C] where positions are learned; `finish` is the norm of the result.
     """
 
     ops: Ops
     look_up: Callable[[Tensor], Tensor]
     position_table: Tensor | None
+    finish: Callable[[Tensor], Tensor]
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Embed `batch.ids`, or take `batch.embeds` as is, plus learned positions -> [T, C]."""
+        """Embed `batch.ids`, or take `batch.embeds` as is, add learned positions and normalise ->
+        [T, C].
+        """
         x = batch.embeds
         if x is None:
             assert batch.ids is not None, "a batch has ids or embeddings"
             x = self.look_up(batch.ids)
-        if self.position_table is None:
-            return x
-        return self.ops.add(x, self.ops.embed(batch.positions[0], self.position_table))
+        if self.position_table is not None:
+            x = self.ops.add(x, self.ops.embed(batch.positions[0], self.position_table))
+        return self.finish(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,9 @@ class AttentionLayer:
     head_dim: int
     rotary: RotaryTable | None
     qk_norm: QKNorm | None
+    clip: float | None
     args: AttentionArgs
+    gate: LinearWeight | None
 
     def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
         """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
@@ -87,9 +94,12 @@ class AttentionLayer:
             head_dim=self.head_dim,
             rotary=self.rotary,
             qk_norm=self.qk_norm,
-            clip=None,
+            clip=self.clip,
         )
-        return self.out(ops.attend(q, kv, group.plan, self.args))
+        attended = ops.attend(q, kv, group.plan, self.args)
+        if self.gate is not None:
+            attended = ops.scale_gate(attended, ops.linear(h, self.gate))
+        return self.out(attended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,20 @@ class DenseFeedForward:
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
         return self.down(self.ops.hidden(h, self.up, self.act, self.gated))
+
+
+@dataclass(frozen=True, slots=True)
+class XieluFeedForward:
+    """A feed-forward part whose activation has learned numbers [4], see `ops.xielu`."""
+
+    ops: Ops
+    up: LinearWeight
+    down: Projection
+    numbers: Tensor
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        return self.down(self.ops.xielu(self.ops.linear(h, self.up), self.numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +214,8 @@ class Layer:
         self, x: Tensor, h: Tensor, positions: Tensor, group: GroupBatch, kv: BlockMemory | None
     ) -> tuple[Tensor, Tensor]:
         """x, h [T, C] -> x, h for the next layer."""
-        x, h = self.join_mixer(x, self.mix(h, positions, group, kv))
-        return self.join_feed(x, self.feed(h))
+        x, h = self.join_mixer(x, h, self.mix(h, positions, group, kv))
+        return self.join_feed(x, h, self.feed(h))
 
 
 def make_look_up(
@@ -215,14 +239,33 @@ def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: 
     next one.
     """
 
-    def plain(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def plain(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         total = ops.add(x, delta, scale)
         return total, total
 
-    def normed(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def normed(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         return ops.add_norm(x, delta, pre, scale)
 
-    inner = plain if pre is None else normed
+    return _after_norm(ops, post, plain if pre is None else normed)
+
+
+def make_parallel_join(
+    ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float
+) -> Join:
+    """Make the end of a mixer in a parallel block: the feed-forward part reads what the mixer has
+    read, or the same x normed by `pre`.
+    """
+
+    def shared(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.add(x, delta, scale), h
+
+    def normed(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.add(x, delta, scale), ops.norm(x, pre)
+
+    return _after_norm(ops, post, shared if pre is None else normed)
+
+
+def _after_norm(ops: Ops, post: NormWeight | None, join: Join) -> Join:
     if post is None:
-        return inner
-    return lambda x, delta: inner(x, ops.norm(delta, post))
+        return join
+    return lambda x, h, delta: join(x, h, ops.norm(delta, post))

@@ -16,19 +16,24 @@ from typing import Literal
 from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 Role = Literal["column", "row", "vocab", "replicated"]
-Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink"]
+Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu"]
+
+XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
+"""The numbers of an xIELU activation, in the order in which the op takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One leaf tensor. `role` determines the axis that is split over ranks (column: axis 0, row:
-    axis 1, vocab: axis 0 padded); `kind` is the kind of tensor.
+    axis 1, vocab: axis 0 padded); `kind` is the kind of tensor; `heads` is how many heads the first
+    axis consists of, 1 where it has none.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     kind: Kind
+    heads: int = 1
 
     @property
     def size(self) -> int:
@@ -59,13 +64,17 @@ def num_expert_parameters(decoder: Decoder) -> int:
 def _leaves(d: Decoder) -> Iterator[Parameter]:
     yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.learned_positions:
-        shape = (d.learned_positions, d.dim)
+        shape = (d.position_offset + d.learned_positions, d.dim)
         yield Parameter("positions.weight", shape, "replicated", "position")
+    if d.embed_norm is not None:
+        yield from _norm("embed_norm", d.embed_norm, d.dim)
     for i, block in enumerate(d.blocks):
         yield from _block(f"layers.{i}.", block, d.dim)
     yield from _norm("norm", d.final_norm, d.dim)
     if not d.tie:
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
+    if d.head_bias:
+        yield Parameter("head.bias", (d.vocab,), "vocab", "bias")
 
 
 def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
@@ -74,7 +83,7 @@ def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
     yield from _attention(at + "attn.", b.mixer, dim)
     if b.post:
         yield from _norm(at + "attn_post", b.norm, dim)
-    if b.pre:
+    if b.has_mlp_pre:
         yield from _norm(at + "mlp_pre", b.norm, dim)
     if isinstance(b.mlp, Moe):
         yield from _moe(at + "mlp.", b.mlp, dim)
@@ -86,19 +95,31 @@ def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
 
 def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
     for part, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
-        yield from _linear(at + part, heads * a.head_dim, dim, "column", a.qkv_bias)
+        yield from _linear(at + part, heads * a.head_dim, dim, "column", a.qkv_bias, heads)
     if a.qk_norm is not None:
         for part, heads in (("q_norm", a.heads), ("k_norm", a.kv_heads)):
-            width = a.head_dim * (heads if a.qk_norm_over == "full" else 1)
-            yield from _norm(at + part, a.qk_norm, width)
+            yield from _qk_norm(at + part, a, a.qk_norm, heads)
+    if a.gate == "full":
+        yield from _linear(at + "gate", a.heads * a.head_dim, dim, "column", False, a.heads)
     yield from _linear(at + "o", dim, a.heads * a.head_dim, "row", a.o_bias)
     if a.sinks:
         yield Parameter(at + "sinks", (a.heads,), "column", "sink")
 
 
+def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
+    if a.qk_norm_over == "full":
+        return _norm(at, n, heads * a.head_dim)
+    if a.qk_norm_over == "head":
+        return _norm(at, n, a.head_dim)
+    return _norm(at, n, heads, a.head_dim, role="column")
+
+
 def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
     for part in ("gate", "up") if m.gated else ("up",):
         yield from _linear(at + part, m.width, dim, "column", m.bias)
+    if m.act == "xielu":
+        for part in XIELU_PARTS:
+            yield Parameter(f"{at}xielu.{part}", (1,), "replicated", "xielu")
     yield from _linear(at + "down", dim, m.width, "row", m.bias)
 
 
@@ -108,17 +129,19 @@ def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
         yield from _mlp(f"{at}experts.{e}.", Mlp(m.width, m.act, bias=m.bias), dim)
 
 
-def _linear(at: str, outputs: int, inputs: int, role: Role, bias: bool) -> Iterator[Parameter]:
-    yield Parameter(at + ".weight", (outputs, inputs), role, "matrix")
+def _linear(
+    at: str, outputs: int, inputs: int, role: Role, bias: bool, heads: int = 1
+) -> Iterator[Parameter]:
+    yield Parameter(at + ".weight", (outputs, inputs), role, "matrix", heads)
     if bias:
         # the sum over ranks must add a row-parallel bias once, so it is not cut
-        yield Parameter(
-            at + ".bias", (outputs,), role if role == "column" else "replicated", "bias"
-        )
+        cut: Role = role if role == "column" else "replicated"
+        yield Parameter(at + ".bias", (outputs,), cut, "bias", heads)
 
 
-def _norm(at: str, n: Norm, width: int) -> Iterator[Parameter]:
-    kind: Kind = "norm1p" if n.kind == "rms1p" else "norm"
-    yield Parameter(at + ".weight", (width,), "replicated", kind)
+def _norm(at: str, n: Norm, *shape: int, role: Role = "replicated") -> Iterator[Parameter]:
+    kind: Kind = "norm1p" if n.kind in ("rms1p", "layer1p") else "norm"
+    if n.kind != "none":
+        yield Parameter(at + ".weight", shape, role, kind)
     if n.bias:
-        yield Parameter(at + ".bias", (width,), "replicated", "bias")
+        yield Parameter(at + ".bias", shape, role, "bias")

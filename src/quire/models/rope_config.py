@@ -8,6 +8,7 @@ layer type. Free of torch.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
 from quire.models.spec import (
@@ -21,7 +22,7 @@ from quire.models.spec import (
 )
 
 _NAMES = {"su": "longrope"}  # what the first Phi-3 files called it
-_LEAST_THETA = 1.1
+LEAST_THETA = 1.1
 """Scalings divide by its logarithm."""
 SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -34,17 +35,20 @@ def read_rope(
     context: int,
     kinds: tuple[str, ...] = SCALINGS,
     original: int | None = None,
+    partial: float = 1.0,
+    interleaved: bool = False,
 ) -> Rope:
-    """One rope for all layers. `theta` is the family's default base, `context` its number of
-    positions.
+    """One rope for all layers. `theta` is the family's default base, `partial` its default share of
+    a head that is rotated, `context` its number of positions.
 
     `kinds` are the scalings that the family may have; `original` takes precedence over the scaling
     object. Raises UnsupportedConfigValue for another scaling.
     """
     section = _only_section(c)
-    theta = c.number("rope_theta", theta, minimum=_LEAST_THETA)
-    partial = c.number("partial_rotary_factor", 1.0, maximum=1.0)
-    return rope_from(section, head_dim, theta, partial, context, kinds, original)
+    theta = c.number("rope_theta", theta, minimum=LEAST_THETA)
+    partial = c.number("partial_rotary_factor", partial, maximum=1.0)
+    rope = rope_from(section, head_dim, theta, partial, context, kinds, original)
+    return replace(rope, interleaved=interleaved)
 
 
 def read_ropes(
@@ -78,7 +82,7 @@ def rope_from(
     """The rope that one rope object describes, completed from the keys next to it."""
     if section is None:
         return Rope(theta, _rotated(head_dim, partial))
-    theta = section.number("rope_theta", theta, minimum=_LEAST_THETA)
+    theta = section.number("rope_theta", theta, minimum=LEAST_THETA)
     dim = _rotated(head_dim, section.number("partial_rotary_factor", partial, maximum=1.0))
     scaling = _scaling(section, context, kinds, original)
     section.finish()

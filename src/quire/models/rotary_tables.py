@@ -37,7 +37,7 @@ def rotary_table(rope: Rope, max_model_len: int, device: torch.device) -> Rotary
     inverse, attention_factor = frequencies(rope, max_model_len)
     angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
     table = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(attention_factor)
-    return RotaryTable(table.to(device), rope.dim, interleaved=False)
+    return RotaryTable(table.to(device), rope.dim, rope.interleaved)
 
 
 def frequencies(rope: Rope, max_model_len: int) -> tuple[Tensor, float]:

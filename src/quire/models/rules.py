@@ -18,12 +18,14 @@ from quire.models.config_reader import ConfigReader
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
-Step = Literal["transpose", "split", "deal", "stacked"]
+Step = Literal["transpose", "split", "by_head", "deal", "stacked", "scalar"]
 """The conversion between a stored tensor and its leaves.
 
 stacked: a leading axis over the experts; transpose: the last two axes swapped; split: the targets
-one after the other along the first axis (that of an expert, if stacked); deal: the targets take
-turns along it, as cards are dealt.
+one after the other along the first axis (that of an expert, if stacked); by_head: such a split
+within each of the K key/value heads (the fewest that a target has), which has its part of every
+target; deal: the targets take turns along the axis, as cards are dealt; scalar: one number that is
+stored without an axis.
 """
 
 
@@ -42,16 +44,23 @@ class Rule:
 class Family:
     """Everything that defines a family of checkpoints.
 
-    `describe` reads a config into a spec. `prefix` is what all checkpoint names but the head's
-    start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of tensors that
-    old files carry and that hold nothing of the model.
+    `describe` reads a config into a spec. `rules` may depend on the spec. `oracle` is what tests
+    compare the family's logits with: transformers, or where it does not have the family a reference
+    of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
+    head's start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of
+    tensors that old files carry and that hold nothing of the model.
     """
 
     architectures: tuple[str, ...]
     describe: Callable[[ConfigReader], Decoder]
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...] | Callable[[Decoder], tuple[Rule, ...]]
     prefix: str = "model."
+    oracle: Literal["transformers", "reference"] = "transformers"
     ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+
+    def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
+        """The rules of a checkpoint of `decoder`."""
+        return self.rules(decoder) if callable(self.rules) else self.rules
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint tensor of this name is ignored."""
@@ -86,7 +95,8 @@ def tensor_map(family: Family, decoder: Decoder) -> list[StoredTensor]:
     leaves = parameters(decoder)
     covered: set[str] = set()
     out: list[StoredTensor] = []
-    templates = [(rule, _pattern(target)) for rule in family.rules for target in rule.targets]
+    rules = family.rules_for(decoder)
+    templates = [(rule, _pattern(target)) for rule in rules for target in rule.targets]
     for name in leaves:
         if name in covered:
             continue
@@ -139,6 +149,8 @@ def _count_experts(rule: Rule, values: dict[str, str], leaves: dict[str, Paramet
 def _shape(
     held: tuple[Parameter, ...], parts: int, steps: tuple[Step, ...], experts: int | None
 ) -> tuple[int, ...]:
+    if "scalar" in steps:
+        return ()
     first = held[:: len(held) // parts]
     shape = (sum(p.shape[0] for p in first), *held[0].shape[1:])
     if "transpose" in steps:

@@ -32,6 +32,8 @@ _NORM_WORDS = {
     "rms_late_cast": "rms_norm",
     "rms1p": "rms_norm_1p",
     "layer": "layer_norm",
+    "layer1p": "layer_norm_1p",
+    "none": "layer_norm_without_weight",
 }
 
 
@@ -64,7 +66,11 @@ def _program(d: Decoder) -> Iterator[str]:
     scale = "" if d.embed_scale == 1 else f" * {d.embed_scale:g}"
     yield f"x = embedding[{d.vocab} x {d.dim}](ids){scale}"
     if d.learned_positions:
-        yield f"x = x + position_embedding[{d.learned_positions} x {d.dim}](positions)"
+        offset = f" + {d.position_offset}" if d.position_offset else ""
+        rows = d.position_offset + d.learned_positions
+        yield f"x = x + position_embedding[{rows} x {d.dim}](positions{offset})"
+    if d.embed_norm is not None:
+        yield f"x = {_norm(d.embed_norm)}(x)"
     start = 0
     for block, equal in groupby(d.blocks):
         count = len(list(equal))
@@ -79,18 +85,37 @@ def _program(d: Decoder) -> Iterator[str]:
 
 def _head(d: Decoder) -> Iterator[str]:
     scale = "" if d.logit_scale == 1 else f" * {d.logit_scale:g}"
-    yield f"logits = {'embedding' if d.tie else 'head'}[{d.vocab} x {d.dim}] @ x{scale}"
+    product = f"{'embedding' if d.tie else 'head'}[{d.vocab} x {d.dim}] @ x"
+    if d.head_bias:
+        product = f"({product} + bias)" if scale else f"{product} + bias"
+    yield f"logits = {product}{scale}"
     if d.logit_softcap is not None:
         yield f"logits = {d.logit_softcap:g} * tanh(logits / {d.logit_softcap:g})"
 
 
 def _block(b: Block) -> Iterator[str]:
     yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+    if b.parallel != "no":
+        yield from _parallel(b)
+        return
     yield from _attention(b.mixer)
     yield _residual(b)
     yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
-    yield from _moe(b.mlp) if isinstance(b.mlp, Moe) else _mlp(b.mlp, "h")
+    yield from _feed_forward(b, "h")
     yield _residual(b)
+
+
+def _parallel(b: Block) -> Iterator[str]:
+    """After `h = norm(x)`: both parts read the same x."""
+    yield f"g = {_norm(b.norm)}(x)    # of its own" if b.has_mlp_pre else "g = h"
+    yield from _attention(b.mixer)
+    yield _residual(b)
+    yield from _feed_forward(b, "g")
+    yield _residual(b)
+
+
+def _feed_forward(b: Block, x: str) -> Iterator[str]:
+    return _moe(b.mlp, x) if isinstance(b.mlp, Moe) else _mlp(b.mlp, x)
 
 
 def _residual(b: Block) -> str:
@@ -104,17 +129,30 @@ def _attention(a: Attention) -> Iterator[str]:
     bias = " + bias" if a.qkv_bias else ""
     heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
     yield f"q, k, v = W @ h{bias}    # {heads}"
-    if a.qk_norm is not None:
-        over = "each head" if a.qk_norm_over == "head" else "all heads together"
-        yield f"q, k = {_norm(a.qk_norm)}(q), {_norm(a.qk_norm)}(k)    # over {over}"
-    if a.rope is not None:
-        yield f"q, k = rotate(q), rotate(k)    # {_rope(a.rope, a.head_dim)}"
+    if a.clip is not None:
+        yield f"q, k, v = clamp(q, k, v)    # to +-{a.clip:g}"
+    normed = [] if a.qk_norm is None else [_qk_norm(a, a.qk_norm)]
+    turned = [] if a.rope is None else [f"q, k = rotate(q, k)    # {_rope(a.rope, a.head_dim)}"]
+    yield from turned + normed if a.qk_norm_after_rope else normed + turned
     yield f"s = {a.scale:g} * q @ k"
     if a.softcap is not None:
         yield f"s = {a.softcap:g} * tanh(s / {a.softcap:g})"
+    if a.alibi is not None:
+        scale = "" if a.alibi.scale == 1 else f"{a.alibi.scale:g} * "
+        yield f"s = s - {scale}slope * distance    # ALiBi, largest bias {a.alibi.max_bias:g}"
     seen = "all tokens before" if a.window is None else f"the last {a.window} tokens"
     sinks = " and one sink per head" if a.sinks else ""
-    yield f"h = Wo @ (softmax(s) @ v){' + bias' if a.o_bias else ''}    # over {seen}{sinks}"
+    values = "(softmax(s) @ v)" if a.gate == "none" else "(sigmoid(Wg @ h) * (softmax(s) @ v))"
+    yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}"
+
+
+def _qk_norm(a: Attention, n: Norm) -> str:
+    over = {
+        "head": "each head",
+        "full": "all heads together",
+        "per_head": "each head, with its own weight",
+    }[a.qk_norm_over]
+    return f"q, k = {_norm(n)}(q), {_norm(n)}(k)    # over {over}"
 
 
 def _mlp(m: Mlp, x: str) -> Iterator[str]:
@@ -123,14 +161,15 @@ def _mlp(m: Mlp, x: str) -> Iterator[str]:
     yield f"h = Wd @ ({inner}){bias}    # width {m.width:,}"
 
 
-def _moe(m: Moe) -> Iterator[str]:
+def _moe(m: Moe, x: str) -> Iterator[str]:
+    renorm = ", made to sum to 1" if m.renorm else ""
     weights = {
-        "softmax": f"top {m.top_k} of softmax(Wr @ h)" + (", made to sum to 1" if m.renorm else ""),
-        "softmax_topk": f"softmax of the top {m.top_k} of Wr @ h",
+        "softmax": f"top {m.top_k} of softmax(Wr @ {x}){renorm}",
+        "softmax_topk": f"softmax of the top {m.top_k} of Wr @ {x}",
     }[m.score]
     yield f"w = {weights}    # {m.experts} experts"
     if m.clamp is None:
-        inner = f"{m.act}(Wg @ h) * (Wu @ h)"
+        inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})"
     else:
         inner = f"g * sigmoid(1.702 g) * (u + 1), g and u bounded by {m.clamp:g}"
     yield f"h = sum of w[e] * Wd[e] @ ({inner})    # width {m.width:,}"
@@ -142,7 +181,8 @@ def _norm(n: Norm) -> str:
 
 def _rope(r: Rope, head_dim: int) -> str:
     part = "" if r.dim == head_dim else f", the first {r.dim} of {head_dim} values"
-    return f"base {r.theta:g}{part}{_scaling(r)}"
+    pairs = ", pairs of neighbours" if r.interleaved else ""
+    return f"base {r.theta:g}{part}{pairs}{_scaling(r)}"
 
 
 def _scaling(r: Rope) -> str:

@@ -14,8 +14,8 @@ from typing import Literal
 
 from quire.models.layer_memory import KeyValues
 
-NormKind = Literal["rms", "rms_late_cast", "rms1p", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+NormKind = Literal["rms", "rms_late_cast", "rms1p", "layer", "layer1p", "none"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 RouterScore = Literal["softmax", "softmax_topk"]
 
 
@@ -25,7 +25,7 @@ class Norm:
 
     `rms` scales by weight / root mean square (Zhang & Sennrich 2019); `rms_late_cast` does so
     before it rounds to the model's dtype instead of after; `rms1p` scales by 1 + weight; `layer`
-    also removes the mean.
+    also removes the mean (Ba et al. 2016), `layer1p` with 1 + weight, `none` without weight.
     """
 
     kind: NormKind = "rms"
@@ -91,13 +91,24 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding of the first `dim` values of each head, halves paired (value i with
-    i + dim / 2).
+    """Rotary position embedding of the first `dim` values of each head: value i is paired with i +
+    dim / 2 or, where `interleaved`, with its neighbour.
     """
 
     theta: float
     dim: int
     scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alibi:
+    """Linear biases on scores instead of positions (Press et al. 2021): slope * (key's position -
+    query's), times `scale`. See models/alibi.py.
+    """
+
+    max_bias: float = 8.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +117,10 @@ class Attention:
 
     `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `softcap` c
     bounds scores as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the
-    softmax and has no value. `qk_norm` normalises queries and keys before rotation, over each head
-    or over the full width.
+    softmax and has no value. `clip` bounds queries, keys and values as they are projected.
+    `qk_norm` normalises queries and keys before or after rotation: over each head with one weight
+    for all of them (head) or one for each (per_head), or over the full width. `gate` full: the
+    attended values are multiplied by sigmoid(Wg @ h) before the output projection.
     """
 
     heads: int
@@ -118,10 +131,14 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     qk_norm: Norm | None = None
-    qk_norm_over: Literal["head", "full"] = "head"
+    qk_norm_over: Literal["head", "full", "per_head"] = "head"
+    qk_norm_after_rope: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     sinks: bool = False
+    clip: float | None = None
+    alibi: Alibi | None = None
+    gate: Literal["none", "full"] = "none"
 
     @property
     def memory(self) -> KeyValues:
@@ -131,7 +148,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`."""
+    """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
+
+    `xielu` has learned numbers (Huang & Schlag 2024) and is never gated.
+    """
 
     width: int
     act: Activation = "silu"
@@ -164,8 +184,10 @@ class Block:
     """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
     = `residual_scale`.
 
-    `pre` and `post` say whether these norms exist. A mixer states what it remembers of a request in
-    `memory`, None where that is nothing.
+    `pre` and `post` say whether these norms exist. In a `parallel` block the feed-forward part
+    reads the x that the mixer has read, through a norm of its own (two_norms) or the mixer's
+    (one_norm). A mixer states what it remembers of a request in `memory`, None where that is
+    nothing.
     """
 
     mixer: Attention
@@ -174,15 +196,22 @@ class Block:
     pre: bool = True
     post: bool = False
     residual_scale: float = 1.0
+    parallel: Literal["no", "two_norms", "one_norm"] = "no"
+
+    @property
+    def has_mlp_pre(self) -> bool:
+        """Whether the feed-forward part has a norm of its own before it."""
+        return self.pre and self.parallel != "one_norm"
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A whole decoder: embedding, L blocks, final norm, language-model head.
 
-    `learned_positions` counts the rows of a learned position table (0: none). `context` is the
-    number of positions that the config declares. Logits are c * tanh(l / c) of l = `logit_scale` *
-    head(x) where `logit_softcap` c is given.
+    `learned_positions` counts the rows of a learned position table (0: none), which begin after
+    `position_offset` rows that no token uses. `embed_norm` normalises what enters the first block.
+    `context` is the number of positions that the config declares. Logits are c * tanh(l / c) of l =
+    `logit_scale` * head(x) where `logit_softcap` c is given.
     """
 
     vocab: int
@@ -192,6 +221,9 @@ class Decoder:
     context: int
     embed_scale: float = 1.0
     learned_positions: int = 0
+    position_offset: int = 0
+    embed_norm: Norm | None = None
     tie: bool = False
+    head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None

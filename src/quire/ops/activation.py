@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.registry import op
+from quire.ops.registry import WIDE, op
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -44,6 +45,21 @@ def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
     gate = gate.clamp(max=limit)
     up = up.clamp(-limit, limit)
     return up.add_(1).mul_(gate * (gate * 1.702).sigmoid_())
+
+
+@op(is_invariant=True)
+def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+    """The activation of Huang & Schlag 2024 with learned numbers [4] = (p, n, b, e), x [T, F] ->
+    [T, F].
+
+    softplus(p) x^2 + b x above 0, (b + softplus(n)) (exp(min(x, e)) - 1 - x) + b x below; in fp32
+    (XIELUActivation in transformers).
+    """
+    wide = WIDE[x.dtype]
+    y, (p, n, beta, eps) = x.to(wide), numbers.to(wide)
+    above = F.softplus(p) * y * y
+    below = (torch.minimum(y, eps).expm1() - y) * (beta + F.softplus(n))
+    return torch.where(y > 0, above, below).add_(beta * y).to(x.dtype)
 
 
 @op()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from quire.ops.activation import scale_gate
+from quire.ops.activation import scale_gate, xielu
 from quire.ops.attention import attend, plan_attention
 from quire.ops.collective import linear_partial, linear_total, row_peaks
 from quire.ops.embed import embed, embed_packed
@@ -28,6 +28,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             add,
             add_norm,
             scale_gate,
+            xielu,
             pack_linear,
             linear,
             hidden,

@@ -48,6 +48,7 @@ class Ops:
     add: Callable[..., Any]
     add_norm: Callable[..., Any]
     scale_gate: Callable[..., Any]
+    xielu: Callable[..., Any]
     pack_linear: Callable[..., Any]
     linear: Callable[..., Any]
     hidden: Callable[..., Any]

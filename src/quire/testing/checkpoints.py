@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from quire.errors import InvalidParameter
-from quire.models.families import family_module, family_names, read_spec
+from quire.models.families import find_family, read_spec
 from quire.models.loading.random_weights import RandomLeaves
 from quire.models.loading.transforms import from_leaves
 from quire.models.rules import StoredTensor, tensor_map
-from quire.testing.model_shapes import SHAPES, make_config
+from quire.testing.model_shapes import FAMILIES, SHAPES, make_config
 from quire.testing.tiny_tokenizer import write_tokenizer
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -40,10 +40,10 @@ def make_checkpoint(
     """Write a model folder with random weights to `path` and return it.
 
     `shape` is tiny (about 1 M parameters), 0.6b (Qwen3-0.6B), 1b (Llama-3.2-1B), 8b (Llama-3.1-8B),
-    or keys of config.json that differ from tiny; every shape has 8,192 positions. `family` is a
-    module of `quire.models.families`, by default the one the shape is known from. Two calls with
-    equal arguments write equal files; an earlier checkpoint in `path` is replaced. Raises
-    InvalidParameter for an unknown name, UnknownConfigKey for an unknown key.
+    or keys of config.json that differ from tiny; every shape has 8,192 positions. `family` is
+    one of `FAMILIES` in testing/model_shapes.py, by default the one the shape is known from. Two
+    calls with equal arguments write equal files; an earlier checkpoint in `path` is replaced.
+    Raises InvalidParameter for an unknown name, UnknownConfigKey for an unknown key.
     """
     config = _config(shape, family, dtype)
     folder = Path(path)
@@ -52,7 +52,7 @@ def make_checkpoint(
         old.unlink()
     write_tokenizer(folder, config["vocab_size"])
     decoder = read_spec(config)
-    tensors = tensor_map(family_module(_family_of(shape, family)), decoder)
+    tensors = tensor_map(find_family(config), decoder)
     _write_weights(folder, tensors, RandomLeaves(seed), getattr(torch, dtype))
     _write_json(folder / "config.json", config)  # last: a folder with a config is complete
     return folder
@@ -64,8 +64,8 @@ def _config(shape: str | Mapping[str, Any], family: str | None, dtype: str) -> d
     if isinstance(shape, str) and shape not in SHAPES:
         raise InvalidParameter("shape", shape, f"{', '.join(SHAPES)}, or a dict of config keys")
     name = _family_of(shape, family)
-    if name not in family_names():
-        raise InvalidParameter("family", name, ", ".join(family_names()))
+    if name not in FAMILIES:
+        raise InvalidParameter("family", name, ", ".join(FAMILIES))
     return make_config(shape, name) | {"torch_dtype": dtype}
 
 

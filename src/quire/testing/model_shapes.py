@@ -155,3 +155,5 @@ _CONFIGS: dict[str, Callable[[ModelShape], dict[str, Any]]] = {
     "qwen3_moe": _experts("Qwen3MoeForCausalLM", "qwen3_moe", "num_experts"),
     "starcoder2": _starcoder2,
 }
+FAMILIES = tuple(sorted(_CONFIGS))
+"""The families that have these shapes."""

@@ -60,6 +60,10 @@ def scale_gate(y: Tensor, gate: Tensor) -> Cost:
     return Cost(2 * nbytes(y) + nbytes(gate), y.numel() + 4 * gate.numel())
 
 
+def xielu(x: Tensor, numbers: Tensor) -> Cost:
+    return Cost(2 * nbytes(x), 10 * x.numel())
+
+
 def row_peaks(x: Tensor) -> Cost:
     return Cost(nbytes(x), x.numel())
 
@@ -216,7 +220,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 
 COSTS: dict[str, Callable[..., Cost]] = {
-    **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, row_peaks)},
+    **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total)},
     **{f.__name__: f for f in (zero_kv, rope_store, attend)},

@@ -74,6 +74,13 @@ def _gate(rows: int, width: int, gate_width: int) -> Case:
     return Case("scale_gate", f"{rows}x{width}-gate{gate_width}", prepare)
 
 
+def _xielu(rows: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        return by_row({"x": draw.strided(rows, 9), "numbers": draw.normal(4)}, {"x": 0})
+
+    return Case("xielu", f"{rows}x9", prepare)
+
+
 def _embed(rows: int, *, scale: float = 1.0, has_positions: bool = False) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {
@@ -98,5 +105,6 @@ CASES = (
     *_norms(),
     *(_sum(op, (rows, 16), 1.0) for op in ("add", "add_norm") for rows in (0, 1, 5)),
     *(_sum(op, (5, 17), 0.37, is_strided=True) for op in ("add", "add_norm")),
+    *(_xielu(rows) for rows in (0, 1, 5)),
     *(_gate(rows, 8, width) for rows, width in ((0, 8), (1, 8), (5, 8), (5, 1))),
 )

@@ -22,6 +22,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "add": {"x": 0, "delta": 0},
         "add_norm": {"x": 0, "delta": 0},
         "scale_gate": {"y": 0, "gate": 0},
+        "xielu": {"x": 0},
         "linear": {"x": 0},
         "hidden": {"x": 0},
         "moe": {"x": 0},

@@ -13,29 +13,69 @@ from quire.models.config_reader import ConfigReader
 from quire.models.rules import Family
 from quire.models.spec import Decoder
 
-_MODULES = {
+_HOMES = {
+    "ApertusForCausalLM": "apertus",
+    "ArceeForCausalLM": "arcee",
+    "BloomForCausalLM": "bloom",
+    "ChatGLMForConditionalGeneration": "chatglm",
+    "ChatGLMModel": "chatglm",
+    "Cohere2ForCausalLM": "cohere.COHERE2",
+    "CohereForCausalLM": "cohere.COHERE",
+    "CwmForCausalLM": "cwm",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Exaone4ForCausalLM": "exaone4",
+    "ExaoneForCausalLM": "exaone",
+    "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
-    "Gemma2ForCausalLM": "gemma2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "Gemma2ForCausalLM": "gemma2.GEMMA2",
     "Gemma3ForCausalLM": "gemma3",
     "GemmaForCausalLM": "gemma",
+    "Glm4ForCausalLM": "glm.GLM4",
+    "GlmForCausalLM": "glm.GLM",
     "GptOssForCausalLM": "gpt_oss",
-    "GraniteForCausalLM": "granite",
+    "GraniteForCausalLM": "granite.GRANITE",
+    "GraniteSWAForCausalLM": "granite.GRANITE_SWA",
+    "HeliumForCausalLM": "helium",
+    "HunYuanDenseV1ForCausalLM": "hunyuan",
+    "HyperCLOVAXForCausalLM": "hyperclovax",
+    "IQuestCoderForCausalLM": "iquestcoder",
+    "InternLM2ForCausalLM": "internlm.INTERNLM2",
+    "InternLM3ForCausalLM": "internlm.INTERNLM3",
+    "Jais2ForCausalLM": "jais2",
     "LLaMAForCausalLM": "llama",
     "LlamaForCausalLM": "llama",
+    "MPTForCausalLM": "mpt",
+    "MiniCPMForCausalLM": "minicpm",
+    "MinistralForCausalLM": "ministral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "MptForCausalLM": "mpt",
+    "NemotronForCausalLM": "nemotron",
+    "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "OlmoForCausalLM": "olmo",
+    "PersimmonForCausalLM": "persimmon",
     "Phi3ForCausalLM": "phi3",
+    "PhiForCausalLM": "phi",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "VaultGemmaForCausalLM": "gemma2.VAULT",
 }
+"""Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
 
 
 def architectures() -> tuple[str, ...]:
     """The names that config.json may have under `architectures`, sorted."""
-    return tuple(sorted(_MODULES))
+    return tuple(sorted(_HOMES))
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
@@ -50,21 +90,24 @@ def find_family(config: Mapping[str, Any]) -> Family:
             f"config.json: architectures={named!r} is not a list of names."
         )
     for name in named:
-        if name in _MODULES:
-            return family_module(_MODULES[name])
+        if name in _HOMES:
+            return family_of(name)
     raise UnsupportedArchitecture(_refusal(named, config))
 
 
-def family_module(name: str) -> Family:
-    """The family by the name of its module (`llama`, `qwen3`, ...)."""
-    family = import_module(f".{name}", __package__).FAMILY
-    assert isinstance(family, Family)
+def family_of(architecture: str) -> Family:
+    """The family of one of the `architectures`."""
+    module, _, name = _HOMES[architecture].partition(".")
+    family = getattr(import_module(f".{module}", __package__), name or "FAMILY")
+    assert isinstance(family, Family) and architecture in family.architectures
     return family
 
 
-def family_names() -> tuple[str, ...]:
-    """The modules of this folder that hold a family, sorted."""
-    return tuple(sorted(set(_MODULES.values())))
+def summary_of(architecture: str) -> str:
+    """What the module of the architecture's family says of it: its docstring in one line."""
+    module, _, _ = _HOMES[architecture].partition(".")
+    text = import_module(f".{module}", __package__).__doc__ or ""
+    return " ".join(text.split())
 
 
 def read_spec(config: Mapping[str, Any]) -> Decoder:

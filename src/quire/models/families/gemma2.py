@@ -1,5 +1,5 @@
 """Gemma 2: norms before and after each sub-layer, windows in every other layer, soft caps on scores
-and logits.
+and logits; VaultGemma without the norms after.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SANDWICH_RULES = (
 )
 
 
-def sandwich(c: ConfigReader, attn: Attention) -> Block:
-    """The block of Gemma 2 and 3."""
+def sandwich(c: ConfigReader, attn: Attention, **facts: Any) -> Block:
+    """The block of Gemma 2 and 3, with what differs as keywords."""
     c.only(
         "hidden_act", "gelu_pytorch_tanh"
     )  # some files repeat it; hidden_activation is what counts
     feed: Mlp = mlp(c, act_key="hidden_activation", act="gelu_pytorch_tanh")
-    return Block(attn, feed, gemma_norm(c), post=True)
+    return Block(attn, feed, gemma_norm(c), **{"post": True, **facts})
 
 
 def capped(c: ConfigReader, default: float | None) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def capped(c: ConfigReader, default: float | None) -> dict[str, Any]:
     return {**gemma_top(c), "logit_softcap": cap}
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def _describe(c: ConfigReader, **block: Any) -> Decoder:
     dim = head_dim_of(c, 256)
     attn = gemma_attention(
         c,
@@ -64,7 +64,13 @@ def _describe(c: ConfigReader) -> Decoder:
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(depth)]
     kinds = read_layer_types(c, alternating)
     window = window_of(c, 4096)
-    return stack_of(c, with_windows(sandwich(c, attn), kinds, window), **capped(c, 30.0))
+    blocks = with_windows(sandwich(c, attn, **block), kinds, window)
+    return stack_of(c, blocks, **capped(c, 30.0))
 
 
-FAMILY = Family(("Gemma2ForCausalLM",), _describe, SANDWICH_RULES)
+def _describe_vault(c: ConfigReader) -> Decoder:
+    return _describe(c, post=False)
+
+
+GEMMA2 = Family(("Gemma2ForCausalLM",), _describe, SANDWICH_RULES)
+VAULT = Family(("VaultGemmaForCausalLM",), _describe_vault, SANDWICH_RULES)

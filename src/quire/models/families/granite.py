@@ -1,29 +1,77 @@
-"""Granite: Llama with multipliers on embedding, scores, residuals and logits."""
+"""Granite: Llama with multipliers on embedding, scores, residuals and logits; Granite SWA with
+windows, attention sinks, and a rotation of its own in each layer or none.
+"""
 
 from __future__ import annotations
 
-from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import RULES, attention, mlp, rms, stack
-from quire.models.rules import Family
-from quire.models.spec import Block, Decoder
+from dataclasses import replace
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, is_number, unsupported
+from quire.models.families.llama import (
+    RULES,
+    attention,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rope_config import LEAST_THETA
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Rope
+
+
+def _block(c: ConfigReader, eps: float, **facts: Any) -> Block:
+    bias = c.flag("attention_bias", False)
+    scale = c.number("attention_multiplier", 1.0)
+    return Block(
+        attention(c, scale=scale, qkv_bias=bias, o_bias=bias, **facts),
+        mlp(c, bias=c.flag("mlp_bias", False)),
+        rms(c, eps),
+        residual_scale=c.number("residual_multiplier", 1.0),
+    )
+
+
+def _top(c: ConfigReader) -> dict[str, float]:
+    return {
+        "embed_scale": c.number("embedding_multiplier", 1.0),
+        "logit_scale": 1 / c.number("logits_scaling", 1.0),
+    }
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    bias = c.flag("attention_bias", False)
-    scale = c.number("attention_multiplier", 1.0)
-    attn = attention(c, scale=scale, qkv_bias=bias, o_bias=bias)
-    block = Block(
-        attn,
-        mlp(c, bias=c.flag("mlp_bias", False)),
-        rms(c, 1e-6),
-        residual_scale=c.number("residual_multiplier", 1.0),
-    )
-    return stack(
-        c,
-        block,
-        embed_scale=c.number("embedding_multiplier", 1.0),
-        logit_scale=1 / c.number("logits_scaling", 1.0),
-    )
+    return stack(c, _block(c, 1e-6), **_top(c))
 
 
-FAMILY = Family(("GraniteForCausalLM",), _describe, RULES)
+def _describe_swa(c: ConfigReader) -> Decoder:
+    depth = num_layers_of(c)
+    default = ["sliding_attention" if i % 4 else "full_attention" for i in range(depth)]
+    kinds = read_layer_types(c, default)
+    blocks = with_windows(_block(c, 1e-5, sinks=True), kinds, window_of(c, 128))
+    ropes = _ropes(c, blocks[0].mixer.rope)
+    blocks = [
+        replace(block, mixer=replace(block.mixer, rope=rope))
+        for block, rope in zip(blocks, ropes, strict=True)
+    ]
+    return stack_of(c, blocks, **_top(c), tie=c.flag("tie_word_embeddings", True))
+
+
+def _ropes(c: ConfigReader, rope: Rope | None) -> list[Rope | None]:
+    """`layer_rope_theta` has a base for each layer, null or 0 for a layer that does not rotate."""
+    assert rope is not None
+    thetas = c.raw("layer_rope_theta", [rope.theta] * num_layers_of(c))
+    if not isinstance(thetas, list) or len(thetas) != num_layers_of(c):
+        raise unsupported("layer_rope_theta", thetas, "a list with one base per layer")
+    for theta in thetas:
+        if theta and not is_number(theta, LEAST_THETA):
+            raise unsupported("layer_rope_theta", theta, f"null or at least {LEAST_THETA}")
+    return [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
+
+
+GRANITE = Family(("GraniteForCausalLM",), _describe, RULES)
+_SINKS = rule("{prefix}layers.{layer}.self_attn.sinks", "layers.{layer}.attn.sinks")
+GRANITE_SWA = Family(("GraniteSWAForCausalLM",), _describe_swa, (*RULES, _SINKS))

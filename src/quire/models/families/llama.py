@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, Rule, rule
+from quire.models.rules import Family, Rule, Step, rule
 from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 ACTIVATIONS = {
@@ -22,35 +23,40 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 
+LAYER = "{prefix}layers.{layer}."
 EMBEDDING_RULES = (
     rule("{prefix}embed_tokens.{leaf}", "embed.{leaf}"),
     rule("{prefix}norm.{leaf}", "norm.{leaf}"),
     rule("lm_head.{leaf}", "head.{leaf}"),
 )
-ATTENTION_RULES = tuple(
-    rule(
-        f"{{prefix}}layers.{{layer}}.self_attn.{stored}.{{leaf}}",
-        f"layers.{{layer}}.attn.{ours}.{{leaf}}",
-    )
-    for stored, ours in (
-        *((f"{part}_proj", part) for part in "qkvo"),
-        *((f"{part}_norm", f"{part}_norm") for part in "qk"),
-    )
-)
-MLP_RULES = tuple(
-    rule(f"{{prefix}}layers.{{layer}}.mlp.{p}_proj.{{leaf}}", f"layers.{{layer}}.mlp.{p}.{{leaf}}")
-    for p in ("gate", "up", "down")
-)
+
+
+def layer_rules(
+    names: Mapping[str, str], at: str = LAYER, step: Step = "split"
+) -> tuple[Rule, ...]:
+    """Rules of the parts of a layer: the checkpoint's name = the canonical name, or several names
+    with blanks between for a tensor that `step` divides. All hold a weight or a bias.
+    """
+    rules = []
+    for stored, ours in names.items():
+        targets = [f"layers.{{layer}}.{part}.{{leaf}}" for part in ours.split()]
+        steps = (step,) if len(targets) > 1 else ()
+        rules.append(rule(f"{at}{stored}.{{leaf}}", *targets, steps=steps))
+    return tuple(rules)
 
 
 def norm_rules(**places: str) -> tuple[Rule, ...]:
     """Rules of the norms in a layer: canonical name = what the checkpoint calls it."""
-    return tuple(
-        rule(f"{{prefix}}layers.{{layer}}.{stored}.{{leaf}}", f"layers.{{layer}}.{ours}.{{leaf}}")
-        for ours, stored in places.items()
-    )
+    return layer_rules({stored: ours for ours, stored in places.items()})
 
 
+ATTENTION_RULES = layer_rules(
+    {
+        **{f"self_attn.{part}_proj": f"attn.{part}" for part in "qkvo"},
+        **{f"self_attn.{part}_norm": f"attn.{part}_norm" for part in "qk"},
+    }
+)
+MLP_RULES = layer_rules({f"mlp.{part}_proj": f"mlp.{part}" for part in ("gate", "up", "down")})
 PRE_NORM_RULES = norm_rules(attn_pre="input_layernorm", mlp_pre="post_attention_layernorm")
 RULES = EMBEDDING_RULES + ATTENTION_RULES + MLP_RULES + PRE_NORM_RULES
 
@@ -131,7 +137,7 @@ def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
 
 def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
     """A decoder from its blocks, the shared keys and what differs as keywords."""
-    context = context_of(c)
+    context = facts["context"] if "context" in facts else context_of(c)
     return Decoder(
         **{
             "vocab": c.integer("vocab_size"),
@@ -148,6 +154,11 @@ def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:
 def rms(c: ConfigReader, eps: float, kind: Any = "rms") -> Norm:
     """The family's RMS norm; `eps` is what an absent `rms_norm_eps` means."""
     return Norm(kind, c.number("rms_norm_eps", eps))
+
+
+def layer_norm(c: ConfigReader, key: str = "layer_norm_eps", **facts: Any) -> Norm:
+    """The family's layer norm, with weight and bias unless `facts` say otherwise."""
+    return Norm(**{"kind": "layer", "eps": c.number(key, 1e-5), "bias": True, **facts})
 
 
 def read_layer_types(c: ConfigReader, default: list[str]) -> list[str]:

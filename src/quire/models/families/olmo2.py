@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     ATTENTION_RULES,
@@ -24,10 +26,15 @@ RULES = (
 )
 
 
-def _describe(c: ConfigReader) -> Decoder:
+def olmo2_block(c: ConfigReader, **facts: Any) -> Block:
+    """The block of OLMo 2 and 3, with what differs in its attention as keywords."""
     norm, bias = rms(c, 1e-5, "rms_late_cast"), c.flag("attention_bias", False)
-    attn = attention(c, qk_norm=norm, qk_norm_over="full", qkv_bias=bias, o_bias=bias)
-    return stack(c, Block(attn, mlp(c), norm, pre=False, post=True))
+    attn = attention(c, qk_norm=norm, qk_norm_over="full", qkv_bias=bias, o_bias=bias, **facts)
+    return Block(attn, mlp(c), norm, pre=False, post=True)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    return stack(c, olmo2_block(c))
 
 
 FAMILY = Family(("Olmo2ForCausalLM",), _describe, RULES)

@@ -11,7 +11,11 @@ from quire.models.rules import StoredTensor
 
 
 def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
-    """The leaves in `tensor`, in the order of `stored.leaves`; views, so nothing is read yet."""
+    """The leaves in `tensor`, in the order of `stored.leaves`; views, so nothing is read yet, but
+    copies where several heads are divided.
+    """
+    if "scalar" in stored.steps:
+        return [tensor.view(1)]
     if "transpose" in stored.steps:
         tensor = tensor.transpose(-1, -2)
     if "stacked" not in stored.steps:
@@ -22,6 +26,8 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
 
 def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
     """The inverse of `to_leaves`: a new tensor as the checkpoint stores it."""
+    if "scalar" in stored.steps:
+        return leaves[0].view(())
     if "stacked" in stored.steps:
         experts = stored.shape[0]
         tensor = torch.stack([_combine(stored, leaves[e::experts]) for e in range(experts)])
@@ -35,15 +41,23 @@ def _num_parts(stored: StoredTensor) -> int:
     return len(stored.leaves) // experts
 
 
+def _num_groups(stored: StoredTensor) -> int:
+    return min(leaf.heads for leaf in stored.leaves) if "by_head" in stored.steps else 1
+
+
 def _divide(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
     parts = _num_parts(stored)
     if "deal" in stored.steps:
         return [tensor[i::parts] for i in range(parts)]
     first_of_each = stored.leaves[:: len(stored.leaves) // parts]
-    return list(tensor.split([leaf.shape[0] for leaf in first_of_each]))
+    groups = _num_groups(stored)
+    sizes = [leaf.shape[0] // groups for leaf in first_of_each]
+    pieces = tensor.unflatten(0, (groups, -1)).split(sizes, 1)
+    return [piece.flatten(0, 1) for piece in pieces]
 
 
 def _combine(stored: StoredTensor, parts: Sequence[Tensor]) -> Tensor:
     if "deal" in stored.steps:
         return torch.stack(list(parts), dim=1).flatten(0, 1)
-    return torch.cat(list(parts))
+    groups = _num_groups(stored)
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)

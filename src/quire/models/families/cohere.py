@@ -1,0 +1,75 @@
+"""Cohere 1 and 2: parallel blocks with one layer norm without bias, neighbours rotated, scaled
+logits; Cohere 2 with windows, and no rotation in the layers that see everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    layer_norm,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    stack,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+
+def _block(c: ConfigReader, **facts: Any) -> Block:
+    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
+    rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
+    attn = attention(c, head_dim=dim, rope=rope, qkv_bias=bias, o_bias=bias, **facts)
+    return Block(attn, mlp(c), layer_norm(c, bias=False), parallel="one_norm")
+
+
+def _top(c: ConfigReader) -> dict[str, Any]:
+    return {
+        "logit_scale": c.number("logit_scale", 0.0625),
+        "tie": c.flag("tie_word_embeddings", True),
+    }
+
+
+def _describe_1(c: ConfigReader) -> Decoder:
+    norm = layer_norm(c, bias=False) if c.flag("use_qk_norm", False) else None
+    return stack(c, _block(c, qk_norm=norm, qk_norm_over="per_head"), **_top(c))
+
+
+def _describe_2(c: ConfigReader) -> Decoder:
+    _check_original_keys(c)
+    every, depth = c.integer("sliding_window_pattern", 4), num_layers_of(c)
+    default = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(depth)]
+    kinds = read_layer_types(c, default)
+    blocks = [
+        b if kind == "sliding_attention" else replace(b, mixer=replace(b.mixer, rope=None))
+        for b, kind in zip(with_windows(_block(c), kinds, window_of(c, 4096)), kinds, strict=True)
+    ]
+    return stack_of(c, blocks, **_top(c))
+
+
+def _check_original_keys(c: ConfigReader) -> None:
+    """The first files say of themselves what the family is."""
+    c.only("layer_switch", c.integer("sliding_window_pattern", 4))
+    c.only("order_of_interleaved_layers", "local_attn_first")
+    c.only("position_embedding_type", "rope_gptj")
+    c.only("rotary_pct", 1.0)
+    c.only("use_embedding_sharing", c.flag("tie_word_embeddings", True))
+    for key in ("use_gated_activation", "use_parallel_block"):
+        c.only(key, True)
+    for key in ("use_parallel_embedding", "use_qk_norm"):
+        c.only(key, False)
+
+
+COHERE = Family(("CohereForCausalLM",), _describe_1, RULES)
+COHERE2 = Family(("Cohere2ForCausalLM",), _describe_2, RULES)

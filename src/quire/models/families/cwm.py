@@ -1,0 +1,33 @@
+"""CWM: Llama 3 with windows in three of four layers."""
+
+from __future__ import annotations
+
+from quire.errors import LoadError
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    RULES,
+    attention,
+    head_dim_of,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    if "rope_scaling" not in c and "rope_parameters" not in c:
+        raise LoadError("config.json lacks rope_scaling, which CWM needs.")
+    attn = attention(c, head_dim=head_dim_of(c, 128), theta=1e6)
+    block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-5))
+    depth = num_layers_of(c)
+    default = ["sliding_attention" if i % 4 else "full_attention" for i in range(depth)]
+    return stack_of(c, with_windows(block, read_layer_types(c, default), window_of(c, 8192)))
+
+
+FAMILY = Family(("CwmForCausalLM",), _describe, RULES)

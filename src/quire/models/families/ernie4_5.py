@@ -1,0 +1,26 @@
+"""ERNIE 4.5, dense: Llama with neighbours rotated and one switch for all biases."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import RULES, attention, context_of, head_dim_of, mlp, rms, stack
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family
+from quire.models.spec import Attention, Block, Decoder
+
+
+def ernie_attention(c: ConfigReader, head_dim: int | None) -> Attention:
+    """The attention of the dense models and of the mixtures; `head_dim` is the default."""
+    dim, bias = head_dim_of(c, head_dim), c.flag("use_bias", False)
+    rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
+    return attention(c, head_dim=dim, rope=rope, qkv_bias=bias, o_bias=bias)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.only("compression_ratio", 1.0)
+    feed = mlp(c, bias=c.flag("use_bias", False))
+    block = Block(ernie_attention(c, 128), feed, rms(c, 1e-5))
+    return stack(c, block, tie=c.flag("tie_word_embeddings", True))
+
+
+FAMILY = Family(("Ernie4_5ForCausalLM",), _describe, RULES)

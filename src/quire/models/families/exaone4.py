@@ -1,0 +1,55 @@
+"""EXAONE 4: norms after the sub-layers only, one over each query and key head, and in models with
+windows no rotation in the layers that see everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.llama import (
+    attention,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.families.olmo2 import RULES
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    norm = rms(c, 1e-5)
+    block = Block(attention(c, qk_norm=norm), mlp(c), norm, pre=False, post=True)
+    window = window_of(c, 4096)
+    kinds = read_layer_types(c, _pattern(c, window))
+    blocks = with_windows(block, kinds, window)
+    if window is not None:
+        blocks = [
+            b if kind == "sliding_attention" else replace(b, mixer=replace(b.mixer, rope=None))
+            for b, kind in zip(blocks, kinds, strict=True)
+        ]
+    return stack_of(c, blocks)
+
+
+def _pattern(c: ConfigReader, window: int | None) -> list[str]:
+    """Every n-th layer sees everything; files write n, or letters such as LLLG."""
+    written: Any = c.raw("sliding_window_pattern", 4)
+    if isinstance(written, str) and written and set(written) <= {"L", "G"}:
+        letters = written
+    elif window is None:
+        letters = "G"
+    else:
+        letters = "L" * (c.integer("sliding_window_pattern", 4) - 1) + "G"
+    if not letters.strip("G") and window is not None:
+        raise unsupported("sliding_window_pattern", written, "a pattern with sliding layers")
+    kinds = {"L": "sliding_attention", "G": "full_attention"}
+    return [kinds[letters[i % len(letters)]] for i in range(num_layers_of(c))]
+
+
+FAMILY = Family(("Exaone4ForCausalLM",), _describe, RULES)

@@ -1,0 +1,65 @@
+"""GPT-BigCode (SantaCoder, StarCoder): GPT-2 with one key/value head for all queries."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    ACTIVATIONS,
+    attention,
+    context_of,
+    layer_norm,
+    layer_rules,
+    stack,
+)
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Mlp
+
+_LAYER = "{prefix}h.{layer}."
+RULES = (
+    rule("{prefix}wte.weight", "embed.weight"),
+    rule("{prefix}wpe.weight", "positions.weight"),
+    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
+    rule("lm_head.weight", "head.weight"),
+    *layer_rules({"attn.c_attn": "attn.q attn.k attn.v"}, at=_LAYER, step="by_head"),
+    *layer_rules(
+        {
+            "ln_1": "attn_pre",
+            "attn.c_proj": "attn.o",
+            "ln_2": "mlp_pre",
+            "mlp.c_fc": "mlp.up",
+            "mlp.c_proj": "mlp.down",
+        },
+        at=_LAYER,
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.rename(
+        hidden_size="n_embd",
+        num_attention_heads="n_head",
+        num_hidden_layers="n_layer",
+        max_position_embeddings="n_positions",
+    )
+    heads = c.integer("num_attention_heads")
+    kv_heads = 1 if c.flag("multi_query", True) else heads
+    c.only("num_key_value_heads", kv_heads)
+    c.only("scale_attn_weights", True)
+    attn = attention(c, kv_heads=kv_heads, rope=None, qkv_bias=True, o_bias=True)
+    width = c.integer("n_inner", 4 * c.integer("hidden_size"))
+    act = c.choice("activation_function", ACTIVATIONS, "gelu_pytorch_tanh")
+    return stack(
+        c,
+        Block(attn, Mlp(width, act, False, bias=True), layer_norm(c, "layer_norm_epsilon")),
+        learned_positions=context_of(c),
+        tie=c.flag("tie_word_embeddings", True),
+    )
+
+
+FAMILY = Family(
+    ("GPTBigCodeForCausalLM",),
+    _describe,
+    RULES,
+    prefix="transformer.",
+    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry
+)

@@ -1,0 +1,68 @@
+"""GPT-J: parallel blocks with one layer norm, neighbours rotated in the first values of each head,
+biases in the feed-forward part and the head.
+"""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.llama import (
+    ACTIVATIONS,
+    attention,
+    head_dim_of,
+    layer_norm,
+    layer_rules,
+    stack,
+)
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Mlp, Rope
+
+RULES = (
+    rule("{prefix}wte.weight", "embed.weight"),
+    rule("{prefix}ln_f.{leaf}", "norm.{leaf}"),
+    rule("lm_head.{leaf}", "head.{leaf}"),
+    *layer_rules(
+        {
+            "ln_1": "attn_pre",
+            **{f"attn.{part}_proj": f"attn.{part}" for part in "qkv"},
+            "attn.out_proj": "attn.o",
+            "mlp.fc_in": "mlp.up",
+            "mlp.fc_out": "mlp.down",
+        },
+        at="{prefix}h.{layer}.",
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.rename(
+        hidden_size="n_embd",
+        num_attention_heads="n_head",
+        num_hidden_layers="n_layer",
+        max_position_embeddings="n_positions",
+    )
+    c.only("tie_word_embeddings", False)
+    c.only("rotary", True)
+    c.only("scale_attn_weights", True)
+    dim = head_dim_of(c)
+    turned = c.integer("rotary_dim", 64, minimum=2, maximum=dim)
+    if turned % 2:
+        raise unsupported("rotary_dim", turned, "an even number")
+    attn = attention(c, head_dim=dim, rope=Rope(1e4, turned, interleaved=True))
+    width = c.integer("n_inner", 4 * c.integer("hidden_size"))
+    act = c.choice("activation_function", ACTIVATIONS, "gelu_new")
+    block = Block(
+        attn,
+        Mlp(width, act, gated=False, bias=True),
+        layer_norm(c, "layer_norm_epsilon"),
+        parallel="one_norm",
+    )
+    return stack(c, block, head_bias=True)
+
+
+FAMILY = Family(
+    ("GPTJForCausalLM",),
+    _describe,
+    RULES,
+    prefix="transformer.",
+    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # causal masks that old files carry
+)

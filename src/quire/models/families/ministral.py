@@ -1,0 +1,28 @@
+"""Ministral: Mistral with windows in the layers that the config says."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    RULES,
+    attention,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    window = window_of(c, 4096)
+    default = ["full_attention" if window is None else "sliding_attention"] * num_layers_of(c)
+    block = Block(attention(c), mlp(c), rms(c, 1e-6))
+    return stack_of(c, with_windows(block, read_layer_types(c, default), window))
+
+
+FAMILY = Family(("MinistralForCausalLM",), _describe, RULES)

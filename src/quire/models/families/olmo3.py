@@ -1,0 +1,38 @@
+"""OLMo 3: OLMo 2 with windows in three of four layers, whose rotation is not scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import (
+    context_of,
+    head_dim_of,
+    num_layers_of,
+    read_layer_types,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.families.olmo2 import RULES, olmo2_block
+from quire.models.rope_config import read_ropes
+from quire.models.rules import Family
+from quire.models.spec import Decoder
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    theta = c.number("rope_theta", 5e5)
+    bases = {"full_attention": theta, "sliding_attention": theta}
+    ropes = read_ropes(c, head_dim_of(c), bases, context=context_of(c))
+    depth = num_layers_of(c)
+    default = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(depth)]
+    kinds = read_layer_types(c, default)
+    blocks = with_windows(olmo2_block(c, rope=None), kinds, window_of(c, 4096))
+    blocks = [
+        replace(block, mixer=replace(block.mixer, rope=ropes[kind]))
+        for block, kind in zip(blocks, kinds, strict=True)
+    ]
+    return stack_of(c, blocks)
+
+
+FAMILY = Family(("Olmo3ForCausalLM",), _describe, RULES)

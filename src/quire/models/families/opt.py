@@ -1,0 +1,46 @@
+"""OPT: learned positions that begin at the third row of their table, layer norms, relu."""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import ACTIVATIONS, attention, context_of, layer_rules, stack
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Mlp, Norm
+
+RULES = (
+    rule("{prefix}embed_tokens.weight", "embed.weight"),
+    rule("{prefix}embed_positions.weight", "positions.weight"),
+    rule("{prefix}final_layer_norm.{leaf}", "norm.{leaf}"),
+    rule("lm_head.weight", "head.weight"),
+    *layer_rules(
+        {
+            "self_attn_layer_norm": "attn_pre",
+            **{f"self_attn.{part}_proj": f"attn.{part}" for part in "qkv"},
+            "self_attn.out_proj": "attn.o",
+            "final_layer_norm": "mlp_pre",
+            "fc1": "mlp.up",
+            "fc2": "mlp.down",
+        }
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.only("do_layer_norm_before", True)  # the 350m model normalises after its sub-layers
+    c.only("word_embed_proj_dim", c.integer("hidden_size"))
+    c.only("_remove_final_layer_norm", False)
+    c.only("layer_norm_elementwise_affine", True)
+    bias = c.flag("enable_bias", True)
+    attn = attention(c, rope=None, qkv_bias=bias, o_bias=bias)
+    act = c.choice("activation_function", ACTIVATIONS, "relu")
+    feed = Mlp(c.integer("ffn_dim"), act, gated=False, bias=bias)
+    return stack(
+        c,
+        Block(attn, feed, Norm("layer", 1e-5, bias=True)),
+        learned_positions=context_of(c),
+        position_offset=2,
+        tie=c.flag("tie_word_embeddings", True),
+    )
+
+
+FAMILY = Family(("OPTForCausalLM",), _describe, RULES, prefix="model.decoder.")

@@ -1,0 +1,55 @@
+"""SmolLM3: Llama without rotation in every fourth layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.llama import (
+    RULES,
+    attention,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.raw("max_window_layers", None)  # says nothing where layer types are listed or follow
+    bias = c.flag("attention_bias", False)
+    attn = attention(c, theta=2e6, qkv_bias=bias, o_bias=bias)
+    block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-6))
+    rotated = _rotated(c)
+    blocks = [
+        b if turns else replace(b, mixer=replace(b.mixer, rope=None))
+        for b, turns in zip(_windowed(c, block, rotated), rotated, strict=True)
+    ]
+    return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True))
+
+
+def _rotated(c: ConfigReader) -> list[bool]:
+    """`no_rope_layers` has a 1 for each layer that does rotate."""
+    every = c.integer("no_rope_layer_interval", 4)
+    depth = num_layers_of(c)
+    flags = c.raw("no_rope_layers", [int((i + 1) % every != 0) for i in range(depth)])
+    if not isinstance(flags, list) or len(flags) != depth or not all(f in (0, 1) for f in flags):
+        raise unsupported("no_rope_layers", flags, "a list with 0 or 1 per layer")
+    return [bool(flag) for flag in flags]
+
+
+def _windowed(c: ConfigReader, block: Block, rotated: list[bool]) -> list[Block]:
+    """Where windows are switched on, the layers that do not rotate have one."""
+    window = window_of(c)
+    is_on = c.flag("use_sliding_window", False) and window is not None
+    default = ["sliding_attention" if is_on and not r else "full_attention" for r in rotated]
+    kinds = read_layer_types(c, default)
+    return with_windows(block, kinds, window) if is_on else [block] * len(kinds)
+
+
+FAMILY = Family(("SmolLM3ForCausalLM",), _describe, RULES)

@@ -1,0 +1,152 @@
+"""Tiny random models of every family in checkpoints as they are published, with what an oracle
+makes of them: transformers, or a reference of ours where it does not have the family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quire.models import find_family, read_spec
+from quire.models.rules import tensor_map
+from tests.models.hostile.dense import DENSE
+from tests.models.hostile.first import FIRST
+from tests.models.hostile.form import Hostile, Oracle
+
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+HOSTILE: dict[str, Hostile] = FIRST | DENSE
+"""Each of the tests takes all of them; those that are not `is_default` with `--full` only."""
+
+
+def cases(names: Iterable[str] = HOSTILE) -> list[Any]:
+    """The models as parameters of a test."""
+    return [
+        pytest.param(name, marks=[] if HOSTILE[name].is_default else [pytest.mark.full])
+        for name in names
+    ]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A checkpoint in float32, and what the oracle makes of `prompts` with it."""
+
+    folder: Path
+    prompts: list[torch.Tensor]
+    logits: list[torch.Tensor]
+    max_model_len: int
+
+
+class Library:
+    """Makes each checkpoint once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Made] = {}
+
+    def __getitem__(self, name: str) -> Made:
+        if name not in self._made:
+            self._made[name] = make(HOSTILE[name], self._folder / name)
+        return self._made[name]
+
+
+def make(hostile: Hostile, folder: Path) -> Made:
+    """Write the checkpoint and ask the oracle."""
+    write(hostile, folder)
+    generator = torch.Generator().manual_seed(7)
+    prompts = [torch.randint(3, 96, (n,), generator=generator) for n in (23, 9, 14)]
+    ask = oracle(hostile, folder)
+    return Made(folder, prompts, [ask(p) for p in prompts], hostile.max_model_len)
+
+
+def write(hostile: Hostile, folder: Path) -> None:
+    """Write the checkpoint."""
+    if hostile.reference is not None:
+        write_random(hostile, folder)
+        return
+    random_model(hostile).save_pretrained(folder)
+    if hostile.architecture is not None:
+        rename(folder, hostile.architecture)
+
+
+def oracle(hostile: Hostile, folder: Path) -> Oracle:
+    """What the made checkpoint is compared with."""
+    if hostile.reference is not None:
+        config = json.loads((folder / "config.json").read_text())
+        return hostile.reference(config, load_file(folder / "model.safetensors"))
+    model = theirs(hostile, folder)
+
+    @torch.no_grad()
+    def ask(ids: torch.Tensor) -> torch.Tensor:
+        return model(ids[None], use_cache=False).logits[0].float()
+
+    return ask
+
+
+def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
+    """The checkpoint as transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=hostile.attention
+    ).eval()
+
+
+def random_model(hostile: Hostile) -> torch.nn.Module:
+    """The model as transformers makes it, with weights that leave nothing at one or zero."""
+    config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval().float()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.randn_like(value) * 0.15 + centre(hostile, name))
+    return model
+
+
+def write_random(hostile: Hostile, folder: Path) -> None:
+    """A checkpoint of a family that transformers does not have."""
+    config = config_of(hostile)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        stored.name: torch.randn(stored.shape, generator=generator) * 0.15
+        + centre(hostile, stored.name)
+        for stored in tensor_map(find_family(config), read_spec(config))
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def config_of(hostile: Hostile) -> dict[str, Any]:
+    """A config.json with just these keys."""
+    name = hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
+    return {"model_type": hostile.kind, "architectures": [name], **keys_of(hostile)}
+
+
+def keys_of(hostile: Hostile) -> dict[str, Any]:
+    """The keys of config.json; None takes one of the base away."""
+    keys = {k: v for k, v in {**hostile.base, **hostile.keys}.items() if v is not None}
+    return keys | dict.fromkeys(hostile.nulls)
+
+
+def rename(folder: Path, architecture: str) -> None:
+    """Name the architecture as published files do."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"architectures": [architecture]}))
+
+
+def centre(hostile: Hostile, name: str) -> float:
+    """The mean of a tensor: norms by 1 + weight are centred like all others."""
+    is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
+    is_plain = "gemma" not in hostile.kind and hostile.kind != "nemotron"
+    return 1.0 if is_norm and is_plain else 0.0
