@@ -152,6 +152,12 @@ class CompletionOutput(msgspec.Struct, gc=False):
     stop_reason: int | str | None = None
     lora_request: Any = None
     error: str | None = None
+    routed_experts: Any = None
+    """With `enable_return_routed_experts`, when the completion has ended: an array [n, L, k] int16
+    of the experts that its tokens were sent to in each of L layers, from
+    `routed_experts_prompt_start` to the token before the last, which the model has not read; 0 in
+    layers without experts.
+    """
 
     def finished(self) -> bool:
         """Whether nothing more will come."""
@@ -169,6 +175,7 @@ class CompletionOutput(msgspec.Struct, gc=False):
         self.finish_reason = new.finish_reason
         self.stop_reason = new.stop_reason
         self.error = new.error
+        self.routed_experts = new.routed_experts
 
 
 class RequestStateStats(msgspec.Struct, gc=False):

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.gloo_group import GlooGroup
 from quire.errors import PeersLost
 from quire.ops.moe import MoeArgs, grouped_mixture, mixture
+from quire.ops.routing import RouteArgs, route
 
 WIDTH, EXPERTS, LAYERS = 8, 5, 3
-ARGS = MoeArgs(experts=EXPERTS, top_k=2, score="softmax", renorm=True)
+ROUTE_ARGS, ARGS = RouteArgs(2, "softmax", renorm=True), MoeArgs()
 torch.manual_seed(0)
 WEIGHTS = torch.randn(LAYERS, EXPERTS, WIDTH, WIDTH)
 ROUTERS = torch.randn(LAYERS, EXPERTS, WIDTH)
@@ -59,8 +61,9 @@ def expert(layer, index, rows):
 def alone(x):
     """All layers on one core."""
     for layer in range(LAYERS):
-        logits = x @ ROUTERS[layer].T
-        x = mixture(x, logits, ARGS, None, lambda e, rows, at=layer: expert(at, e, rows)).tanh()
+        choice = route(x @ ROUTERS[layer].T, ROUTE_ARGS)
+        run = partial(expert, layer)
+        x = mixture(x, *choice, EXPERTS, ARGS, run).tanh()
     return x
 
 
@@ -78,8 +81,8 @@ class Core:
         try:
             for layer in range(LAYERS):
                 before_layer(layer)
-                logits = x @ ROUTERS[layer].T
-                x = grouped_mixture(x, logits, ARGS, None, self.exchange).tanh()
+                choice = route(x @ ROUTERS[layer].T, ROUTE_ARGS)
+                x = grouped_mixture(x, *choice, EXPERTS, ARGS, self.exchange).tanh()
             return x
         finally:
             self.exchange.finish()

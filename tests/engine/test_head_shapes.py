@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
     module = types.ModuleType(f"{families.__name__}.{name}")
     module.FAMILY = Family((ARCHITECTURE,), lambda config: decoder(), RULES)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(families._MODULES, ARCHITECTURE, name)
+    monkeypatch.setitem(families._HOMES, ARCHITECTURE, name)
     config = {"architectures": [ARCHITECTURE], "max_position_embeddings": LENGTH}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path

@@ -31,7 +31,23 @@ SOFTCAP = {
     "num_hidden_layers": 2, "sliding_window": 9, "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 3.0,
 }  # fmt: skip
-TINY = {"moe": ("qwen3_moe", MOE), "sliding": ("mistral", SLIDING), "softcap": ("gemma2", SOFTCAP)}
+SHARED = {
+    "architectures": ["Glm4MoeForCausalLM"], "num_hidden_layers": 2, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1, "n_group": 4,
+    "topk_group": 2, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+CHUNKED = {
+    "architectures": ["Llama4ForCausalLM"], "num_hidden_layers": 4, "intermediate_size_mlp": 64,
+    "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 32, "floor_scale": 9,
+}  # fmt: skip
+TINY = {
+    "moe": ("qwen3_moe", MOE),
+    "shared": ("llama", SHARED),
+    "chunked": ("llama", CHUNKED),
+    "sliding": ("mistral", SLIDING),
+    "softcap": ("gemma2", SOFTCAP),
+}
 EMBEDDED = {"dtype": "bfloat16"}
 MODELS = {
     "bfloat16": EMBEDDED,
@@ -40,11 +56,13 @@ MODELS = {
     "int8-kv": EMBEDDED | {"kv_cache_dtype": "int8"},
     "moe": {},
     "moe-int4": {"quantization": "int4"},
+    "shared": {},
+    "chunked": {},
     "sliding": {},
     "sliding-int8-kv": {"kv_cache_dtype": "int8"},
     "softcap": {},
 }
-SMALL_POOL = {"sliding": 6, "softcap": 9}
+SMALL_POOL = {"sliding": 6, "softcap": 9, "chunked": 24}
 """Blocks with which such models preempt; others have 12."""
 ALONE = {"cpu_threads": 2, "enable_prefix_caching": False}
 LOADS = {
@@ -116,7 +134,9 @@ def metric(llm, ending):
     return sum(m.value for m in found if m.name.endswith(ending))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == "chunked")) for n in MODELS]
+)
 def test_an_answer_does_not_depend_on_the_load(name, folders):
     prompts, params = requests()
     with open_llm(folders, name, **ALONE) as llm:

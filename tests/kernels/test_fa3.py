@@ -169,7 +169,7 @@ def test_a_package_that_cannot_be_imported_is_refused(monkeypatch, tmp_path):
     assert "cannot be imported (OSError: undefined symbol" in verdict(HOPPER)
 
 
-TORCH_ONLY = {"row_peaks", "xielu"}
+TORCH_ONLY = {"row_peaks", "scale_queries", "xielu"}
 """Elementwise or nearly so; no provider has a kernel for them."""
 
 

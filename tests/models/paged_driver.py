@@ -17,6 +17,7 @@ from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
 from quire.ops import Batch, GroupBatch, select
+from quire.ops.chunked_rows import cut_at_chunks
 from quire.runner.kv_cache import KVCache
 
 BLOCK = 4
@@ -82,7 +83,8 @@ class PagedRun:
         return layers
 
     def _group(self, g, rows, spans):
-        window, size = self.pool.groups[g].window, self.pool.groups[g].block_size
+        group = self.pool.groups[g]
+        window, size = group.window, group.block_size
         width = max(len(self.tables[g][r]) for r in rows)
         table = torch.full((len(rows), width), self.poison, dtype=torch.int32)
         slots = []
@@ -92,12 +94,16 @@ class PagedRun:
             last = -(-spans[r].stop // size)
             table[i, first:last] = torch.tensor(blocks[first:last], dtype=torch.int32)
             slots += [blocks[p // size] * size + p % size for p in spans[r]]
+        starts = np.cumsum([0] + [len(spans[r]) for r in rows]).astype(np.int32)
+        lengths = np.array([spans[r].stop for r in rows], dtype=np.int32)
+        if group.chunk is not None:
+            order = np.arange(len(rows))
+            starts, lengths, table = cut_at_chunks(
+                starts, lengths, table.numpy(), order, block_size=size, chunk=group.chunk
+            )
+            window, table = None, torch.from_numpy(table)
         plan = self.ops.plan_attention(
-            query_start=np.cumsum([0] + [len(spans[r]) for r in rows]).astype(np.int32),
-            seq_lens=np.array([spans[r].stop for r in rows], dtype=np.int32),
-            block_table=table,
-            block_size=size,
-            window=window,
+            query_start=starts, seq_lens=lengths, block_table=table, block_size=size, window=window
         )
         return GroupBatch(torch.tensor(slots), plan)
 

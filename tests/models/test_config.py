@@ -21,6 +21,7 @@ from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
+from tests.models.hostile.published_mixtures import HARMLESS_IN_MIXTURES, PUBLISHED_MIXTURES
 
 NOISE = {
     "torch_dtype": "bfloat16",
@@ -199,6 +200,7 @@ PUBLISHED = {
         124_439_808,
     ),
     **PUBLISHED_DENSE,
+    **PUBLISHED_MIXTURES,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -402,7 +404,7 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
     harmless = {
         *("pretraining_tp", "router_aux_loss_coef", "output_router_logits", "embd_pdrop"),
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
-        *("cache_implementation", "max_window_layers", *HARMLESS),
+        *("cache_implementation", "max_window_layers", *HARMLESS, *HARMLESS_IN_MIXTURES),
     }
     assert set(accepted) <= harmless
 

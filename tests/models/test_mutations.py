@@ -17,7 +17,18 @@ from quire.errors import LoadError
 from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.rules import RuleError
-from quire.models.spec import Alibi, Block, Decoder, LinearScaling, Moe, Norm, Rope
+from quire.models.spec import (
+    Alibi,
+    Attention,
+    Block,
+    Decoder,
+    LinearScaling,
+    Mlp,
+    Moe,
+    Norm,
+    Rope,
+    Temperature,
+)
 from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
@@ -26,6 +37,7 @@ OTHER = {
         "rms": "layer",
         "rms_late_cast": "layer",
         "rms1p": "rms",
+        "rms_bare": "rms",
         "layer": "rms",
         "layer1p": "layer",
         "none": "layer",
@@ -38,17 +50,31 @@ OTHER = {
         "relu2": "silu",
         "xielu": "silu",
     },
-    "score": {"softmax": "softmax_topk", "softmax_topk": "softmax"},
+    "score": {
+        "softmax": "softmax_topk",
+        "softmax_topk": "sigmoid_topk",
+        "sigmoid": "softmax",
+        "sigmoid_topk": "sigmoid",
+        "sparsemixer": "softmax",
+    },
     "qk_norm_over": {"head": "full", "full": "head", "per_head": "head"},
     "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
     "gate": {"none": "full"},
 }
-FIXED_EPS = ("olmo", "opt")
+FIXED_EPS = ("olmo", "opt", "dbrx")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
+UNUSED_ROPE = {
+    "short": ("short", "attention_factor"),
+    "long": ("long", "long_attention_factor"),
+}
+"""Facts of LongRoPE on the other side of the border."""
 WHERE_NONE = {
     "rope": Rope(1e4, 16),
     "scaling": LinearScaling(2.0),
     "window": 3,
+    "chunk": 4,
+    "temperature": Temperature(0.5, 4.0),
+    "shared": Mlp(8),
     "softcap": 1.0,
     "qk_norm": Norm(),
     "clamp": 0.5,
@@ -89,9 +115,9 @@ def changed(name: str, old: Any):
     if isinstance(old, tuple):
         return [tuple(v * 1.3 for v in old)]
     if isinstance(old, float):
-        return [old * 1.3]
+        return [old * 1.3 or 5.0]
     if isinstance(old, int):
-        if name == "original":
+        if name in ("original", "chunk"):
             return [old * 2]
         return [old - 1 if name in ("top_k", "window") else old + 2]
     return [OTHER[name][old]]
@@ -103,26 +129,46 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     if path == ("context",):
         return True  # a limit, no part of any formula
     if last == "qk_norm_over":
-        return all(block.mixer.qk_norm is None for block in spec.blocks)
+        return block.mixer.qk_norm is None
     if last == "qk_norm_after_rope":
-        return block.mixer.qk_norm is None or block.mixer.rope is None
+        return block.mixer.qk_norm is None or commutes(block.mixer)
     if last == "position_offset":
         return spec.learned_positions == 0
     if last == "eps" and name in FIXED_EPS:
         return True
     if "scaling" in path and name == "llama-dynamic":
         return last in ("factor", "original")  # act beyond the original length: test_rotary
-    if "scaling" in path and name.startswith("phi3"):
+    if "scaling" in path and name.startswith("phi"):
         # the other side of the border; the border itself, while it is not crossed
-        return last in ("original", "short" if name == "phi3-long" else "long")
-    mlp = block.mlp
-    if isinstance(mlp, Moe):
-        if last == "renorm":
-            return mlp.score == "softmax_topk"  # sums to one by itself
-        if last == "score":
-            # a softmax over the chosen logits is the renormalised choice of a softmax over all
-            return mlp.score == "softmax_topk" or mlp.renorm
-    return False
+        unused = UNUSED_ROPE["short" if name == "phi3-long" else "long"]
+        return last == "original" or last in unused
+    return isinstance(block.mlp, Moe) and is_explained_of_mixture(last, block.mlp)
+
+
+def commutes(a: Attention) -> bool:
+    """Whether a rotation changes nothing in a norm, which comes before or after it."""
+    return a.rope is None or (a.qk_norm is not None and a.qk_norm.kind == "rms_bare")
+
+
+def is_explained_of_mixture(last: str, mlp: Moe) -> bool:
+    """The same for a fact of a mixture."""
+    is_chosen_first = mlp.score in ("softmax_topk", "sigmoid_topk", "sparsemixer")
+    if last == "renorm":
+        return is_chosen_first  # their weights are what they are
+    if last == "score" and mlp.score == "sigmoid_topk":
+        return True  # the largest sigmoids are those of the largest logits
+    if last == "score":
+        # a softmax over the chosen logits is the renormalised choice of a softmax over all
+        return mlp.score == "softmax" and mlp.renorm and not mlp.select_bias
+    if last == "renorm_min":
+        return is_chosen_first or not mlp.renorm
+    if last == "jitter":
+        return mlp.score != "sparsemixer"
+    if last == "shared_gate":
+        return mlp.shared is None
+    if last == "wide_router":
+        return not mlp.router_bias  # all logits are in float32
+    return last == "renorm_eps"  # far below what float32 shows
 
 
 def notices(made: Any, mutant: Decoder) -> bool:
@@ -149,19 +195,28 @@ def test_every_fact_of_a_spec_is_noticed(checkpoints, name):
 
 
 BLIND_KEYS = {
+    "qwen3_moe-renorm": {"intermediate_size"},  # of layers without experts, which it lacks
+    "hunyuan-alpha": {"rope_parameters.factor"},  # without meaning next to alpha
+    "qwen3_moe": {"use_sliding_window"},  # whose width is null
+    "hunyuan_moe": {"rope_parameters.factor"},
+    # layer types say which layers these keys are about
+    "qwen2_moe": {"max_window_layers"},
+    "dots1": {"max_window_layers"},
+    "mimo": {"max_window_layers", "use_sliding_window", "num_nextn_predict_layers"},
+    "exaone_moe": {"first_k_dense_replace", "sliding_window_pattern"},
+    "llama4": {"interleave_moe_layer_step", "no_rope_layer_interval"},
+    # of layers that predict further tokens, of training, and of one rounding that is done anyway
+    "glm4_moe": {"num_nextn_predict_layers"},
+    "phimoe": {"input_jitter_noise"},
+    "hy_v3": {"enable_moe_fp32_combine"},
     **dict.fromkeys(("qwen2", "qwen3"), {"max_window_layers"}),  # layer types are listed
     "gemma3": {"_sliding_window_pattern"},
     **dict.fromkeys(("exaone4", "exaone4-whole"), {"sliding_window_pattern"}),
     "smollm3": {"no_rope_layer_interval"},
-    # the same key at top level takes precedence
-    **dict.fromkeys(("phi3", "phi3-long"), {"rope_parameters.original_max_position_embeddings"}),
-    "qwen3_moe": {"use_sliding_window"},  # without a window
-    "qwen3_moe-renorm": {"intermediate_size"},  # of layers without experts, which it lacks
     **dict.fromkeys(("gpt_neox", "gpt_neox-sequential"), {"is_decoder"}),
     "falcon": {"num_kv_heads"},  # one for all queries
     **dict.fromkeys(("falcon-new", "falcon-one-norm"), {"multi_query"}),  # heads are counted
     "falcon-alibi": {"rope_parameters.rope_type", "rope_parameters.rope_theta"},
-    "hunyuan-alpha": {"rope_parameters.factor"},  # without meaning next to alpha
     "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
     "granite_swa": {"rope_parameters.rope_theta"},  # each layer has its own
 }

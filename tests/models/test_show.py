@@ -36,6 +36,7 @@ EXPECTED = {
     "opt": ["position_embedding[66 x 64](positions + 2)"],
     "phi": ["head[96 x 64] @ x + bias"],
     "apertus": ["xielu(Wu @ h)"],
+    "llama4": ["the tokens of its chunk of 8", "chunks of 8: layers"],
     "gpt_oss": ["one sink per head", "bounded by 0.4", "softmax of the top 2 of Wr @ h"],
 }
 

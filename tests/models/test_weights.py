@@ -255,6 +255,21 @@ def test_old_files_carry_buffers_and_no_prefix(checkpoints, tmp_path, name):
     assert relative_error(got, made.logits) < TOLERANCE
 
 
+def test_layers_that_predict_further_tokens_are_left_out(checkpoints, tmp_path):
+    made = checkpoints["glm4_moe"]
+    folder = copied(made, tmp_path)
+
+    def add(tensors):
+        for name in ("eh_proj.weight", "mlp.experts.0.up_proj.weight"):
+            tensors[f"model.layers.3.{name}"] = torch.ones(1)
+
+    change(folder, add)
+    assert relative_error(run_full(load_folder(folder), made.prompts), made.logits) < TOLERANCE
+    change(folder, lambda t: t.update({"model.layers.2.eh_proj.weight": torch.ones(1)}))
+    with pytest.raises(WeightMismatch, match=r"unknown model\.layers\.2\.eh_proj"):
+        load_folder(folder)
+
+
 def test_a_tied_head_may_be_stored_as_a_copy_only(checkpoints, tmp_path):
     made = checkpoints["gemma2"]
     folder = copied(made, tmp_path)

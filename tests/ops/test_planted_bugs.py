@@ -170,18 +170,20 @@ def gate_and_up_swapped(x, up, act, gated, addend=None):
     return F.silu(second) * first
 
 
-def moe_args(**wrong):
-    def moe(x, router, experts, args, select_bias=None):
-        return PLAIN.moe(x, router, experts, dataclasses.replace(args, **wrong), select_bias)
+def wrong_args(name, **wrong):
+    def op(*, args, **rest):
+        return getattr(PLAIN, name)(args=dataclasses.replace(args, **wrong), **rest)
 
-    return {"moe": moe}
+    return {name: op}
 
 
-def moe_weighs_biased_scores(x, router, experts, args, select_bias=None):
-    if select_bias is None:
-        return PLAIN.moe(x, router, experts, args)
-    biased = dataclasses.replace(router, bias=select_bias)
-    return PLAIN.moe(x, biased, experts, args)
+def weighs_biased_scores(logits, args, select_bias=None):
+    if select_bias is None or args.score != "sigmoid":
+        return PLAIN.route(logits, args, select_bias)
+    biased = logits.sigmoid() + select_bias
+    chosen, _ = PLAIN.route(logits, args, select_bias)
+    weights = biased.gather(1, chosen.long())
+    return chosen, weights / weights.sum(-1, keepdim=True) * args.scale
 
 
 def copy_in_order(kv, src_ids, dst_ids):
@@ -306,11 +308,15 @@ BUGS = {
     "padding written": {"rope_store": padding_to_last_slot},
     "eps outside of the root": {"norm": eps_outside_the_root},
     "gate and up swapped": {"hidden": gate_and_up_swapped},
-    "moe scale forgotten": moe_args(scale=1.0),
-    "moe not renormalised": moe_args(renorm=False),
-    "moe limit forgotten": moe_args(clamp=None),
-    "moe groups forgotten": moe_args(groups=1, top_groups=1),
-    "moe weighs with the selection bias": {"moe": moe_weighs_biased_scores},
+    "route scale forgotten": wrong_args("route", scale=1.0),
+    "route not renormalised": wrong_args("route", renorm=False),
+    "route groups forgotten": wrong_args("route", groups=1, top_groups=1),
+    "route jitter forgotten": wrong_args("route", jitter=0.0),
+    "route eps forgotten": wrong_args("route", renorm_eps=0.0),
+    "route min forgotten": wrong_args("route", renorm_min=0.0),
+    "route weighs with the selection bias": {"route": weighs_biased_scores},
+    "moe limit forgotten": wrong_args("moe", clamp=None),
+    "moe weighs results": wrong_args("moe", weighs_input=False),
     "copy reads what it wrote": {"copy_kv": copy_in_order},
     "sum in place": {"add": add_in_place},
     "write beyond the output": {"add": add_into_neighbour},

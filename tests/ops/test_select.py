@@ -91,8 +91,8 @@ def test_one_refusal_refuses_the_format():
     assert {choice(ops, name).provider for name in KV_OPS} == {"torch"}
 
 
-def test_the_experts_router_comes_from_the_provider_of_linear():
-    """moe is given a router that pack_linear packed, so the two formats belong together."""
+def test_experts_come_from_the_provider_of_linear():
+    """Experts are packed as linear weights are, so the two formats belong together."""
     ops = bind(FACTS, fast("pack_experts", "moe"), ["fast", "torch"])
     assert choice(ops, "moe").provider == choice(ops, "linear").provider == "torch"
 
@@ -169,8 +169,8 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
     """Ops that plain torch computes row by row do not break what the others promise."""
     row_wise = [name for name, record in CATALOG.items() if record.is_invariant]
     assert {
-        "embed", "xielu", "row_peaks", "greedy", "draw", "truncate", "rank",
-        "mask_logits", "bias_logits", "penalize", "forbid_words",
+        "embed", "xielu", "row_peaks", "scale_queries", "route", "greedy", "draw", "truncate",
+        "rank", "mask_logits", "bias_logits", "penalize", "forbid_words",
     } == set(row_wise)  # fmt: skip
     others = [name for name in CATALOG if name not in row_wise]
     offered = [

@@ -62,10 +62,10 @@ class LastHiddenStep:
         self.whose = [int(inputs.rows[i]) for i in mine if ends[i]]
         self.handles = [head.owners[row] for row in self.whose]
 
-    def compute(self, hidden, mask):
+    def compute(self, states, mask):
         if self.head.breaks & set(self.handles):
             raise RuntimeError("a kernel of the pooler")
-        return [hidden.index_select(0, torch.tensor(self.places, dtype=torch.int64)).float()]
+        return [states.last.index_select(0, torch.tensor(self.places, dtype=torch.int64)).float()]
 
     def advance(self):
         pass

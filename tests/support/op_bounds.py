@@ -16,11 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import AttentionArgs, MoeArgs, NormWeight, QKNorm, RotaryTable
+from quire.ops import AttentionArgs, MoeArgs, NormWeight, QKNorm, RotaryTable, RouteArgs
 from quire.ops.segments import Addend
 from tests.support.op_cases.case import Arguments
 from tests.support.op_oracle_paged import IN_BYTES, OracleKV, OraclePlan, export_kv
-from tests.support.op_oracle_rows import Array, OracleExperts, OracleLinear, choose, to_array
+from tests.support.op_oracle_rows import (
+    Array,
+    OracleExperts,
+    OracleLinear,
+    choose,
+    near,
+    to_array,
+)
 from tests.support.running_error import (
     FUNCTION,
     Approx,
@@ -81,6 +88,13 @@ def _add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Appr
 
 def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
+
+
+def _scale_queries(
+    stored: Stored, q: Tensor, positions: Tensor, factors: Tensor
+) -> dict[str, Approx]:
+    found = exact(to_array(factors)[positions[0].numpy()][:, None, None])
+    return {"0": stored(exact(q) * found)}
 
 
 def _xielu(stored: Stored, x: Tensor, numbers: Tensor) -> dict[str, Approx]:
@@ -218,24 +232,53 @@ def _with(y: Approx, addend: Addend | None) -> Approx:
     return y + exact(values)
 
 
+def _route(
+    stored: Stored, logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+) -> dict[str, Approx]:
+    bias = None if select_bias is None else to_array(select_bias)
+    rows = exact(logits)
+    found = [_weights(rows[t], args, bias).reshape(1, -1) for t in range(len(logits))]
+    return {"1": join(found, args.top_k)}
+
+
+def _weights(logits: Approx, args: RouteArgs, select_bias: Array | None) -> Approx:
+    """Of a token's chosen experts, from its logits [E]."""
+    chosen = [expert for expert, _ in choose(logits.value, args, select_bias)]
+    if args.score == "sparsemixer":
+        rivals = [near(list(logits.value), chosen[:i], args.jitter) for i in range(len(chosen))]
+        return join([softmax(logits[r])[:1].reshape(1, 1) for r in rivals], 1) * args.scale
+    if args.score == "softmax_topk":
+        return softmax(logits[chosen]) * args.scale
+    if args.score == "sigmoid_topk":
+        return sigmoid(logits[chosen]) * args.scale
+    scores = (softmax if args.score == "softmax" else sigmoid)(logits)[chosen]
+    if not args.renorm:
+        return scores * args.scale
+    total = scores.sum() + args.renorm_eps
+    return scores / Approx(np.maximum(total.value, args.renorm_min), total.error) * args.scale
+
+
 def _moe(
     stored: Stored,
     x: Tensor,
-    router: OracleLinear,
+    chosen: Tensor,
+    weights: Tensor,
     experts: OracleExperts,
     args: MoeArgs,
-    select_bias: Tensor | None = None,
 ) -> dict[str, Approx]:
-    rows, bias = exact(x), None if select_bias is None else to_array(select_bias)
-    logits = _product(stored, rows, router)
+    rows, shares = exact(x), exact(weights)
+
+    def part(token: int, choice: int) -> Approx:
+        row, share = rows[token : token + 1], shares[token, choice : choice + 1]
+        pair = experts.pairs[int(chosen[token, choice])]
+        if args.weighs_input:
+            return _expert(stored, stored(row * share), *pair, args)
+        return _expert(stored, row, *pair, args) * share
 
     def one(token: int) -> Approx:
-        chosen = [expert for expert, _ in choose(logits.value[token], args, bias)]
-        weights = _weights(logits[token], chosen, args)
-        parts = [_expert(stored, rows[token : token + 1], *experts.pairs[e], args) for e in chosen]
-        total = parts[0] * weights[:1]
-        for i in range(1, len(parts)):
-            total = total + parts[i] * weights[i : i + 1]
+        total = part(token, 0)
+        for choice in range(1, chosen.shape[1]):
+            total = total + part(token, choice)
         return total
 
     return {"0": stored(join([one(token) for token in range(len(x))], x.shape[1]))}
@@ -245,17 +288,10 @@ def _expert(
     stored: Stored, x: Approx, up: OracleLinear, down: OracleLinear, args: MoeArgs
 ) -> Approx:
     h = _product(stored, x, up)
-    if args.clamp is None:
-        return _product(stored, _gated(stored, h, args.act), down)
-    return _product(stored, _gated_with_limit(stored, h, args.clamp), down)
-
-
-def _weights(logits: Approx, chosen: list[int], args: MoeArgs) -> Approx:
-    """Of a token's chosen experts, from its logits [E]."""
-    if args.score == "softmax_topk":
-        return softmax(logits[chosen]) * args.scale
-    scores = (softmax if args.score == "softmax" else sigmoid)(logits)[chosen]
-    return (scores / scores.sum() if args.renorm else scores) * args.scale
+    if args.clamp is not None:
+        return _product(stored, _gated_with_limit(stored, h, args.clamp), down)
+    h = _gated(stored, h, args.act) if args.gated else stored(_activation(h, args.act))
+    return _product(stored, h, down)
 
 
 # KV memory and attention
@@ -439,9 +475,11 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "linear_partial": _linear_partial,
     "linear_total": _linear_total,
     "logits": _logits,
+    "route": _route,
     "moe": _moe,
     "import_kv": _import_kv,
     "rope_store": _rope_store,
+    "scale_queries": _scale_queries,
     "attend": _attend,
     "bias_logits": _bias_logits,
     "penalize": _penalize,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import MoeArgs, NormWeight
+from quire.ops import MoeArgs, NormWeight, RouteArgs
 from quire.ops.segments import Addend
 
 Array = np.ndarray
@@ -79,6 +79,12 @@ def _sigmoid(x: float) -> float:
 def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     """y * sigmoid(gate)."""
     return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
+
+
+def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
+    """Each token's queries times the factor of its position."""
+    found = [to_array(factors)[p] * to_array(q)[t] for t, p in enumerate(positions[0].tolist())]
+    return to_tensor(stack(found, *q.shape[1:]))
 
 
 def xielu(x: Tensor, numbers: Tensor) -> Tensor:
@@ -253,20 +259,20 @@ class OracleExperts:
 
 
 def pack_experts(
-    gate_up: Tensor,
+    up: Tensor,
     down: Tensor,
-    gate_up_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> OracleExperts:
     """Keep the numbers of each expert."""
 
     def pair(e: int) -> tuple[OracleLinear, OracleLinear]:
         return (
-            pack_linear(gate_up[e], None if gate_up_bias is None else gate_up_bias[e]),
+            pack_linear(up[e], None if up_bias is None else up_bias[e]),
             pack_linear(down[e], None if down_bias is None else down_bias[e]),
         )
 
-    return OracleExperts([pair(e) for e in range(len(gate_up))])
+    return OracleExperts([pair(e) for e in range(len(up))])
 
 
 def _limited(h: Array, limit: float) -> Array:
@@ -282,15 +288,18 @@ def _softmax(x: Sequence[float]) -> list[float]:
     return [p / sum(powers) for p in powers]
 
 
-def choose(logits: Array, args: MoeArgs, select_bias: Array | None) -> list[tuple[int, float]]:
+def choose(logits: Array, args: RouteArgs, select_bias: Array | None) -> list[tuple[int, float]]:
     """(expert, weight) of one token, best first."""
+    if args.score == "sparsemixer":
+        return _mix_sparsely(list(logits), args)
     score = {
         "softmax": _softmax,
         "sigmoid": lambda x: [_sigmoid(value) for value in x],
         "softmax_topk": list,
+        "sigmoid_topk": list,
     }[args.score](logits)
     rank = [s + (0 if select_bias is None else select_bias[e]) for e, s in enumerate(score)]
-    size = args.experts // args.groups
+    size = len(logits) // args.groups
     members = [range(g * size, (g + 1) * size) for g in range(args.groups)]
     members.sort(key=lambda group: -sum(sorted((rank[e] for e in group), reverse=True)[:2]))
     kept = members if args.groups == 1 else members[: args.top_groups]
@@ -299,28 +308,57 @@ def choose(logits: Array, args: MoeArgs, select_bias: Array | None) -> list[tupl
     weights = [score[e] for e in best]
     if args.score == "softmax_topk":
         weights = _softmax(weights)
+    elif args.score == "sigmoid_topk":
+        weights = [_sigmoid(w) for w in weights]
     elif args.renorm:
-        weights = [w / sum(weights) for w in weights]
+        weights = [w / max(sum(weights) + args.renorm_eps, args.renorm_min) for w in weights]
     return [(e, w * args.scale) for e, w in zip(best, weights, strict=True)]
 
 
+def near(logits: Sequence[float], taken: Sequence[int], jitter: float) -> list[int]:
+    """The experts that compete with the best of those not taken, that one first (sparsemixer)."""
+    free = sorted(set(range(len(logits))) - set(taken), key=lambda e: -logits[e])
+    best = logits[free[0]]
+    return [e for e in free if (best - logits[e]) / max(abs(logits[e]), best) <= 2 * jitter]
+
+
+def _mix_sparsely(logits: Sequence[float], args: RouteArgs) -> list[tuple[int, float]]:
+    found: list[tuple[int, float]] = []
+    for _ in range(args.top_k):
+        rivals = near(logits, [e for e, _ in found], args.jitter)
+        share = _softmax([logits[e] for e in rivals])[0]
+        found.append((rivals[0], share * args.scale))
+    return found
+
+
+def route(
+    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Token by token."""
+    bias = None if select_bias is None else to_array(select_bias)
+    found = [choose(row, args, bias) for row in to_array(logits)]
+    shape = len(found), args.top_k
+    chosen = np.reshape([[e for e, _ in row] for row in found], shape).astype(np.int32)
+    weights = np.reshape([[w for _, w in row] for row in found], shape)
+    return torch.from_numpy(chosen), to_tensor(weights)
+
+
 def moe(
-    x: Tensor,
-    router: OracleLinear,
-    experts: OracleExperts,
-    args: MoeArgs,
-    select_bias: Tensor | None = None,
+    x: Tensor, chosen: Tensor, weights: Tensor, experts: OracleExperts, args: MoeArgs
 ) -> Tensor:
     """The chosen experts' results, weighed, token by token."""
-    bias = None if select_bias is None else to_array(select_bias)
 
-    def one(row: Array) -> Array:
+    def one(row: Array, token: int) -> Array:
         total = np.zeros(len(row))
-        for expert, weight in choose(router(row), args, bias):
-            up, down = experts.pairs[expert]
-            h = up(row)
-            h = _hidden(h, args.act, True) if args.clamp is None else _limited(h, args.clamp)
-            total = total + weight * down(h)
+        for e, w in zip(chosen[token].tolist(), to_array(weights[token]), strict=True):
+            up, down = experts.pairs[e]
+            h = up(row * w if args.weighs_input else row)
+            if args.clamp is not None:
+                h = _limited(h, args.clamp)
+            else:
+                h = _hidden(h, args.act, args.gated)
+            total = total + (1 if args.weighs_input else w) * down(h)
         return total
 
-    return _per_row(x, x.shape[1], one)
+    rows = [one(row, token) for token, row in enumerate(to_array(x))]
+    return to_tensor(stack(rows, x.shape[1]))

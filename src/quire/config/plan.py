@@ -68,6 +68,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int
     scheduling_policy: str
     max_steps_in_flight: int
+    enable_return_routed_experts: bool
     # sampling and output
     max_logprobs: int
     logprobs_mode: str

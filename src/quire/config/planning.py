@@ -203,4 +203,6 @@ def _width(block: Block) -> int:
     """Values of the widest activation of one token in a layer."""
     mixer, mlp = block.mixer, block.mlp
     feed_forward = mlp.width * 2 * (mlp.top_k if isinstance(mlp, Moe) else 1)
+    if isinstance(mlp, Moe) and mlp.shared is not None:
+        feed_forward = max(feed_forward, mlp.shared.width * 2)
     return max((mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim, feed_forward)

@@ -27,6 +27,7 @@ from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.residence import Residence
+from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
 from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
@@ -77,6 +78,8 @@ def build_worker(
         model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
     )
     runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+    if config.keeps_experts:
+        runner.heads.watch(ExpertRecorder(spec, rows, kv_cache, device))
     if not platform.is_host:
         warm_up(
             runner,
@@ -130,6 +133,7 @@ def _loader(
         family=find_family(config.hf_config),
         spread=exchange,
         group=group,
+        keeps_experts=config.keeps_experts,
     )
 
 

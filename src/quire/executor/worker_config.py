@@ -47,6 +47,7 @@ class WorkerConfig:
     # steps
     max_num_seqs: int
     max_num_batched_tokens: int
+    keeps_experts: bool
     # sampling and profiling
     max_logprobs: int
     logprobs_mode: LogprobsMode

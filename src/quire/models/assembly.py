@@ -18,13 +18,10 @@ from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
     AttentionLayer,
     DenseFeedForward,
-    DistributedExperts,
     Embedding,
     FeedForward,
     Layer,
-    LocalExperts,
     Mixer,
-    MixtureOfExperts,
     Projection,
     SharedProjection,
     XieluFeedForward,
@@ -32,12 +29,24 @@ from quire.models.layers import (
     make_join,
     make_look_up,
     make_parallel_join,
+    make_temper,
 )
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.mixture_layers import (
+    ChosenExperts,
+    DistributedExperts,
+    GatedFeedForward,
+    LocalExperts,
+    MixtureOfExperts,
+    RecordedRouter,
+    Router,
+    WithSharedExpert,
+    make_wide_logits,
+)
 from quire.models.parameters import XIELU_PARTS
-from quire.models.rotary_tables import rotary_table
+from quire.models.rotary_tables import query_factors, rotary_table
 from quire.models.sharding import num_segments
-from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp, Moe, Norm, Rope, Temperature
 from quire.ops import (
     AttentionArgs,
     ExpertWeights,
@@ -47,6 +56,7 @@ from quire.ops import (
     Ops,
     QKNorm,
     RotaryTable,
+    RouteArgs,
 )
 from quire.ops.linear import PlainLinear
 from quire.ops.moe import SeparateExperts
@@ -81,12 +91,15 @@ class Assembly:
         recipe: Recipe,
         spread: ExpertExchange | None,
         group: WorkerGroup | None,
+        choices: list[Tensor] | None,
     ) -> None:
+        """`choices`: where routers append the experts that they choose; None: nowhere."""
         self.parts: list[tuple[str, Part]] = []
         self._spec, self._weights, self._ops, self._recipe = spec, weights, ops, recipe
         self._max_model_len = max_model_len
         self._spread = spread
         self._group = group
+        self._choices = choices
         if spread is not None:
             spread.forget_layers()
         self._tables: dict[Rope, RotaryTable] = {}
@@ -162,12 +175,18 @@ class Assembly:
                 sinks=self._tensor(at + "sinks") if a.sinks else None,
                 alibi=None if a.alibi is None else self._slopes(a.alibi, a.heads),
             ),
+            temper=make_temper(self._ops, self._temperatures(a.temperature)),
         )
 
     def _qk_norm(self, at: str, a: Attention) -> QKNorm | None:
         if a.qk_norm is None:
             return None
-        q, k = (self._norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
+        if a.qk_norm.kind == "rms_bare":
+            assert a.qk_norm_over == "head" and not a.qk_norm.bias, "a bare norm is of one head"
+            ones = torch.ones(a.head_dim, dtype=self._weights.dtype, device=self._weights.device)
+            q = k = NormWeight("rms", a.qk_norm.eps, ones)
+        else:
+            q, k = (self._norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
         return QKNorm(q, k, over=a.qk_norm_over, after_rope=a.qk_norm_after_rope)
 
     def _slopes(self, alibi: Alibi, heads: int) -> Tensor:
@@ -176,16 +195,22 @@ class Assembly:
         own = alibi_slopes(alibi, heads * size)[rank * heads : (rank + 1) * heads]
         return torch.tensor(own, dtype=torch.float32, device=self._weights.device)
 
+    def _temperatures(self, t: Temperature | None) -> Tensor | None:
+        if t is None:
+            return None
+        factors = query_factors(t, self._max_model_len)
+        return factors.to(self._weights.device)
+
     def _rotary(self, rope: Rope) -> RotaryTable:
         if rope not in self._tables:
             self._tables[rope] = rotary_table(rope, self._max_model_len, self._weights.device)
         return self._tables[rope]
 
     def _feed_forward(self, at: str, m: Mlp | Moe) -> FeedForward:
-        if isinstance(m, Moe):
-            return self._mixture(at, m) if self._spread is None else self._spread_mixture(at, m)
-        ups = (at + "gate", at + "up") if m.gated else (at + "up",)
-        up = self._linear(at + "up", *ups)
+        return self._mixture(at, m) if isinstance(m, Moe) else self._dense(at, m)
+
+    def _dense(self, at: str, m: Mlp) -> FeedForward:
+        up = self._linear(at + "up", *[at + part for part in _inputs(m)])
         if m.act != "xielu":
             down = self._row_linear(at + "down", m.width)
             return DenseFeedForward(self._ops, up, down, m.act, m.gated)
@@ -193,16 +218,51 @@ class Assembly:
         self.parts.append((at + "xielu", numbers))
         return XieluFeedForward(self._ops, up, self._row_linear(at + "down", m.width), numbers)
 
-    def _mixture(self, at: str, m: Moe) -> MixtureOfExperts:
-        router = self._linear(at + "router", at + "router", role="router")
-        packed = self._experts(at + "experts", m, [f"{at}experts.{e}." for e in range(m.experts)])
-        return MixtureOfExperts(self._ops, router, packed, _moe_args(m))
+    def _mixture(self, at: str, m: Moe) -> FeedForward:
+        router: Router | RecordedRouter = self._router(at, m)
+        if isinstance(router, Router) and self._choices is not None:
+            router = RecordedRouter(router, self._choices)
+        routed = MixtureOfExperts(router, self._chosen_experts(at, m))
+        if m.shared is None:
+            return routed
+        shared: FeedForward = self._dense(at + "shared.", m.shared)
+        if m.shared_gate:
+            gate = self._linear(at + "shared_gate", at + "shared_gate", role="router")
+            shared = GatedFeedForward(self._ops, shared, gate)
+        return WithSharedExpert(self._ops, routed, shared)
 
-    def _spread_mixture(self, at: str, m: Moe) -> DistributedExperts:
-        """Build a mixture with only this core's experts."""
-        spread, ops = self._spread, self._ops
-        assert spread is not None, "the mixture is whole"
-        router = self._linear(at + "router", at + "router", role="router")
+    def _router(self, at: str, m: Moe) -> Router:
+        assert not (m.wide_router and m.router_bias), "sums without a bias"
+        weight = self._linear(at + "router", at + "router", role="router")
+        logits = make_wide_logits(self._ops, weight) if m.wide_router else None
+        return Router(
+            self._ops,
+            logits or partial(self._ops.linear, w=weight),
+            RouteArgs(
+                top_k=m.top_k,
+                score=m.score,
+                renorm=m.renorm,
+                scale=m.scale,
+                groups=m.groups,
+                top_groups=m.top_groups,
+                renorm_eps=m.renorm_eps,
+                renorm_min=m.renorm_min,
+                jitter=m.jitter,
+            ),
+            self._tensor(at + "select_bias", torch.float32) if m.select_bias else None,
+        )
+
+    def _chosen_experts(self, at: str, m: Moe) -> ChosenExperts:
+        args = MoeArgs(m.act, m.gated, m.clamp, m.weighs_input)
+        if self._spread is not None:
+            return self._spread_experts(at, m, args, self._spread)
+        packed = self._experts(at + "experts", m, [f"{at}experts.{e}." for e in range(m.experts)])
+        return partial(self._ops.moe, experts=packed, args=args)
+
+    def _spread_experts(
+        self, at: str, m: Moe, args: MoeArgs, spread: ExpertExchange
+    ) -> DistributedExperts:
+        """Load only this core's experts of a mixture."""
         for e in range(m.experts):
             if e not in spread.experts:
                 parts = ("gate", "up", "down")
@@ -210,19 +270,15 @@ class Assembly:
         here = tuple(
             self._experts(f"{at}experts.{e}", m, [f"{at}experts.{e}."]) for e in spread.experts
         )
-        zero = torch.zeros(1, self._spec.dim, dtype=self._weights.dtype)
-        lone = ops.pack_linear(zero.to(self._weights.device), None, None)
-        args = _moe_args(m)
-        alone = replace(args, experts=1, top_k=1, score="softmax_topk", renorm=False)
-        spread.add_layer(LocalExperts(ops, lone, here, alone))
-        return DistributedExperts(ops, router, spread, args)
+        spread.add_layer(LocalExperts(self._ops, here, replace(args, weighs_input=False)))
+        return DistributedExperts(m.experts, spread, args)
 
     def _experts(self, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
         stored_as = self._recipe.format_of("projection")
         packed = self._ops.pack_experts(
-            self._stacked(experts, ("gate", "up"), ".weight"),
+            self._stacked(experts, _inputs(m), ".weight"),
             self._stacked(experts, ("down",), ".weight"),
-            self._stacked(experts, ("gate", "up"), ".bias") if m.bias else None,
+            self._stacked(experts, _inputs(m), ".bias") if m.bias else None,
             self._stacked(experts, ("down",), ".bias") if m.bias else None,
             stored_as,
             self._segments(m.width, m.width, stored_as),
@@ -237,11 +293,12 @@ class Assembly:
         return self._tensor("positions.weight")[self._spec.position_offset :]
 
     def _norm(self, at: str, n: Norm) -> NormWeight:
+        assert n.kind != "rms_bare", "only of queries and keys"
         weight = None if n.kind == "none" else self._tensor(at + ".weight")
         return NormWeight(n.kind, n.eps, weight, self._tensor(at + ".bias") if n.bias else None)
 
-    def _tensor(self, name: str) -> Tensor:
-        tensor = self._weights.tensor(name)
+    def _tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self._weights.tensor(name, dtype)
         self.parts.append((name, tensor))
         return tensor
 
@@ -291,15 +348,9 @@ class Assembly:
         return self._weights.stacked([[at + p + leaf for p in projections] for at in experts])
 
 
-def _moe_args(m: Moe) -> MoeArgs:
-    return MoeArgs(
-        experts=m.experts,
-        top_k=m.top_k,
-        score=m.score,
-        renorm=m.renorm,
-        act=m.act,
-        clamp=m.clamp,
-    )
+def _inputs(m: Mlp | Moe) -> tuple[str, ...]:
+    """The projections of a feed-forward part's input."""
+    return ("gate", "up") if m.gated else ("up",)
 
 
 def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:

@@ -29,7 +29,8 @@ _IRRELEVANT_BY_REASON = {
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
         "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "
-        "router_jitter_noise output_router_logits dropout activation_dropout classifier_dropout "
+        "router_jitter_noise output_router_logits moe_loss_weight moe_jitter_eps "
+        "dropout activation_dropout classifier_dropout "
         "emb_pdrop embed_dropout layerdrop init_std init_device"
     ),
     "outputs and kernels of another library": (
@@ -156,9 +157,15 @@ class ConfigReader:
     or is listed as irrelevant.
     """
 
-    def __init__(self, config: Mapping[str, Any], where: str = "") -> None:
+    def __init__(
+        self, config: Mapping[str, Any], where: str = "", *, is_part: bool = False
+    ) -> None:
+        """`where` stands before the keys in errors; is_part: of a config, without the irrelevant
+        keys of whole ones.
+        """
         self._config = config
         self._where = where
+        self._is_part = is_part
         self._taken: set[str] = set()
         self._names: dict[str, str] = {}
 
@@ -255,6 +262,13 @@ class ConfigReader:
             return None
         if not isinstance(value, dict):
             raise unsupported(self._at(key), value, "an object")
+        return ConfigReader(value, f"{self._at(key)}.", is_part=True)
+
+    def subconfig(self, key: str) -> ConfigReader:
+        """A nested object that is a config of its own; an empty one when absent."""
+        value = self.raw(key, {})
+        if not isinstance(value, dict):
+            raise unsupported(self._at(key), value, "an object")
         return ConfigReader(value, f"{self._at(key)}.")
 
     def _name(self, key: str) -> str:
@@ -276,7 +290,7 @@ class ConfigReader:
             value = self._config.get(key)
             if value is not None and key not in self._taken and value not in allowed:
                 raise unsupported(self._where + key, value, " or ".join(map(repr, allowed)))
-        known = self._taken | _NEUTRAL.keys() | (IRRELEVANT if not self._where else frozenset())
+        known = self._taken | _NEUTRAL.keys() | (frozenset() if self._is_part else IRRELEVANT)
         unknown = sorted(k for k, v in self._config.items() if k not in known and v is not None)
         if unknown:
             names = ", ".join(self._where + key for key in unknown)

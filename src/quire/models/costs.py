@@ -35,5 +35,6 @@ def _idle_expert_weights(block: Block, dim: int) -> int:
     moe = block.mlp
     if not isinstance(moe, Moe):
         return 0
-    biases = (2 * moe.width + dim) * moe.bias
-    return (moe.experts - moe.top_k) * (3 * moe.width * dim + biases)
+    inner = moe.width * (1 + moe.gated)
+    biases = (inner + dim) * moe.bias
+    return (moe.experts - moe.top_k) * ((inner + moe.width) * dim + biases)

@@ -29,12 +29,14 @@ from quire.quantization import UNQUANTIZED, Recipe
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """The result of a pass over layers for T tokens: `last` [T, C], and `aux`, the auxiliary hidden
-    states [T, C] that draft heads read.
+    """The result of a pass over layers for T tokens: `last` [T, C]; `aux`, the auxiliary hidden
+    states [T, C] that draft heads read; `experts`, the chosen experts [T, k] int32 of each layer
+    that has some, where the model keeps them.
     """
 
     last: Tensor
     aux: tuple[Tensor, ...] = ()
+    experts: tuple[Tensor, ...] = ()
 
 
 class DecoderModel:
@@ -44,7 +46,7 @@ class DecoderModel:
     `first_layer` is the place of its first layer among those of the pool (`Batch.kv`): not 0 for
     the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
     returns: the residual stream that enters layer i (0: the embeddings; L: the output of the last
-    layer before the final norm).
+    layer before the final norm). With `keeps_experts` every pass returns the chosen experts.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class DecoderModel:
         first_layer: int = 0,
         aux_layers: Sequence[int] = (),
         group: WorkerGroup | None = None,
+        keeps_experts: bool = False,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are distributed over several cores,
@@ -75,7 +78,9 @@ class DecoderModel:
         self.max_model_len = max_model_len
         self.first_layer = first_layer
         self.aux_layers = tuple(aux_layers)
-        assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread, group)
+        self._choices: list[Tensor] = []
+        choices = self._choices if keeps_experts else None
+        assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread, group, choices)
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
         self.head = assembly.head()
@@ -92,6 +97,7 @@ class DecoderModel:
         assert self.spec == other.spec, "weights of another model"
         self._embedding, self._layers = other._embedding, other._layers
         self.head, self._parts = other.head, other._parts
+        self._choices = other._choices
 
     @property
     def num_layers(self) -> int:
@@ -118,6 +124,7 @@ class DecoderModel:
         if start >= stop:
             return HiddenStates(x)
         aux = []
+        self._choices.clear()  # a pass that failed may have left some
         h = self._layers[start].enter(x)
         for i in range(start, stop):
             if i in self.aux_layers:
@@ -125,11 +132,13 @@ class DecoderModel:
             place = self.first_layer + i
             group = batch.groups[batch.layer_groups[place]]
             x, h = self._layers[i](x, h, batch.positions, group, batch.kv[place])
+        experts = tuple(self._choices)
+        self._choices.clear()
         if stop < len(self._layers):
-            return HiddenStates(x, tuple(aux))
+            return HiddenStates(x, tuple(aux), experts)
         if stop in self.aux_layers:
             aux.append(x)
-        return HiddenStates(h, tuple(aux))
+        return HiddenStates(h, tuple(aux), experts)
 
     __call__ = forward
 

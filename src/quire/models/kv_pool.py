@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from quire.errors import InvalidParameter
 from quire.models.layer_memory import KeyValues, LayerMemory, MemoryKind, NumberBytes
 from quire.models.spec import Decoder
 from quire.scheduling.block_groups import block_group
@@ -29,7 +30,7 @@ multiple of it."""
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers with one block table, in the order of their slots. `layers` counts those of all models
-    of the pool.
+    of the pool. `chunk`: queries see the tokens of their own chunk of so many positions.
 
     Blocks have `block_size` tokens; one of kind `state` holds the state of a request. The layers of
     a group of kind `none` have no slots.
@@ -39,6 +40,7 @@ class KVGroup:
     window: int | None
     layers: tuple[int, ...]
     block_size: int
+    chunk: int | None = None
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -132,7 +134,8 @@ class KVPool:
         return ", ".join(map(self._words, self.groups))
 
     def _words(self, group: KVGroup) -> str:
-        text = f"{len(group.layers)} layers {group.kind if group.window is None else 'window'}"
+        kind = "chunk" if group.chunk else group.kind if group.window is None else "window"
+        text = f"{len(group.layers)} layers {kind}"
         if group.window is not None:
             text += f" {group.window}"
         if group.kind == "none":
@@ -155,9 +158,16 @@ def memories_of(decoders: Iterable[Decoder]) -> tuple[LayerMemory | None, ...]:
 def plan_kv_pool(
     memories: Sequence[LayerMemory | None], block_size: int, number: NumberBytes
 ) -> KVPool:
-    """The pool for these layers, with blocks of `block_size` tokens or multiples of it."""
+    """The pool for these layers, with blocks of `block_size` tokens or multiples of it. Raises
+    InvalidParameter where chunks of attention are not whole blocks.
+    """
     groups = list(_groups(memories, block_size))
     groups = _with_full_pages(groups, memories, number)
+    for group in groups:
+        if group.chunk is not None and group.chunk % group.block_size:
+            why = f"layers see chunks of {group.chunk} tokens, which are not whole blocks"
+            hint = f"Give a divisor of {group.chunk}."
+            raise InvalidParameter("block_size", group.block_size, why, hint)
     return KVPool(tuple(memories), tuple(groups), block_size, number)
 
 
@@ -166,22 +176,30 @@ def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> 
     return sum(m.token_bytes(number) for m in memories if isinstance(m, KeyValues))
 
 
+_Key = tuple[MemoryKind, int | None, int | None]
 _ORDER = ("full", "sliding", "state", "none")
 
 
 def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable[KVGroup]:
-    by_kind: dict[tuple[MemoryKind, int | None], list[int]] = {}
+    by_kind: dict[_Key, list[int]] = {}
     for layer, memory in enumerate(memories):
-        key = ("none", None) if memory is None else (memory.kind, memory.window)
-        by_kind.setdefault(key, []).append(layer)
-    slots = _num_slots([len(layers) for (kind, _), layers in by_kind.items() if kind != "none"])
-    for kind, window in sorted(by_kind, key=lambda key: (_ORDER.index(key[0]), key[1] or 0)):
-        layers = by_kind[kind, window]
+        by_kind.setdefault(_key(memory), []).append(layer)
+    slots = _num_slots([len(layers) for (kind, _, _), layers in by_kind.items() if kind != "none"])
+    for key in sorted(by_kind, key=lambda key: (_ORDER.index(key[0]), key[1] or 0, key[2] or 0)):
+        (kind, window, chunk), layers = key, by_kind[key]
         # the largest first, where they meet the largest of other groups
         layers.sort(key=lambda layer: -_numbers(memories[layer]))
         size = len(layers) if kind == "none" else slots
         for i in range(0, len(layers), size):
-            yield KVGroup(kind, window, tuple(layers[i : i + size]), block_size)
+            yield KVGroup(kind, window, tuple(layers[i : i + size]), block_size, chunk)
+
+
+def _key(memory: LayerMemory | None) -> _Key:
+    """What layers of a group have in common: kind, window and chunk."""
+    if memory is None:
+        return "none", None, None
+    is_chunked = isinstance(memory, KeyValues) and memory.is_chunked
+    return memory.kind, memory.window, memory.window if is_chunked else None
 
 
 def _num_slots(counts: list[int]) -> int:

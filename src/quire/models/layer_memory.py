@@ -27,12 +27,14 @@ class NumberBytes:
 @dataclass(frozen=True, slots=True)
 class KeyValues:
     """Keys and values of K heads of D numbers, of every token (`full`), or of the last `window`
-    tokens, the query's own included (`sliding`).
+    tokens, the query's own included (`sliding`). is_chunked: of these, a query sees only those
+    since the last position that is a multiple of `window`.
     """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
+    is_chunked: bool = False
 
     @property
     def kind(self) -> MemoryKind:

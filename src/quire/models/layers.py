@@ -17,18 +17,15 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.ops import (
     AttentionArgs,
     Batch,
-    ExpertWeights,
     GroupBatch,
     LayerKV,
     LinearWeight,
-    MoeArgs,
     NormWeight,
     Ops,
     QKNorm,
     RotaryTable,
 )
 from quire.ops.kv import BlockMemory
-from quire.ops.moe import grouped_mixture
 
 Mixer = Callable[[Tensor, Tensor, GroupBatch, Any], Tensor]
 """h [T, C], positions, the layer's KV group in this step, its memory, which is of the kind that the
@@ -80,6 +77,7 @@ class AttentionLayer:
     clip: float | None
     args: AttentionArgs
     gate: LinearWeight | None
+    temper: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
         """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
@@ -96,7 +94,7 @@ class AttentionLayer:
             qk_norm=self.qk_norm,
             clip=self.clip,
         )
-        attended = ops.attend(q, kv, group.plan, self.args)
+        attended = ops.attend(self.temper(q, positions), kv, group.plan, self.args)
         if self.gate is not None:
             attended = ops.scale_gate(attended, ops.linear(h, self.gate))
         return self.out(attended)
@@ -129,53 +127,6 @@ class XieluFeedForward:
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
         return self.down(self.ops.xielu(self.ops.linear(h, self.up), self.numbers))
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureOfExperts:
-    """A feed-forward part in which a router sends each token to a few experts."""
-
-    ops: Ops
-    router: LinearWeight
-    experts: ExpertWeights
-    args: MoeArgs
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """h [T, C] -> [T, C]."""
-        return self.ops.moe(h, self.router, self.experts, self.args)
-
-
-@dataclass(frozen=True, slots=True)
-class DistributedExperts:
-    """A mixture whose experts are distributed over cores: `exchange` sends each token to its chosen
-    experts on any core (distributed/expert_exchange.py).
-    """
-
-    ops: Ops
-    router: LinearWeight
-    exchange: Callable[[Tensor, list[int]], Tensor]
-    args: MoeArgs
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """h [T, C] -> [T, C]."""
-        logits = self.ops.linear(h, self.router)
-        return grouped_mixture(h, logits, self.args, None, self.exchange)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalExperts:
-    """Experts of a layer that are run one by one, each as a mixture of one: the router's logit is
-    0, and its softmax over one expert is 1.
-    """
-
-    ops: Ops
-    router: LinearWeight
-    experts: tuple[ExpertWeights, ...]
-    args: MoeArgs
-
-    def __call__(self, expert: int, h: Tensor) -> Tensor:
-        """h [T, C] -> [T, C]."""
-        return self.ops.moe(h, self.router, self.experts[expert], self.args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +167,13 @@ class Layer:
         """x, h [T, C] -> x, h for the next layer."""
         x, h = self.join_mixer(x, h, self.mix(h, positions, group, kv))
         return self.join_feed(x, h, self.feed(h))
+
+
+def make_temper(ops: Ops, factors: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Make the function of queries [T, H, D] and their positions that scales them by `factors`."""
+    if factors is None:
+        return lambda q, positions: q
+    return lambda q, positions: ops.scale_queries(q, positions, factors)
 
 
 def make_look_up(

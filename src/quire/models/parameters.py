@@ -125,8 +125,15 @@ def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
 
 def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
     yield from _linear(at + "router", m.experts, dim, "replicated", m.router_bias)
+    if m.select_bias:
+        yield Parameter(at + "select_bias", (m.experts,), "replicated", "bias")
+    expert = Mlp(m.width, m.act, m.gated, m.bias)
     for e in range(m.experts):
-        yield from _mlp(f"{at}experts.{e}.", Mlp(m.width, m.act, bias=m.bias), dim)
+        yield from _mlp(f"{at}experts.{e}.", expert, dim)
+    if m.shared is not None:
+        yield from _mlp(at + "shared.", m.shared, dim)
+        if m.shared_gate:
+            yield from _linear(at + "shared_gate", 1, dim, "replicated", False)
 
 
 def _linear(
@@ -141,7 +148,7 @@ def _linear(
 
 def _norm(at: str, n: Norm, *shape: int, role: Role = "replicated") -> Iterator[Parameter]:
     kind: Kind = "norm1p" if n.kind in ("rms1p", "layer1p") else "norm"
-    if n.kind != "none":
+    if n.kind not in ("none", "rms_bare"):
         yield Parameter(at + ".weight", shape, role, kind)
     if n.bias:
         yield Parameter(at + ".bias", shape, role, "bias")

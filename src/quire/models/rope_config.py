@@ -123,14 +123,16 @@ def _scaling(
     if kind == "dynamic":
         s.only("original_max_position_embeddings", context)
         return DynamicScaling(s.number("factor"), context)
+    if original is not None:
+        s.only("original_max_position_embeddings", original)
     written = s.integer("original_max_position_embeddings", context, minimum=2)
     return _READERS[kind](s, context, original or written)
 
 
 def _llama3(s: ConfigReader, context: int, original: int) -> RopeScaling:
     low, high = s.number("low_freq_factor"), s.number("high_freq_factor")
-    if low >= high:
-        raise unsupported("low_freq_factor", low, f"less than high_freq_factor={high}")
+    if low > high:
+        raise unsupported("low_freq_factor", low, f"at most high_freq_factor={high}")
     return Llama3Scaling(s.number("factor"), low, high, original)
 
 
@@ -157,11 +159,13 @@ def _yarn_attention(factor: float, scale: float) -> float:
 def _longrope(s: ConfigReader, context: int, original: int) -> RopeScaling:
     factor = s.number("factor", context / original)
     derived = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    given = s.number("attention_factor", derived)
     return LongRopeScaling(
         short=_divisors(s, "short_factor"),
         long=_divisors(s, "long_factor"),
         original=original,
-        attention_factor=s.number("attention_factor", derived),
+        attention_factor=s.number("short_mscale", given),  # Phi-3.5-MoE
+        long_attention_factor=s.number("long_mscale", given),
     )
 
 

@@ -25,6 +25,7 @@ from quire.models.spec import (
     Llama3Scaling,
     LongRopeScaling,
     Rope,
+    Temperature,
     YarnScaling,
 )
 from quire.ops import RotaryTable
@@ -38,6 +39,12 @@ def rotary_table(rope: Rope, max_model_len: int, device: torch.device) -> Rotary
     angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
     table = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(attention_factor)
     return RotaryTable(table.to(device), rope.dim, rope.interleaved)
+
+
+def query_factors(t: Temperature, max_model_len: int) -> Tensor:
+    """What queries are multiplied with at positions below `max_model_len`, fp32."""
+    positions = torch.arange(max_model_len, dtype=torch.float32)
+    return torch.log1p(((positions + 1.0) / t.interval).floor()) * t.strength + 1.0
 
 
 def frequencies(rope: Rope, max_model_len: int) -> tuple[Tensor, float]:
@@ -55,7 +62,7 @@ def frequencies(rope: Rope, max_model_len: int) -> tuple[Tensor, float]:
     if isinstance(scaling, YarnScaling):
         return _yarn(rope, scaling), scaling.attention_factor
     if isinstance(scaling, LongRopeScaling):
-        return _longrope(rope, scaling, max_model_len), scaling.attention_factor
+        return _longrope(rope, scaling, max_model_len)
     return _plain(rope.theta, rope.dim), 1.0
 
 
@@ -77,7 +84,7 @@ def _stretched_theta(rope: Rope, s: DynamicScaling, max_model_len: int) -> float
 def _llama3(inverse: Tensor, s: Llama3Scaling) -> Tensor:
     wavelength = 2 * math.pi / inverse
     low, high = s.low_freq_factor, s.high_freq_factor
-    ramp = (s.original / wavelength - low) / (high - low)
+    ramp = (s.original / wavelength - low) / (high - low or 1.0)  # without a ramp, never used
     between = (1 - ramp) * inverse / s.factor + ramp * inverse
     scaled = torch.where(wavelength > s.original / low, inverse / s.factor, between)
     return torch.where(wavelength < s.original / high, inverse, scaled)
@@ -107,6 +114,9 @@ def _ramp(low: float, high: float, length: int) -> Tensor:
     return ((torch.arange(length, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
 
 
-def _longrope(rope: Rope, s: LongRopeScaling, max_model_len: int) -> Tensor:
-    divisors = s.long if max_model_len > s.original else s.short
-    return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * rope.theta ** _exponents(rope.dim))
+def _longrope(rope: Rope, s: LongRopeScaling, max_model_len: int) -> tuple[Tensor, float]:
+    divisors, factor = s.short, s.attention_factor
+    if max_model_len > s.original:
+        divisors, factor = s.long, s.long_attention_factor
+    lengths = torch.tensor(divisors, dtype=torch.float32) * rope.theta ** _exponents(rope.dim)
+    return 1.0 / lengths, factor

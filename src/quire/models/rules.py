@@ -18,10 +18,11 @@ from quire.models.config_reader import ConfigReader
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
-Step = Literal["transpose", "split", "by_head", "deal", "stacked", "scalar"]
+Step = Literal["transpose", "split", "by_head", "deal", "stacked", "joined", "row", "scalar"]
 """The conversion between a stored tensor and its leaves.
 
-stacked: a leading axis over the experts; transpose: the last two axes swapped; split: the targets
+stacked: a leading axis over the experts; joined: that axis and the next are one, which holds one
+target; row: a leading axis of length one; transpose: the last two axes swapped; split: the targets
 one after the other along the first axis (that of an expert, if stacked); by_head: such a split
 within each of the K key/value heads (the fewest that a target has), which has its part of every
 target; deal: the targets take turns along the axis, as cards are dealt; scalar: one number that is
@@ -48,7 +49,8 @@ class Family:
     compare the family's logits with: transformers, or where it does not have the family a reference
     of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
     head's start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of
-    tensors that old files carry and that hold nothing of the model.
+    tensors that old files carry and that hold nothing of the model. drafts_after_layers: layers
+    beyond those of the config predict further tokens (MTP), and are ignored as well.
     """
 
     architectures: tuple[str, ...]
@@ -57,14 +59,18 @@ class Family:
     prefix: str = "model."
     oracle: Literal["transformers", "reference"] = "transformers"
     ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+    drafts_after_layers: bool = False
 
     def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
         """The rules of a checkpoint of `decoder`."""
         return self.rules(decoder) if callable(self.rules) else self.rules
 
-    def ignores(self, name: str) -> bool:
-        """Whether a checkpoint tensor of this name is ignored."""
+    def ignores(self, name: str, num_layers: int) -> bool:
+        """Whether a checkpoint tensor of this name is ignored in a model of `num_layers`."""
         bare = name.removeprefix(self.prefix)
+        layer = re.match(r"layers\.(\d+)\.", bare) if self.drafts_after_layers else None
+        if layer is not None and int(layer[1]) >= num_layers:
+            return True
         return any(re.fullmatch(pattern, bare) for pattern in self.ignored)
 
 
@@ -130,6 +136,8 @@ def _expand(
         for target in rule.targets
         for expert in (range(experts) if experts is not None else [values.get("expert")])
     ]
+    if experts == 0:
+        raise RuleError(f"{rule.source} holds experts, which the spec does not have")
     if absent := [n for n in names if n not in leaves]:
         raise RuleError(f"{rule.source} holds {absent[0]}, which the spec does not have")
     held = tuple(leaves[n] for n in names)
@@ -155,7 +163,11 @@ def _shape(
     shape = (sum(p.shape[0] for p in first), *held[0].shape[1:])
     if "transpose" in steps:
         shape = (*shape[:-2], shape[-1], shape[-2])
-    return shape if experts is None else (experts, *shape)
+    if "row" in steps:
+        shape = (1, *shape)
+    if experts is None:
+        return shape
+    return (experts * shape[0], *shape[1:]) if "joined" in steps else (experts, *shape)
 
 
 def _pattern(template: str) -> re.Pattern[str]:

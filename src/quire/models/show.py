@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
 from quire.models.kv_pool import memories_of, plan_kv_pool, token_bytes
-from quire.models.layer_memory import NumberBytes
+from quire.models.layer_memory import KeyValues, NumberBytes
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.spec import (
     Attention,
@@ -31,6 +32,7 @@ _NORM_WORDS = {
     "rms": "rms_norm",
     "rms_late_cast": "rms_norm",
     "rms1p": "rms_norm_1p",
+    "rms_bare": "rms_norm_bare",
     "layer": "layer_norm",
     "layer1p": "layer_norm_1p",
     "none": "layer_norm_without_weight",
@@ -134,6 +136,9 @@ def _attention(a: Attention) -> Iterator[str]:
     normed = [] if a.qk_norm is None else [_qk_norm(a, a.qk_norm)]
     turned = [] if a.rope is None else [f"q, k = rotate(q, k)    # {_rope(a.rope, a.head_dim)}"]
     yield from turned + normed if a.qk_norm_after_rope else normed + turned
+    if a.temperature is not None:
+        t = a.temperature
+        yield f"q = q * (1 + {t.strength:g} * ln(1 + floor((position + 1) / {t.interval:g})))"
     yield f"s = {a.scale:g} * q @ k"
     if a.softcap is not None:
         yield f"s = {a.softcap:g} * tanh(s / {a.softcap:g})"
@@ -141,6 +146,7 @@ def _attention(a: Attention) -> Iterator[str]:
         scale = "" if a.alibi.scale == 1 else f"{a.alibi.scale:g} * "
         yield f"s = s - {scale}slope * distance    # ALiBi, largest bias {a.alibi.max_bias:g}"
     seen = "all tokens before" if a.window is None else f"the last {a.window} tokens"
+    seen = seen if a.chunk is None else f"the tokens of its chunk of {a.chunk}"
     sinks = " and one sink per head" if a.sinks else ""
     values = "(softmax(s) @ v)" if a.gate == "none" else "(sigmoid(Wg @ h) * (softmax(s) @ v))"
     yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}"
@@ -155,24 +161,41 @@ def _qk_norm(a: Attention, n: Norm) -> str:
     return f"q, k = {_norm(n)}(q), {_norm(n)}(k)    # over {over}"
 
 
-def _mlp(m: Mlp, x: str) -> Iterator[str]:
+def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     bias = " + bias" if m.bias else ""
     inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
-    yield f"h = Wd @ ({inner}){bias}    # width {m.width:,}"
+    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}"
 
 
 def _moe(m: Moe, x: str) -> Iterator[str]:
-    renorm = ", made to sum to 1" if m.renorm else ""
-    weights = {
-        "softmax": f"top {m.top_k} of softmax(Wr @ {x}){renorm}",
-        "softmax_topk": f"softmax of the top {m.top_k} of Wr @ {x}",
-    }[m.score]
-    yield f"w = {weights}    # {m.experts} experts"
-    if m.clamp is None:
-        inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})"
-    else:
+    yield f"w = {_choice(m, x)}    # {m.experts} experts"
+    if m.shared is not None:
+        yield from _mlp(m.shared, x, "shared")
+        if m.shared_gate:
+            yield f"shared = sigmoid(Ws @ {x}) * shared"
+    x = f"(w[e] * {x})" if m.weighs_input else x
+    if m.clamp is not None:
         inner = f"g * sigmoid(1.702 g) * (u + 1), g and u bounded by {m.clamp:g}"
-    yield f"h = sum of w[e] * Wd[e] @ ({inner})    # width {m.width:,}"
+    else:
+        inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x})"
+    weight = "" if m.weighs_input else "w[e] * "
+    also = "" if m.shared is None else " + shared"
+    yield f"h = sum of {weight}Wd[e] @ ({inner}){also}    # width {m.width:,}"
+
+
+def _choice(m: Moe, x: str) -> str:
+    """The weights of the chosen experts for the input x."""
+    bias = ", chosen with a bias" if m.select_bias else ""
+    if m.groups > 1:
+        bias += f", from the best {m.top_groups} of {m.groups} groups"
+    if m.score in ("softmax_topk", "sigmoid_topk"):
+        text = f"{m.score.removesuffix('_topk')} of the top {m.top_k} of Wr @ {x}"
+    elif m.score == "sparsemixer":
+        text = f"top {m.top_k} of Wr @ {x} by sparsemixer with jitter {m.jitter:g}"
+    else:
+        renorm = ", made to sum to 1" if m.renorm else ""
+        text = f"top {m.top_k} of {m.score}(Wr @ {x}){renorm}"
+    return text + bias + ("" if m.scale == 1 else f", times {m.scale:g}")
 
 
 def _norm(n: Norm) -> str:
@@ -201,10 +224,14 @@ def _scaling(r: Rope) -> str:
 
 
 def _groups(d: Decoder, number: NumberBytes) -> Iterator[str]:
-    pool = plan_kv_pool(memories_of([d]), _BLOCK_SIZE, number)
+    memories = memories_of([d])
+    chunks = [m.window for m in memories if isinstance(m, KeyValues) and m.is_chunked]
+    block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in chunks if chunk is not None))
+    pool = plan_kv_pool(memories, block_size, number)
     yield f"KV groups, which share blocks of {pool.block_bytes:,} bytes"
     for group in pool.groups:
-        window = "" if group.window is None else f", window {group.window}"
+        word = "window" if group.chunk is None else "chunks of"
+        window = "" if group.window is None else f", {word} {group.window}"
         unused = pool.unused(group)
         note = f"; {unused:.1%} of a block unused" if unused >= 0.001 else ""
         size = "" if group.kind == "state" else f" ({group.block_size} tokens a block{note})"

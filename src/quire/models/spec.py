@@ -14,9 +14,9 @@ from typing import Literal
 
 from quire.models.layer_memory import KeyValues
 
-NormKind = Literal["rms", "rms_late_cast", "rms1p", "layer", "layer1p", "none"]
+NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
-RouterScore = Literal["softmax", "softmax_topk"]
+RouterScore = Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,9 @@ class Norm:
     """A normalisation over the last axis.
 
     `rms` scales by weight / root mean square (Zhang & Sennrich 2019); `rms_late_cast` does so
-    before it rounds to the model's dtype instead of after; `rms1p` scales by 1 + weight; `layer`
-    also removes the mean (Ba et al. 2016), `layer1p` with 1 + weight, `none` without weight.
+    before it rounds to the model's dtype instead of after; `rms1p` scales by 1 + weight, `rms_bare`
+    by 1; `layer` also removes the mean (Ba et al. 2016), `layer1p` with 1 + weight, `none` without
+    weight.
     """
 
     kind: NormKind = "rms"
@@ -77,13 +78,15 @@ class YarnScaling:
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
     """LongRoPE (Ding et al. 2024): one divisor per frequency, `long` for contexts beyond `original`
-    tokens, else `short`.
+    tokens, else `short`; cos and sin times `attention_factor`, or `long_attention_factor` with the
+    long ones.
     """
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original: int
     attention_factor: float
+    long_attention_factor: float
 
 
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
@@ -112,10 +115,19 @@ class Alibi:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries times 1 + `strength` * ln(1 + floor((position + 1) / `interval`)) (Llama 4)."""
+
+    strength: float
+    interval: float
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal softmax attention with H query heads over K key/value heads of D values.
 
-    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `softcap` c
+    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `chunk`:
+    it sees the tokens since the last position that is a multiple of `chunk`. `softcap` c
     bounds scores as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the
     softmax and has no value. `clip` bounds queries, keys and values as they are projected.
     `qk_norm` normalises queries and keys before or after rotation: over each head with one weight
@@ -129,6 +141,7 @@ class Attention:
     scale: float
     rope: Rope | None = None
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "full", "per_head"] = "head"
@@ -136,6 +149,7 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     sinks: bool = False
+    temperature: Temperature | None = None
     clip: float | None = None
     alibi: Alibi | None = None
     gate: Literal["none", "full"] = "none"
@@ -143,7 +157,8 @@ class Attention:
     @property
     def memory(self) -> KeyValues:
         """Keys and values of the tokens that queries see."""
-        return KeyValues(self.kv_heads, self.head_dim, self.window)
+        window = self.window if self.chunk is None else self.chunk
+        return KeyValues(self.kv_heads, self.head_dim, window, is_chunked=self.chunk is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +176,40 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """`top_k` of `experts` gated feed-forward networks of `width` F per token.
+    """`top_k` of `experts` feed-forward networks of `width` F per token, gated or not as in `Mlp`.
 
-    `score` softmax: weights are the chosen probabilities over all experts, summing to 1 if
-    `renorm`; softmax_topk: a softmax over the chosen logits. `clamp` c is gpt-oss's form: gate at
-    most c, up within ±c, (up + 1) * gate * sigmoid(1.702 gate).
+    `score`, `renorm` (with `renorm_eps` and `renorm_min`), `scale`, `groups` with `top_groups` and
+    `jitter` say how experts are chosen and weighed: see `ops.RouteArgs`. `select_bias`: a learned
+    bias joins the scores for the choice only. `wide_router`: the router's logits are not rounded to
+    the model's dtype. `weighs_input`: weights multiply the experts' inputs, not their results.
+
+    `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
+    gate). `shared` is a feed-forward part that all tokens go through; its result is added to the
+    rounded sum of the chosen experts', with `shared_gate` times the sigmoid of a projection to one
+    number.
     """
 
     experts: int
     top_k: int
     width: int
     act: Activation = "silu"
+    gated: bool = True
     score: RouterScore = "softmax"
     renorm: bool = True
+    renorm_eps: float = 1e-20
+    renorm_min: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    jitter: float = 0.0
+    select_bias: bool = False
     bias: bool = False
     router_bias: bool = False
+    wide_router: bool = False
+    weighs_input: bool = False
     clamp: float | None = None
+    shared: Mlp | None = None
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from quire.ops.norm import NormWeight
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation, Op
 from quire.ops.rotary import QKNorm, RotaryTable
+from quire.ops.routing import RouteArgs
 from quire.ops.select import Choice, Ops, bind, select
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Ops",
     "QKNorm",
     "RotaryTable",
+    "RouteArgs",
     "WeightFormat",
     "bind",
     "select",

@@ -13,7 +13,8 @@ from quire.ops.linear import hidden, linear, logits, pack_linear
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, norm
 from quire.ops.registry import Op
-from quire.ops.rotary import rope_store
+from quire.ops.rotary import rope_store, scale_queries
+from quire.ops.routing import route
 from quire.ops.sampling.edits import bias_logits, forbid_words, penalize
 from quire.ops.sampling.grammar_mask import mask_logits
 from quire.ops.sampling.sample import draw, greedy, rank, truncate
@@ -43,9 +44,11 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             copy_kv,
             zero_kv,
             rope_store,
+            scale_queries,
             plan_attention,
             attend,
             pack_experts,
+            route,
             moe,
             mask_logits,
             bias_logits,

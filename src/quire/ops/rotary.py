@@ -91,6 +91,13 @@ def rope_store(
     return q
 
 
+@op(is_invariant=True)
+def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
+    """q [T, H, D] times the factors [P] fp32 of their positions [1, T], in q's dtype."""
+    refuse_several_positions(positions)
+    return (q * factors.index_select(0, positions[0])[:, None, None]).to(q.dtype)
+
+
 def refuse_several_positions(positions: Tensor) -> None:
     """Raise NotBuiltYet for positions [P, T] with P above 1."""
     if positions.shape[0] != 1:

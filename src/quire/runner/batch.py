@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.models.kv_pool import KVGroup, KVPool
 from quire.models.layer_memory import KeyValues
 from quire.ops import PAD_SLOT, AttentionPlan, Batch, GroupBatch, Ops
+from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
 from quire.runner.devices.device import Array, Device
 from quire.runner.rows import Rows
@@ -91,6 +92,7 @@ class BatchBuilder:
         self._rows = rows
         self._device = device
         self._sizes = sizes
+        self._groups = pool.groups
         width = max([capacity, *sizes])
         self._positions = np.zeros(width, dtype=np.int64)
         self._slots = [np.zeros(width, dtype=np.int64) for _ in pool.groups]
@@ -268,12 +270,11 @@ class BatchBuilder:
             layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
         self._fill_slots(layout, positions)
         self._device.begin(layout.arrays)
-        for table, on_device, group in zip(
-            rows.tables, rows.device_tables, inputs.batch.groups, strict=True
+        for table, on_device, group, kind in zip(
+            rows.tables, rows.device_tables, inputs.batch.groups, self._groups, strict=True
         ):
-            group.plan = group.plan.refill(
-                layout.query_start, layout.seq_lens, table, layout.table_rows, on_device
-            )
+            step = layout.query_start, layout.seq_lens, table, layout.table_rows, on_device
+            group.plan = group.plan.refill(*(step if kind.chunk is None else _cut(kind, *step)))
 
     def _fill_slots(self, layout: _Layout, positions: Array) -> None:
         rows, num_padding = self._rows, len(layout.table_rows) - len(layout.inputs.rows)
@@ -295,6 +296,21 @@ def _ranges(counts: Array) -> Array:
     return np.arange(counts.sum()) - np.repeat(ends - counts, counts)
 
 
+def _cut(
+    group: KVGroup,
+    query_start: Array,
+    seq_lens: Array,
+    table: Array,
+    table_rows: Array,
+    on_device: Tensor | None,
+) -> tuple[Array, Array, Array, Array]:
+    """The step's rows cut where the chunks of a group begin."""
+    assert group.chunk is not None, "the group has chunks"
+    step = query_start, seq_lens, table, table_rows
+    cut = cut_at_chunks(*step, block_size=group.block_size, chunk=group.chunk)
+    return *cut, np.arange(len(cut.seq_lens), dtype=np.int32)
+
+
 def _empty_plan(ops: Ops, group: KVGroup, kv_heads: int | None, device: Device) -> AttentionPlan:
     """A plan for no rows, which each step refills."""
     plan: AttentionPlan = ops.plan_attention(
@@ -302,7 +318,7 @@ def _empty_plan(ops: Ops, group: KVGroup, kv_heads: int | None, device: Device) 
         seq_lens=np.zeros(0, dtype=np.int32),
         block_table=torch.zeros((0, 1), dtype=torch.int32, device=device.torch),
         block_size=group.block_size,
-        window=group.window,
+        window=None if group.chunk else group.window,
         kv_heads=kv_heads,
     )
     return plan

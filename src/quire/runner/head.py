@@ -13,6 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.batch import StepInputs
 from quire.runner.grammar_mask import GrammarMask
@@ -34,9 +35,9 @@ class HeadStep(Protocol):
         """
         ...
 
-    def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
-        """Queue the work on the step's hidden states [T, C] -> the tensors that `report` needs on
-        the host.
+    def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
+        """Queue the work on the step's hidden states -> the tensors that `report` needs on the
+        host.
 
         `mask` constrains sampled rows. The rows are where the step's tokens start. Changes made
         here must not affect a second launch.
@@ -54,12 +55,8 @@ class HeadStep(Protocol):
         ...
 
 
-class RowHead(Protocol):
-    """Serves the rows of one kind of request."""
-
-    def needs_host_ids(self, params: RequestParams) -> bool:
-        """Whether a request with these parameters must not be scheduled ahead of its last id."""
-        ...
+class Watcher(Protocol):
+    """Takes part in the steps of all rows, besides the head that each row has."""
 
     def add_row(self, new: NewRow) -> None:
         """Add a request of this kind in `new.row`. If this raises, nothing is kept."""
@@ -70,7 +67,13 @@ class RowHead(Protocol):
         ...
 
     def begin(self, inputs: StepInputs) -> HeadStep | None:
-        """Stage what the device needs from this head for a step; None if the step has no row of
-        this head.
-        """
+        """Stage what the device needs for a step; None if there is nothing to do in it."""
+        ...
+
+
+class RowHead(Watcher, Protocol):
+    """Serves the rows of one kind of request, and has a part in the steps that have such rows."""
+
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        """Whether a request with these parameters must not be scheduled ahead of its last id."""
         ...

@@ -13,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.models.decoder import DecoderModel
+from quire.models.decoder import DecoderModel, HiddenStates
 from quire.params import RequestParams
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
 from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
-from quire.runner.head import HeadStep, RowHead
+from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
 from quire.runner.rows import Rows
 from quire.runner.runner_output import RunnerOutput
@@ -42,13 +41,13 @@ class Step:
         runner: ModelRunner,
         plan: StepPlan,
         inputs: StepInputs,
-        hidden: Tensor,
+        states: HiddenStates,
         parts: Sequence[HeadStep],
     ) -> None:
         self._runner = runner
         self._plan = plan
         self._inputs = inputs
-        self._hidden: Tensor | None = hidden
+        self._states: HiddenStates | None = states
         self._parts = parts
         self._pending: list[tuple[HeadStep, Fetched]] | None = None
         self._output = RunnerOutput(StepResult(plan.step_id, []))
@@ -60,9 +59,9 @@ class Step:
 
     def compute(self, mask: GrammarMask | None = None) -> None:
         """Queue the heads' work on the hidden states. If this raises, no row has advanced."""
-        assert self._hidden is not None, "a step is sampled once"
-        self._pending = self._runner.finish(self._parts, self._hidden, mask)
-        self._hidden = None
+        assert self._states is not None, "a step is sampled once"
+        self._pending = self._runner.finish(self._parts, self._states, mask)
+        self._states = None
 
     def advance(self) -> None:
         """Advance the rows to the end of the step, or have the next launch wait for the results
@@ -106,16 +105,23 @@ class NoTokens:
 
 
 class Heads:
-    """A part of the rows: the heads of a runner, and which head each row uses."""
+    """A part of the rows: the heads of a runner, which head each row uses, and what watches all
+    rows.
+    """
 
     def __init__(self) -> None:
         self._by_kind: dict[type[RequestParams], RowHead] = {}
         self._of_row: dict[int, RowHead] = {}
+        self._watchers: list[Watcher] = []
 
     def register(self, kind: type[RequestParams], head: RowHead) -> None:
         """Use `head` for requests whose parameters are of this type, from now on."""
         assert kind not in self._by_kind, f"{kind.__name__} has a head"
         self._by_kind[kind] = head
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have `watcher` take part in all steps, from now on."""
+        self._watchers.append(watcher)
 
     def of(self, params: RequestParams) -> RowHead:
         """Return the head for a request. Raises NotBuiltYet if the model has none for its kind."""
@@ -128,13 +134,17 @@ class Heads:
         head = self.of(new.params)
         head.add_row(new)
         self._of_row[new.row] = head
+        for watcher in self._watchers:
+            watcher.add_row(new)
 
     def remove_row(self, row: int) -> None:
         self._of_row.pop(row).remove_row(row)
+        for watcher in self._watchers:
+            watcher.remove_row(row)
 
     def begin(self, inputs: StepInputs) -> list[HeadStep]:
-        """Begin a step: return the part of each head that has rows in it."""
-        steps = [head.begin(inputs) for head in self._by_kind.values()]
+        """Begin a step: return the part of each head that has rows in it, and of each watcher."""
+        steps = [part.begin(inputs) for part in (*self._by_kind.values(), *self._watchers)]
         return [step for step in steps if step is not None]
 
 
@@ -191,8 +201,8 @@ class ModelRunner:
         inputs = self._batches.build(plan)
         parts = self.heads.begin(inputs)
         self._batches.gather(inputs)
-        hidden = self._forward(inputs.batch, samples_all=inputs.last is None)
-        return Step(self, plan, inputs, hidden.last, parts)
+        states = self._forward(inputs.batch, samples_all=inputs.last is None)
+        return Step(self, plan, inputs, states, parts)
 
     def _prepare(self, plan: StepPlan) -> None:
         """Copy and zero blocks before a step computes: once, however often it is launched."""
@@ -204,12 +214,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def finish(
-        self, parts: Sequence[HeadStep], hidden: Tensor, mask: GrammarMask | None
+        self, parts: Sequence[HeadStep], states: HiddenStates, mask: GrammarMask | None
     ) -> list[tuple[HeadStep, Fetched]]:
-        """Have the heads compute from the hidden states [T, C] of a step; returns what each will
-        report. If this raises, the rows have not advanced.
+        """Have the heads compute from the hidden states of a step; returns what each will report.
+        If this raises, the rows have not advanced.
         """
-        computed = [(part, part.compute(hidden, mask)) for part in parts]
+        computed = [(part, part.compute(states, mask)) for part in parts]
         return [(part, self.device.fetch(tensors)) for part, tensors in computed]
 
     def advance(self, inputs: StepInputs) -> None:

@@ -54,14 +54,26 @@ class PooledRow:
     values: np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedColumns:
+    """The experts that a request's tokens from position `first` on were sent to: values [n, L, k],
+    0 in layers without experts.
+    """
+
+    handle: int
+    first: int
+    values: np.ndarray[Any, Any]
+
+
 @dataclass(slots=True)
 class RunnerOutput:
     """The output of a step: `result` for the rows that generate, `pooled` for those whose complete
     prompt was pooled. Errors of both are in `result`. `logprobs.index` indexes the ids of the
-    result.
+    result. `routed` has the experts of tokens, where they are reported.
     """
 
     result: StepResult
     pooled: list[PooledRow] = field(default_factory=list)
     logprobs: SampledLogprobs | None = None
     prompt_logprobs: list[PromptColumns] = field(default_factory=list)
+    routed: list[RoutedColumns] = field(default_factory=list)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
+from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.batch import StepInputs
 from quire.runner.grammar_mask import GrammarMask
@@ -47,13 +48,13 @@ class FollowerStep:
     def __init__(self, rows: Rows, group: WorkerGroup, inputs: StepInputs) -> None:
         self._rows, self._group, self._inputs = rows, group, inputs
 
-    def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
+    def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
         """Receive the drawn ids; the worker that drew them has applied `mask`."""
         inputs = self._inputs
         assert inputs.drafts is None, "drafts are verified by one worker"
         count = len(inputs.sampled)
         if count:
-            drawn = self._group.broadcast(hidden.new_empty(count, dtype=torch.int64))
+            drawn = self._group.broadcast(states.last.new_empty(count, dtype=torch.int64))
             self._rows.write(inputs.sampled_rows, inputs.sampled_at, drawn)
         return []
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel
+from quire.models.decoder import DecoderModel, HiddenStates
 from quire.params import RequestParams, SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Array, Device
@@ -121,11 +121,11 @@ class TokenStep:
         """Whether rows have drafts: they advance once the number of accepted drafts is known."""
         return self._guesses is not None
 
-    def compute(self, hidden: Tensor, mask: GrammarMask | None) -> Sequence[Tensor]:
+    def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
         """Draw the sampled rows' tokens, among those that `mask` allows, and write them into the
         rows.
         """
-        head, inputs = self._head, self._inputs
+        head, inputs, hidden = self._head, self._inputs, states.last
         self._prompts, self._errors = {}, {}
         if head.prompt_logprobs.pending:
             self._prompts, self._errors = head.prompt_logprobs.collect(inputs, hidden, head.rows)

@@ -186,9 +186,9 @@ BAD = [
     (
         "a",
         {"params": SamplingParams(routed_experts_prompt_start=1)},
-        NotBuiltYet,
-        "routed_experts_prompt_start=1 is not allowed: this release does not implement it. "
-        "Leave it out: the experts that tokens went to are not reported.",
+        InvalidParameter,
+        "routed_experts_prompt_start=1 is not allowed: the engine does not report experts. "
+        "Start the engine with enable_return_routed_experts, or leave it out.",
     ),
     (
         "a",

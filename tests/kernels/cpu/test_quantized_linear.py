@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
-from quire.ops import MoeArgs, WeightFormat, select
+from quire.ops import MoeArgs, RouteArgs, WeightFormat, select
 from quire.ops.quantized import quantize_rows, quantize_weight
 from tests.support.op_cases.costs import nbytes
 
@@ -118,16 +118,15 @@ def test_feed_forward_layers_logits_and_experts(isa):
     ops, plain = cpu_ops(isa), select(device="cpu", dtype=torch.float32, providers=["torch"])
     format = FORMATS[1]
     x = torch.randn(9, 48, generator=torch.Generator().manual_seed(1))
-    args = MoeArgs(4, 2, "softmax", renorm=True)
 
     def results(o):
         up, down = o.pack_linear(draw(90, 48), None, format), o.pack_linear(draw(48, 45), None)
-        router = o.pack_linear(draw(4, 48, seed=8) / 50, None)
+        chosen, weights = o.route(draw(9, 4, seed=8), RouteArgs(2, "softmax", renorm=True))
         experts = o.pack_experts(draw(4, 30, 48), draw(4, 48, 15), None, None, format)
         return (
             o.linear(o.hidden(x, up, "silu", True), down),
             o.logits(x, up, 0.5, 30.0),
-            o.moe(x, router, experts, args),
+            o.moe(x, chosen, weights, experts, MoeArgs()),
         )
 
     for native, expected in zip(results(ops), results(plain), strict=True):

@@ -30,7 +30,7 @@ FLOAT32 = {
 }  # fmt: skip
 """Ops on logits, which are float32 in a model of any type."""
 
-WITHOUT_KERNEL = {"row_peaks"}
+WITHOUT_KERNEL = {"row_peaks", "scale_queries", "xielu"}
 """Ops that torch serves beside Triton's kernels."""
 
 SLOW = {"attend", "moe", "draw", "truncate", "rank"}
@@ -39,8 +39,8 @@ CHOSEN = {
     "attend/one_chunk-alibi",
     "attend/row_without_new_tokens", "attend/int8-mixed-window", "attend/fp8-mixed-window",
     "attend/fp8-mixed-mqa",
-    "moe/softmax-1", "moe/softmax_topk-clamp-bias", "moe/softmax_topk-clamp-nan",
-    "moe/int4_g32-softmax",
+    "moe/silu-1", "moe/clamp-bias", "moe/clamp-nan", "moe/weighs_input", "moe/not_gated-relu2",
+    "moe/int4_g32",
     "draw/wide-normal",
     "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
     "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",
@@ -49,7 +49,7 @@ CHOSEN = {
 CHOSEN_FAST = {
     "attend/decode-all", "attend/one_row-sinks", "attend/int8-decode-softcap",
     "attend/fp8-decode-sinks", "attend/fp8-decode-small", "attend/fp8-ragged-window",
-    "moe/sigmoid-groups-select_bias", "moe/int4_g32-softmax-40",
+    "moe/many_experts", "moe/int4_g32-40",
 }  # fmt: skip
 """Of the slow ops: each feature in one case."""
 
@@ -73,6 +73,8 @@ def pytest_generate_tests(metafunc):
         case for case in CASES + FP8_CASES if not case.is_bench and case.op not in WITHOUT_KERNEL
     ]
     hostile += ROUNDED + CHUNKED + WIDE
+    named = {f"{case.op}/{case.name}" for case in hostile}
+    assert named.issuperset(CHOSEN | CHOSEN_FAST)
     cases = [
         pytest.param(
             *(kind, name),

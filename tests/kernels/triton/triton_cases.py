@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from quire.ops import WeightFormat
 from quire.ops.moe import MoeArgs
+from quire.ops.routing import RouteArgs
 from tests.support.op_cases import Case, Prepared
 from tests.support.op_cases.case import by_row
 from tests.support.op_cases.logits import SETTINGS, _draw
@@ -36,17 +37,16 @@ def _linear(name: str, rows: int, width: int, out: int) -> Case:
 
 
 def _moe(name: str, rows: int = 5) -> Case:
-    args = MoeArgs(3, 2, "softmax", renorm=True)
-
     def prepare(ops, draw) -> Prepared:
         experts = ops.pack_experts(
             draw.normal(3, 40, 24, scale=0.2), draw.normal(3, 24, 20), stored_as=FORMATS[name]
         )
-        router = ops.pack_linear(draw.normal(3, 24), None)
-        x = draw.normal(rows, 24)
-        return Prepared({"x": x, "router": router, "experts": experts, "args": args})
+        args = RouteArgs(2, "softmax", renorm=True)
+        chosen, weights = ops.route(draw.normal(rows, 3), args)
+        arguments = {"x": draw.normal(rows, 24), "chosen": chosen, "weights": weights}
+        return Prepared(arguments | {"experts": experts, "args": MoeArgs()})
 
-    return Case("moe", f"{name}-softmax" + f"-{rows}" * (rows != 5), prepare)
+    return Case("moe", f"{name}" + f"-{rows}" * (rows != 5), prepare)
 
 
 ROUNDED = (

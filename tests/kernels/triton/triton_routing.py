@@ -11,8 +11,8 @@ import random
 import torch
 
 from quire.kernels.triton.moe.routing import grouped, route
-from quire.ops.moe import MoeArgs
-from quire.ops.moe import route as definition
+from quire.ops.routing import RouteArgs
+from quire.ops.routing import route as definition
 
 SHAPES = ((1, 1, 1, 1), (6, 2, 1, 1), (8, 8, 1, 1), (12, 3, 3, 2), (64, 6, 8, 3), (5, 2, 5, 4))
 """Experts, top k, groups, top groups."""
@@ -24,7 +24,10 @@ def routes(rng):
         SHAPES, SCORES, (False, True), (False, True)
     ):
         experts, top_k, groups, top_groups = shape
-        args = MoeArgs(experts, top_k, score, renorm, 1.7, groups, top_groups)
+        if score == "softmax_topk":
+            groups = top_groups = 1
+        floor = 0.7 if biased else 0.0
+        args = RouteArgs(top_k, score, renorm, 1.7, groups, top_groups, 1e-20, floor)
         logits = torch.randn(3, experts, generator=rng) * 3
         bias = torch.randn(experts, generator=rng) if biased else None
         yield f"{shape} {score} {renorm} {biased}", args, logits, bias
@@ -34,7 +37,7 @@ def wrong_routes(rng):
     for name, args, logits, bias in routes(rng):
         chosen, weights = route(logits, args, bias)
         right, right_weights = definition(logits, args, bias)
-        if not torch.equal(chosen.long(), right):
+        if not torch.equal(chosen, right):
             yield f"{name}: {chosen.tolist()} instead of {right.tolist()}"
         elif not torch.allclose(weights, right_weights, rtol=1e-5, atol=1e-7):
             yield f"{name}: {weights.tolist()} instead of {right_weights.tolist()}"
@@ -48,10 +51,10 @@ def wrong_hostile_routes(rng):
     for name, args, logits, bias in [*routes(rng)][::5]:
         for i, value in enumerate(lost):
             logits[i, :: i + 1] = value
-        logits = torch.cat([logits, torch.full((1, args.experts), float("nan"))])
+        logits = torch.cat([logits, torch.full((1, logits.shape[1]), float("nan"))])
         chosen, weights = route(logits, args, bias)
         for row in chosen.tolist():
-            if len({*row}) != args.top_k or not all(0 <= id < args.experts for id in row):
+            if len({*row}) != args.top_k or not all(0 <= id < logits.shape[1] for id in row):
                 yield f"{name}: {row}"
         if not weights[[0, 3]].isnan().any(1).all():
             yield f"{name}: NaN is lost"

@@ -22,11 +22,12 @@ from quire.models.rules import tensor_map
 from tests.models.hostile.dense import DENSE
 from tests.models.hostile.first import FIRST
 from tests.models.hostile.form import Hostile, Oracle
+from tests.models.hostile.mixtures import MIXTURES
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-HOSTILE: dict[str, Hostile] = FIRST | DENSE
+HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES
 """Each of the tests takes all of them; those that are not `is_default` with `--full` only."""
 
 
@@ -101,13 +102,18 @@ def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
     ).eval()
 
 
+def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Weights that transformers keeps as buffers."""
+    return [(n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
+
+
 def random_model(hostile: Hostile) -> torch.nn.Module:
     """The model as transformers makes it, with weights that leave nothing at one or zero."""
     config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().float()
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for name, value in [*model.named_parameters(), *_learned_buffers(model)]:
             value.copy_(torch.randn_like(value) * 0.15 + centre(hostile, name))
     return model
 
@@ -147,6 +153,7 @@ def rename(folder: Path, architecture: str) -> None:
 
 def centre(hostile: Hostile, name: str) -> float:
     """The mean of a tensor: norms by 1 + weight are centred like all others."""
-    is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
+    own = ".".join(name.split(".")[-3:-1])  # DBRX has its attention in a module of norms
+    is_norm = ("norm" in own or "ln_" in own) and name.endswith("weight")
     is_plain = "gemma" not in hostile.kind and hostile.kind != "nemotron"
     return 1.0 if is_norm and is_plain else 0.0

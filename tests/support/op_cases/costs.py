@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from quire.models.assembly import tensors_within
-from quire.ops import AttentionArgs, AttentionPlan, ExpertWeights, LayerKV, LinearWeight, MoeArgs
+from quire.ops import (
+    AttentionArgs,
+    AttentionPlan,
+    ExpertWeights,
+    LayerKV,
+    LinearWeight,
+    MoeArgs,
+    RouteArgs,
+)
 from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory
 from quire.ops.norm import NormWeight
 from quire.ops.segments import Addend
@@ -117,18 +125,17 @@ def linear_total(
     return Cost(nbytes(parts) + parts[:, 0].numel() * dtype.itemsize, parts.numel())
 
 
-def moe(
-    x: Tensor,
-    router: LinearWeight,
-    experts: ExpertWeights,
-    args: MoeArgs,
-    select_bias: Tensor | None = None,
-) -> Cost:
-    used = min(args.experts, x.shape[0] * args.top_k)
-    per_expert = nbytes(experts) // x.element_size() // args.experts
+def route(logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None) -> Cost:
+    chosen = 8 * len(logits) * args.top_k
+    return Cost(nbytes(logits, select_bias) + chosen, 4 * logits.numel())
+
+
+def moe(x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs) -> Cost:
+    used = min(experts.experts, chosen.numel())
+    per_expert = nbytes(experts) // x.element_size() // experts.experts
     return Cost(
-        2 * nbytes(x) + nbytes(router) + nbytes(experts) * used // args.experts,
-        2 * x.shape[0] * (x.shape[1] * args.experts + args.top_k * per_expert),
+        2 * nbytes(x) + nbytes(chosen, weights) + nbytes(experts) * used // experts.experts,
+        2 * chosen.numel() * per_expert,
     )
 
 
@@ -149,6 +156,10 @@ def blocks(
 
 def zero_kv(kv: BlockMemory, block_ids: BlockIds) -> Cost:
     return Cost(blocks(kv, block_ids).num_bytes // 2)
+
+
+def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Cost:
+    return Cost(2 * nbytes(q) + 12 * len(q), q.numel())
 
 
 def rope_store(qkv: Tensor, kv: LayerKV, slots: Tensor, **_: Any) -> Cost:
@@ -221,9 +232,9 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
-    **{f.__name__: f for f in (embed_packed, linear, hidden, logits, moe)},
+    **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total)},
-    **{f.__name__: f for f in (zero_kv, rope_store, attend)},
+    **{f.__name__: f for f in (zero_kv, rope_store, scale_queries, attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
     **{f.__name__: f for f in (greedy, truncate)},

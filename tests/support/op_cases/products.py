@@ -7,6 +7,7 @@ import numpy as np
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.linear import LinearWeight
 from quire.ops.moe import MoeArgs
+from quire.ops.routing import RouteArgs
 from quire.ops.segments import Addend
 from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
@@ -126,56 +127,91 @@ def _logits(
     return Case("logits", bench or name, prepare, is_bench=bool(bench))
 
 
-def _moe(
-    name: str,
-    rows: int,
-    args: MoeArgs,
-    *,
-    bias: bool = False,
-    select_bias: bool = False,
-    has_nan: bool = False,
+def _route(
+    name: str, rows: int, experts: int, args: RouteArgs, *, select_bias: bool = False
 ) -> Case:
-    """The router reads x's first E entries, far apart: rounding never changes the choice. has_nan:
-    one in the biases of one expert.
-    """
+    """Logits that are far apart: rounding never changes the choice."""
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        experts, width, ffn = args.experts, args.experts + 5, 7
-        x = draw.rng.standard_normal((rows, width))
         ranks = np.arange(experts)
-        for row in x:
-            row[:experts] = draw.rng.permutation(ranks) * 0.5 - experts / 4
+        logits = [draw.rng.permutation(ranks) * 0.5 - experts / 4 for _ in range(rows)]
         return by_row(
             {
-                "x": draw.of(x),
-                "router": ops.pack_linear(draw.of(np.eye(experts, width)), None),
-                "experts": ops.pack_experts(
-                    draw.normal(experts, 2 * ffn, width, scale=width**-0.5),
-                    draw.normal(experts, width, ffn, scale=ffn**-0.5),
-                    (draw.with_nan if has_nan else draw.normal)(experts, 2 * ffn) if bias else None,
-                    draw.normal(experts, width) if bias else None,
-                ),
+                "logits": draw.of(np.reshape(logits, (rows, experts))),
                 "args": args,
                 "select_bias": draw.of(draw.rng.permutation(ranks) * 0.07) if select_bias else None,
             },
-            {"x": 0},
+            {"logits": 0},
+        )
+
+    return Case("route", name, prepare)
+
+
+def _routes() -> list[Case]:
+    mixtral = RouteArgs(2, "softmax", renorm=True)
+    deepseek = RouteArgs(3, "sigmoid", True, scale=2.5, groups=4, top_groups=2)
+    ernie = RouteArgs(2, "softmax", True, renorm_min=0.6)
+    return [
+        *(_route(f"softmax-{rows}", rows, 4, mixtral) for rows in (0, 1, 9)),
+        _route("softmax-not_renormalised-scaled", 6, 5, RouteArgs(2, "softmax", False, scale=1.7)),
+        _route("all_experts", 4, 3, RouteArgs(3, "softmax", False)),
+        _route("one_expert-renormalised", 4, 3, RouteArgs(1, "softmax", True)),
+        _route("sigmoid-groups-select_bias", 7, 8, deepseek, select_bias=True),
+        _route("sigmoid-renorm_eps", 5, 6, RouteArgs(2, "sigmoid", True, renorm_eps=0.3)),
+        _route("softmax-renorm_min-select_bias", 7, 6, ernie, select_bias=True),
+        _route("softmax_topk", 7, 6, RouteArgs(3, "softmax_topk", renorm=False)),
+        _route("sigmoid_topk", 7, 6, RouteArgs(1, "sigmoid_topk", renorm=False)),
+        _route("sparsemixer", 9, 6, RouteArgs(2, "sparsemixer", False, jitter=0.4)),
+    ]
+
+
+def _moe(
+    name: str,
+    rows: int,
+    top_k: int,
+    experts: int,
+    args: MoeArgs,
+    *,
+    bias: bool = False,
+    has_nan: bool = False,
+) -> Case:
+    """has_nan: one in the biases of one expert."""
+
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        width, ffn = experts + 5, 7
+        inner = ffn * (2 if args.gated else 1)
+        chosen = [draw.rng.permutation(experts)[:top_k] for _ in range(rows)]
+        return by_row(
+            {
+                "x": draw.normal(rows, width),
+                "chosen": draw.exact(np.reshape(chosen, (rows, top_k)).astype(np.int32)),
+                "weights": draw.wide(draw.rng.random((rows, top_k)) * 1.7),
+                "experts": ops.pack_experts(
+                    draw.normal(experts, inner, width, scale=width**-0.5),
+                    draw.normal(experts, width, ffn, scale=ffn**-0.5),
+                    (draw.with_nan if has_nan else draw.normal)(experts, inner) if bias else None,
+                    draw.normal(experts, width) if bias else None,
+                ),
+                "args": args,
+            },
+            {"x": 0, "chosen": 0, "weights": 0},
         )
 
     return Case("moe", name, prepare)
 
 
 def _moes() -> list[Case]:
-    mixtral = MoeArgs(4, 2, "softmax", renorm=True)
-    deepseek = MoeArgs(8, 3, "sigmoid", True, scale=2.5, groups=4, top_groups=2)
-    gpt_oss = MoeArgs(6, 3, "softmax_topk", renorm=False, clamp=0.6)
+    silu, gpt_oss = MoeArgs(), MoeArgs(clamp=0.6)
     return [
-        *(_moe(f"softmax-{rows}", rows, mixtral) for rows in (0, 1, 9)),
-        _moe("softmax-not_renormalised-scaled", 6, MoeArgs(5, 2, "softmax", False, scale=1.7)),
-        _moe("all_experts-gelu_tanh", 4, MoeArgs(3, 3, "softmax", False, act="gelu_tanh")),
-        _moe("one_expert-renormalised", 4, MoeArgs(3, 1, "softmax", True)),
-        _moe("sigmoid-groups-select_bias", 7, deepseek, select_bias=True),
-        _moe("softmax_topk-clamp-bias", 7, gpt_oss, bias=True),
-        _moe("softmax_topk-clamp-nan", 7, gpt_oss, bias=True, has_nan=True),
+        *(_moe(f"silu-{rows}", rows, 2, 4, silu) for rows in (0, 1, 9)),
+        _moe("all_experts-gelu_tanh", 4, 3, 3, MoeArgs("gelu_tanh")),
+        _moe("one_expert", 4, 1, 3, silu),
+        _moe("many_experts", 7, 3, 40, silu),
+        _moe("not_gated-relu2", 5, 2, 4, MoeArgs("relu2", gated=False), bias=True),
+        _moe("weighs_input", 6, 1, 4, MoeArgs(weighs_input=True)),
+        _moe("weighs_input-several", 5, 3, 4, MoeArgs(weighs_input=True), bias=True),
+        _moe("clamp-bias", 7, 3, 6, gpt_oss, bias=True),
+        _moe("clamp-nan", 7, 3, 6, gpt_oss, bias=True, has_nan=True),
     ]
 
 
@@ -194,6 +230,7 @@ CASES = (
     *(_logits(rows, 37, 1.0, None) for rows in (0, 1, 4)),
     _logits(3, 37, 0.25, None),
     _logits(3, 37, 1.5, 0.8),
+    *_routes(),
     *_moes(),
     _linear(1, 1024, 4096, bench="qkv_0.6b_1"),
     _linear(32, 1024, 4096, bench="qkv_0.6b_32"),

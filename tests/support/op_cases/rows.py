@@ -74,6 +74,18 @@ def _gate(rows: int, width: int, gate_width: int) -> Case:
     return Case("scale_gate", f"{rows}x{width}-gate{gate_width}", prepare)
 
 
+def _scale_queries(rows: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "q": draw.normal(rows, 3, 4),
+            "positions": draw.integers(draw.rng.integers(0, 9, (1, rows))),
+            "factors": draw.wide(draw.rng.random(9) + 1),
+        }
+        return by_row(arguments, {"q": 0, "positions": 1})
+
+    return Case("scale_queries", str(rows), prepare)
+
+
 def _xielu(rows: int) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         return by_row({"x": draw.strided(rows, 9), "numbers": draw.normal(4)}, {"x": 0})
@@ -105,6 +117,7 @@ CASES = (
     *_norms(),
     *(_sum(op, (rows, 16), 1.0) for op in ("add", "add_norm") for rows in (0, 1, 5)),
     *(_sum(op, (5, 17), 0.37, is_strided=True) for op in ("add", "add_norm")),
+    *map(_scale_queries, (0, 1, 6)),
     *(_xielu(rows) for rows in (0, 1, 5)),
     *(_gate(rows, 8, width) for rows, width in ((0, 8), (1, 8), (5, 8), (5, 1))),
 )

@@ -281,6 +281,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     max_logprobs: int = SAMPLING_AND_OUTPUT.integer(
         20, "Most logprobs that a request may ask for; -1: no limit.", minimum=-1
     )
+    enable_return_routed_experts: bool = SAMPLING_AND_OUTPUT.flag(
+        False,
+        "Return, with each completion of a mixture of experts, the experts that its tokens were "
+        "sent to in every layer (`routed_experts`).",
+    )
     logprobs_mode: str = SAMPLING_AND_OUTPUT.text(
         "raw_logprobs",
         "Take logprobs before (raw) or after penalties, temperature and top-k; or the logits.",

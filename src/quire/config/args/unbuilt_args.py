@@ -56,9 +56,6 @@ class UnbuiltArgs:
     )
     allowed_local_media_path: str = unbuilt("", "folder of local media", _TEXT_ONLY)
     allowed_media_domains: list[str] | None = unbuilt(None, "hosts of media", _TEXT_ONLY)
-    enable_return_routed_experts: bool = unbuilt(
-        False, "return the experts chosen for each token", "Leave it out."
-    )
     return_sampling_mask: bool = unbuilt(
         False, "return the tokens that sampling left possible", "Ask for logprobs instead."
     )

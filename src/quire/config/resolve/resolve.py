@@ -29,6 +29,7 @@ from quire.errors import InvalidParameter
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
+from quire.models.layer_memory import KeyValues, LayerMemory
 
 
 def resolve(
@@ -111,10 +112,16 @@ def _decide_graphs(d: Decisions) -> None:
         d.decide("use_graphs", False, "tokens leave the core in the middle of a step")
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
+    elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):
+        d.decide("use_graphs", False, "attention in chunks has another number of rows each step")
     elif d.machine.device == "cuda":
         d.decide("use_graphs", True, "steps of decodes replay CUDA graphs captured at start")
     else:
         d.decide("use_graphs", True, "steps replay a program recorded at start")
+
+
+def _is_chunked(memory: LayerMemory | None) -> bool:
+    return isinstance(memory, KeyValues) and memory.is_chunked
 
 
 def _decide_threads(d: Decisions) -> None:
@@ -132,6 +139,10 @@ def _decide_threads(d: Decisions) -> None:
 
 def _decide_output(d: Decisions) -> None:
     args, model = d.args, d.model
+    d.requested("enable_return_routed_experts")
+    if args.enable_return_routed_experts and not model.num_experts:
+        why = "the model has no experts"
+        raise InvalidParameter("enable_return_routed_experts", True, why, "Leave it out.")
     if args.max_logprobs == -1:
         d.decide("max_logprobs", model.vocab_size, "max_logprobs=-1: the whole vocabulary")
     else:

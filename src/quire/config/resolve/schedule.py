@@ -75,6 +75,8 @@ def _decide_switches(d: Decisions) -> None:
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         given = vars(d.args)[name]
         why = "on for models that generate" if given is None else f"{name} was given"
+        if name == "enable_prefix_caching" and _loses_routed_experts(d):
+            given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)
     overlap = d.args.async_scheduling
     if overlap is None and d.machine.device == "cuda":
@@ -85,6 +87,13 @@ def _decide_switches(d: Decisions) -> None:
         )
     else:
         d.decide("max_steps_in_flight", 2 if overlap else 1, f"async_scheduling={overlap}")
+
+
+def _loses_routed_experts(d: Decisions) -> bool:
+    """Whether experts are to be reported that no block of full attention keeps."""
+    memories = d.model.memories
+    is_kept = any(memory is not None and memory.kind == "full" for memory in memories)
+    return d.args.enable_return_routed_experts and not is_kept
 
 
 def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:

@@ -108,6 +108,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_logprobs=plan.max_logprobs,
+        keeps_experts=plan.enable_return_routed_experts,
         logprobs_mode=cast(LogprobsMode, plan.logprobs_mode),
         make_processors=partial(make_logits_processors, processors, plan),
         profiler=plan.profiler,

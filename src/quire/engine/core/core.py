@@ -26,6 +26,7 @@ from quire.engine.wire.messages import (
     LogprobColumns,
     PooledOutput,
     PromptLogprobs,
+    RoutedExperts,
     SchedulerStats,
     Started,
 )
@@ -253,6 +254,10 @@ class EngineCore(CoreControl):
             prompt_logprobs=[
                 PromptLogprobs(p.handle, p.token_ids, p.values, p.ranks)
                 for p in (runner_output.prompt_logprobs if runner_output else ())
+            ],
+            routed_experts=[
+                RoutedExperts(r.handle, r.first, r.values)
+                for r in (runner_output.routed if runner_output else ())
             ],
             pooled=_pooled(runner_output, scheduler_output.finished) if runner_output else [],
             stats=self._stats() if self._log_stats else None,

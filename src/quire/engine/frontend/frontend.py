@@ -300,6 +300,7 @@ def build_front_end(
         max_model_len=plan.max_model_len,
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
+        reports_experts=plan.enable_return_routed_experts,
     )
     tracer = None
     if plan.otlp_traces_endpoint is not None:

@@ -40,13 +40,15 @@ class ModelLimits:
     """Limits of the model and the engine that requests are checked against.
 
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
-    generation config. `max_logprobs` -1 means no limit.
+    generation config. `max_logprobs` -1 means no limit. `reports_experts`: with
+    `enable_return_routed_experts`.
     """
 
     vocab_size: int
     max_model_len: int
     max_logprobs: int = 20
     eos_token_ids: tuple[int, ...] = ()
+    reports_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class InputProcessor:
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
+        self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self.limits.max_model_len - len(token_ids))
         allowed = "it must be an int that fits 32 bits"
         request = EngineCoreRequest(
@@ -155,6 +158,15 @@ class InputProcessor:
         """Release what `process` needs; no request is processed afterwards."""
         if self._forms is not None:
             self._forms.close()
+
+    def _check_experts_start(self, start: int, prompt_len: int) -> None:
+        name = "routed_experts_prompt_start"
+        if start and not self.limits.reports_experts:
+            hint = "Start the engine with enable_return_routed_experts, or leave it out."
+            raise InvalidParameter(name, start, "the engine does not report experts", hint)
+        if start > prompt_len:
+            allowed = f"it must be at most {prompt_len}, the tokens of the prompt"
+            raise InvalidParameter(name, start, allowed)
 
     def _check_form(self, own: SamplingParams) -> None:
         form = own.structured_outputs
@@ -255,10 +267,6 @@ def _refuse_unbuilt_params(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is not None:
             raise NotBuiltYet(name, value, hint)
-    start = params.routed_experts_prompt_start
-    if start:
-        hint = "Leave it out: the experts that tokens went to are not reported."
-        raise NotBuiltYet("routed_experts_prompt_start", start, hint)
     for name in _UNBUILT_EXTRA_ARGS:
         if params.extra_args and params.extra_args.get(name) is not None:
             hint = "Leave it out of extra_args."

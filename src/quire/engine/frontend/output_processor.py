@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from quire.engine.frontend.output_experts import OutputExperts
 from quire.engine.frontend.output_logprobs import (
     LogprobFrame,
     OutputLogprobs,
@@ -83,6 +84,7 @@ class OutputProcessor:
         stats = self._new_stats(outputs, processed)
         self._note_starts(outputs, stats)
         self._note_prompts(outputs, processed)
+        self._note_experts(outputs)
         self._refuse_pooled(outputs, processed)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
@@ -171,6 +173,7 @@ class OutputProcessor:
             if self._log_stats
             else None,
             max_tokens=params.max_tokens,
+            experts_start=params.routed_experts_prompt_start,
         )
 
     def _new_stats(self, outputs: EngineCoreOutputs, processed: Processed) -> IterationStats | None:
@@ -202,6 +205,14 @@ class OutputProcessor:
                 except Exception as error:
                     state.prompt_logprobs = None
                     self._fail(state, error, processed)
+
+    def _note_experts(self, outputs: EngineCoreOutputs) -> None:
+        for message in outputs.routed_experts:
+            state = self._states.get(message.handle)
+            if state is not None:
+                if state.experts is None:
+                    state.experts = OutputExperts(state.experts_start)
+                state.experts.add(message)
 
     def _refuse_pooled(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
         """Fail generation requests that got a pooling result."""

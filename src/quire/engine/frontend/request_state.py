@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from quire.engine.frontend.output_experts import OutputExperts
 from quire.engine.frontend.output_logprobs import (
     MAX_CONTEXT,
     LogprobFrame,
@@ -92,7 +93,8 @@ class RequestState:
 
     __slots__ = (
         *("_interval", "_kind", "_num_given", "engine_index", "group", "handle", "index"),
-        *("is_ended", "logprobs", "max_tokens", "prompt_logprobs", "text", "times"),
+        *("experts", "experts_start", "is_ended", "logprobs", "max_tokens", "prompt_logprobs"),
+        *("text", "times"),
     )
 
     def __init__(
@@ -106,6 +108,7 @@ class RequestState:
         prompt_logprobs: PromptLogprobsBuilder | None = None,
         times: RequestStateStats | None = None,
         max_tokens: int | None = None,
+        experts_start: int = 0,
     ) -> None:
         self.handle = handle
         self.index = handle - group.handles.start
@@ -116,6 +119,9 @@ class RequestState:
         self.prompt_logprobs = prompt_logprobs
         self.times = times
         self.max_tokens = max_tokens
+        self.experts: OutputExperts | None = None
+        """None until the core reports some, from `experts_start` on."""
+        self.experts_start = experts_start
         self.engine_index = 0
         self._kind = group.output_kind
         self._interval = interval
@@ -162,6 +168,9 @@ class RequestState:
         completion = self._completion()
         completion.finish_reason, completion.stop_reason = end.reason.name.lower(), end.stop_reason
         completion.error = end.message
+        if self.experts is not None:
+            num_tokens = len(self.group.prompt_token_ids) + len(self.text.token_ids)
+            completion.routed_experts = self.experts.of(num_tokens)
         self.is_ended = True
         self.group.num_open -= 1
         return self._output(completion)

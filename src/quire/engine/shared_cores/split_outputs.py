@@ -13,6 +13,7 @@ def outputs_by_client(outputs: EngineCoreOutputs) -> dict[int, EngineCoreOutputs
     handles += [one.handle for one in outputs.started]
     handles += [one.handle for one in outputs.prompt_logprobs]
     handles += [one.handle for one in outputs.pooled]
+    handles += [one.handle for one in outputs.routed_experts]
     clients = {handle >> CLIENT_SHIFT for handle in handles}
     if len(clients) == 1:
         return {clients.pop(): outputs}
@@ -40,6 +41,7 @@ def _part(outputs: EngineCoreOutputs, client: int) -> EngineCoreOutputs:
         started=[one for one in outputs.started if one.handle >> CLIENT_SHIFT == client],
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p.handle >> CLIENT_SHIFT == client],
         pooled=[one for one in outputs.pooled if one.handle >> CLIENT_SHIFT == client],
+        routed_experts=[r for r in outputs.routed_experts if r.handle >> CLIENT_SHIFT == client],
         logprobs=_logprobs(outputs.logprobs, places),
         timestamp=outputs.timestamp,
         engine_index=outputs.engine_index,

@@ -140,6 +140,16 @@ class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
     ranks: np.ndarray[Any, np.dtype[np.int32]]
 
 
+class RoutedExperts(msgspec.Struct, array_like=True, gc=False):
+    """The experts that tokens of one request were sent to, from position `first` on: values [n, L,
+    k] for n tokens and L layers, 0 in layers without experts.
+    """
+
+    handle: int
+    first: int
+    values: np.ndarray[Any, np.dtype[np.int16]]
+
+
 class PooledOutput(msgspec.Struct, array_like=True, gc=False):
     """The result of one pooling request: a vector [D], or a vector for each token [n, D]."""
 
@@ -260,6 +270,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     protocol_version: int = 0
     sequence: int = 0
     pooled: list[PooledOutput] = []
+    routed_experts: list[RoutedExperts] = []
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:

@@ -188,38 +188,42 @@ class LinearOps:
 
     def pack_experts(
         self,
-        gate_up: Tensor,
+        up: Tensor,
         down: Tensor,
-        gate_up_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
     ) -> SeparateExperts:
-        """gate_up [E, 2F, C], down [E, C, F], biases [E, 2F] and [E, C]; all are copied."""
-        up = pack_each(self.pack_linear, gate_up, gate_up_bias, stored_as)
+        """up [E, 2F, C] or [E, F, C], down [E, C, F], biases [E, *] and [E, C]; all are copied."""
         pack_down = partial(self.pack_linear, segments=segments)
-        return SeparateExperts(len(up), up, pack_each(pack_down, down, down_bias, stored_as))
+        return SeparateExperts(
+            len(up),
+            pack_each(self.pack_linear, up, up_bias, stored_as),
+            pack_each(pack_down, down, down_bias, stored_as),
+        )
 
     def moe(
         self,
         x: Tensor,
-        router: CpuLinear,
+        chosen: Tensor,
+        weights: Tensor,
         experts: SeparateExperts,
         args: MoeArgs,
-        select_bias: Tensor | None = None,
     ) -> Tensor:
         """x [T, C] -> [T, C]. Who computes what is decided while it runs, so that a program records
         it as a Python entry.
         """
         program = self._runtime.program
         if program is None:
-            return self._moe(x, router, experts, args, select_bias)
+            return self._moe(x, chosen, weights, experts, args)
         out = self._runtime.output(x.shape, x.dtype)
-        source, target = program.borrow(x), program.borrow(out)
+        rows, choice, shares = (program.borrow(source) for source in (x, chosen, weights))
+        target = program.borrow(out)
 
         def run(num_tokens: int) -> None:
-            y = self._moe(source[:num_tokens], router, experts, args, select_bias)
-            target[:num_tokens].copy_(y)
+            now = rows[:num_tokens], choice[:num_tokens], shares[:num_tokens]
+            target[:num_tokens].copy_(self._moe(*now, experts, args))
 
         program.call(run)
         return out
@@ -227,19 +231,19 @@ class LinearOps:
     def _moe(
         self,
         x: Tensor,
-        router: CpuLinear,
+        chosen: Tensor,
+        weights: Tensor,
         experts: SeparateExperts,
         args: MoeArgs,
-        select_bias: Tensor | None,
     ) -> Tensor:
-        finish = "gated" if args.clamp is None else "limited"
+        finish = "plain" if not args.gated else "gated" if args.clamp is None else "limited"
 
         def expert(index: int, rows: Tensor) -> Tensor:
             up, down = experts.up[index], experts.down[index]
             hidden = self._product(rows, up, down.in_features, finish, args.act, args.clamp or 1.0)
             return self._product(hidden, down, down.out_features)
 
-        return mixture(x, self.linear(x, router), args, select_bias, expert)
+        return mixture(x, chosen, weights, experts.experts, args, expert)
 
     def _product(
         self,

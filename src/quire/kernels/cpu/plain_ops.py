@@ -25,9 +25,11 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "xielu": {"x": 0},
         "linear": {"x": 0},
         "hidden": {"x": 0},
-        "moe": {"x": 0},
+        "route": {"logits": 0},
+        "moe": {"x": 0, "chosen": 0, "weights": 0},
         "logits": {"x": 0},
         "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
+        "scale_queries": {"q": 0, "positions": 1},
         "attend": {"q": 0},
     }
 )

@@ -16,7 +16,7 @@ from quire.kernels.triton.attention import attend, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
 from quire.kernels.triton.linear import triton_linear
-from quire.kernels.triton.moe import experts
+from quire.kernels.triton.moe import experts, routing
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.collective import linear_partial, linear_total
 from quire.ops.embed import embed, embed_packed
@@ -54,16 +54,18 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         return replace(packed, segments=segments)
 
     def pack_experts(
-        gate_up: Tensor,
+        up: Tensor,
         down: Tensor,
-        gate_up_bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
     ) -> experts.TritonExperts:
-        up = triton_linear.pack(gate_up, gate_up_bias, stored_as, is_fixed=is_fixed)
         packed = triton_linear.pack(down, down_bias, stored_as, is_fixed=is_fixed)
-        return experts.TritonExperts(up, replace(packed, segments=segments))
+        return experts.TritonExperts(
+            triton_linear.pack(up, up_bias, stored_as, is_fixed=is_fixed),
+            replace(packed, segments=segments),
+        )
 
     functions: dict[str, Callable[..., Any]] = {
         "norm": norms.norm,
@@ -79,6 +81,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "linear_partial": linear_partial.definition,
         "linear_total": linear_total.definition,
         "pack_experts": pack_experts,
+        "route": routing.route,
         "moe": experts.moe,
         "allocate_kv": paged_kv.allocate_kv,
         "allocate_shared_kv": paged_kv.allocate_shared_kv,

@@ -26,15 +26,20 @@ from quire.models.spec import Block, Decoder
 def _describe(c: ConfigReader) -> Decoder:
     norm = rms(c, 1e-5)
     block = Block(attention(c, qk_norm=norm), mlp(c), norm, pre=False, post=True)
+    return stack_of(c, exaone_blocks(c, block))
+
+
+def exaone_blocks(c: ConfigReader, block: Block) -> list[Block]:
+    """The block of each layer: with a window, or in a model with windows without rotation."""
     window = window_of(c, 4096)
     kinds = read_layer_types(c, _pattern(c, window))
     blocks = with_windows(block, kinds, window)
-    if window is not None:
-        blocks = [
-            b if kind == "sliding_attention" else replace(b, mixer=replace(b.mixer, rope=None))
-            for b, kind in zip(blocks, kinds, strict=True)
-        ]
-    return stack_of(c, blocks)
+    if window is None:
+        return blocks
+    return [
+        b if kind == "sliding_attention" else replace(b, mixer=replace(b.mixer, rope=None))
+        for b, kind in zip(blocks, kinds, strict=True)
+    ]
 
 
 def _pattern(c: ConfigReader, window: int | None) -> list[str]:

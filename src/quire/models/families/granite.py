@@ -22,21 +22,23 @@ from quire.models.families.llama import (
 )
 from quire.models.rope_config import LEAST_THETA
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Rope
+from quire.models.spec import Block, Decoder, Mlp, Moe, Rope
 
 
-def _block(c: ConfigReader, eps: float, **facts: Any) -> Block:
+def block_of(c: ConfigReader, feed: Mlp | Moe, eps: float, **facts: Any) -> Block:
+    """Granite's block around a feed-forward part."""
     bias = c.flag("attention_bias", False)
     scale = c.number("attention_multiplier", 1.0)
     return Block(
         attention(c, scale=scale, qkv_bias=bias, o_bias=bias, **facts),
-        mlp(c, bias=c.flag("mlp_bias", False)),
+        feed,
         rms(c, eps),
         residual_scale=c.number("residual_multiplier", 1.0),
     )
 
 
-def _top(c: ConfigReader) -> dict[str, float]:
+def multipliers_of(c: ConfigReader) -> dict[str, float]:
+    """Those of the embedding and the logits."""
     return {
         "embed_scale": c.number("embedding_multiplier", 1.0),
         "logit_scale": 1 / c.number("logits_scaling", 1.0),
@@ -44,20 +46,24 @@ def _top(c: ConfigReader) -> dict[str, float]:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    return stack(c, _block(c, 1e-6), **_top(c))
+    return stack(c, block_of(c, _mlp(c), 1e-6), **multipliers_of(c))
+
+
+def _mlp(c: ConfigReader) -> Mlp:
+    return mlp(c, bias=c.flag("mlp_bias", False))
 
 
 def _describe_swa(c: ConfigReader) -> Decoder:
     depth = num_layers_of(c)
     default = ["sliding_attention" if i % 4 else "full_attention" for i in range(depth)]
     kinds = read_layer_types(c, default)
-    blocks = with_windows(_block(c, 1e-5, sinks=True), kinds, window_of(c, 128))
+    blocks = with_windows(block_of(c, _mlp(c), 1e-5, sinks=True), kinds, window_of(c, 128))
     ropes = _ropes(c, blocks[0].mixer.rope)
     blocks = [
         replace(block, mixer=replace(block.mixer, rope=rope))
         for block, rope in zip(blocks, ropes, strict=True)
     ]
-    return stack_of(c, blocks, **_top(c), tie=c.flag("tie_word_embeddings", True))
+    return stack_of(c, blocks, **multipliers_of(c), tie=c.flag("tie_word_embeddings", True))
 
 
 def _ropes(c: ConfigReader, rope: Rope | None) -> list[Rope | None]:

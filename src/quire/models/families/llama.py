@@ -76,8 +76,13 @@ def num_layers_of(c: ConfigReader, key: str = "num_hidden_layers") -> int:
 
 def num_experts_of(c: ConfigReader, key: str) -> int:
     """The number of experts in each layer that has some."""
-    experts: int = c.integer(key, maximum=_MOST_EXPERTS // num_layers_of(c))
+    experts: int = c.integer(key, maximum=most_experts(c))
     return experts
+
+
+def most_experts(c: ConfigReader, layers_key: str = "num_hidden_layers") -> int:
+    """How many experts a layer may have."""
+    return _MOST_EXPERTS // num_layers_of(c, layers_key)
 
 
 def context_of(c: ConfigReader) -> int:
@@ -125,9 +130,16 @@ def head_dim_of(c: ConfigReader, default: int | None = None) -> int:
     return dim
 
 
-def mlp(c: ConfigReader, *, act_key: str = "hidden_act", act: str = "silu", **facts: Any) -> Mlp:
+def mlp(
+    c: ConfigReader,
+    *,
+    width_key: str = "intermediate_size",
+    act_key: str = "hidden_act",
+    act: str = "silu",
+    **facts: Any,
+) -> Mlp:
     """Llama's gated feed-forward part with what differs as keywords."""
-    return Mlp(c.integer("intermediate_size"), c.choice(act_key, ACTIVATIONS, act), **facts)
+    return Mlp(c.integer(width_key), c.choice(act_key, ACTIVATIONS, act), **facts)
 
 
 def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
@@ -189,13 +201,15 @@ def with_windows(block: Block, kinds: list[str], window: int | None) -> list[Blo
 
 
 def _trim_window(block: Block, context: int) -> Block:
-    """A window no shorter than the context hides nothing; without it the layer shares the full
-    layers' KV group.
+    """A window or chunk no shorter than the context hides nothing; without it the layer shares the
+    full layers' KV group.
     """
-    window = block.mixer.window
-    if window is None or window < context:
-        return block
-    return replace(block, mixer=replace(block.mixer, window=None))
+    mixer = block.mixer
+    if mixer.window is not None and mixer.window >= context:
+        mixer = replace(mixer, window=None)
+    if mixer.chunk is not None and mixer.chunk >= context:
+        mixer = replace(mixer, chunk=None)
+    return replace(block, mixer=mixer)
 
 
 def _describe(c: ConfigReader) -> Decoder:

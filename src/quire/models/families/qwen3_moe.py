@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import (
-    ACTIVATIONS,
-    RULES,
-    attention,
-    mlp,
-    num_experts_of,
-    num_layers_of,
-    rms,
-    stack_of,
-    window_of,
-)
-from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Moe
-
-_STORED, _OURS = "{prefix}layers.{layer}.mlp.", "layers.{layer}.mlp."
-_MOE_RULES = (
-    rule(_STORED + "gate.weight", _OURS + "router.weight"),
-    *(
-        rule(
-            f"{_STORED}experts.{{expert}}.{part}_proj.weight",
-            f"{_OURS}experts.{{expert}}.{part}.weight",
-        )
-        for part in ("gate", "up", "down")
-    ),
-)
+from quire.models.config_reader import ConfigReader
+from quire.models.families.llama import RULES, attention, mlp, rms, stack_of, window_of
+from quire.models.families.mixtures import QWEN_RULES, experts_of, sparse_by_step
+from quire.models.rules import Family
+from quire.models.spec import Block, Decoder
 
 
 def _describe(c: ConfigReader) -> Decoder:
     norm, bias = rms(c, 1e-6), c.flag("attention_bias", False)
     attn = attention(c, qk_norm=norm, qkv_bias=bias, o_bias=bias, window=_window(c))
     dense = Block(attn, mlp(c), norm)
-    sparse = replace(dense, mlp=_experts(c))
-    return stack_of(c, [sparse if s else dense for s in _is_sparse(c)])
+    moe = experts_of(c, _num_experts_key(c), renorm=c.flag("norm_topk_prob", False))
+    sparse = replace(dense, mlp=moe)
+    return stack_of(c, [sparse if s else dense for s in sparse_by_step(c)])
 
 
 def _window(c: ConfigReader) -> int | None:
@@ -47,31 +27,11 @@ def _window(c: ConfigReader) -> int | None:
     return window if c.flag("use_sliding_window", False) else None
 
 
-def _experts(c: ConfigReader) -> Moe:
-    experts = _num_experts(c)
-    return Moe(
-        experts=experts,
-        top_k=c.integer("num_experts_per_tok", maximum=experts),
-        width=c.integer("moe_intermediate_size"),
-        act=c.choice("hidden_act", ACTIVATIONS, "silu"),
-        renorm=c.flag("norm_topk_prob", False),
-    )
-
-
-def _num_experts(c: ConfigReader) -> int:
+def _num_experts_key(c: ConfigReader) -> str:
     """`num_experts`, which transformers 5 writes as `num_local_experts`."""
-    count = num_experts_of(c, "num_experts" if "num_experts" in c else "num_local_experts")
-    c.only("num_local_experts", count)
-    return count
+    key = "num_experts" if "num_experts" in c else "num_local_experts"
+    c.only("num_local_experts", c.raw(key, None))
+    return key
 
 
-def _is_sparse(c: ConfigReader) -> list[bool]:
-    depth, every = num_layers_of(c), c.integer("decoder_sparse_step", 1)
-    dense = c.raw("mlp_only_layers", [])
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise unsupported("mlp_only_layers", dense, "a list of layer numbers")
-    dense = frozenset(dense)
-    return [layer not in dense and (layer + 1) % every == 0 for layer in range(depth)]
-
-
-FAMILY = Family(("Qwen3MoeForCausalLM",), _describe, RULES + _MOE_RULES)
+FAMILY = Family(("Qwen3MoeForCausalLM",), _describe, RULES + QWEN_RULES)

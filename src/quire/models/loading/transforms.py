@@ -16,6 +16,10 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
     """
     if "scalar" in stored.steps:
         return [tensor.view(1)]
+    if "row" in stored.steps:
+        tensor = tensor[0]
+    if "joined" in stored.steps:
+        tensor = tensor.unflatten(0, (_num_experts(stored), -1))
     if "transpose" in stored.steps:
         tensor = tensor.transpose(-1, -2)
     if "stacked" not in stored.steps:
@@ -29,16 +33,24 @@ def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:
     if "scalar" in stored.steps:
         return leaves[0].view(())
     if "stacked" in stored.steps:
-        experts = stored.shape[0]
+        experts = _num_experts(stored)
         tensor = torch.stack([_combine(stored, leaves[e::experts]) for e in range(experts)])
     else:
         tensor = _combine(stored, leaves)
-    return (tensor.transpose(-1, -2) if "transpose" in stored.steps else tensor).contiguous()
+    if "transpose" in stored.steps:
+        tensor = tensor.transpose(-1, -2)
+    if "joined" in stored.steps:
+        tensor = tensor.flatten(0, 1)
+    return (tensor[None] if "row" in stored.steps else tensor).contiguous()
+
+
+def _num_experts(stored: StoredTensor) -> int:
+    """Of a tensor that holds all experts."""
+    return len(stored.leaves) if "joined" in stored.steps else stored.shape[0]
 
 
 def _num_parts(stored: StoredTensor) -> int:
-    experts = stored.shape[0] if "stacked" in stored.steps else 1
-    return len(stored.leaves) // experts
+    return len(stored.leaves) // (_num_experts(stored) if "stacked" in stored.steps else 1)
 
 
 def _num_groups(stored: StoredTensor) -> int:

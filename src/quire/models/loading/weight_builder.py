@@ -48,9 +48,11 @@ class WeightBuilder:
         """Whether the spec has this leaf (biases, norms) and it is still to be taken."""
         return name in self._left
 
-    def tensor(self, name: str) -> Tensor:
-        """One leaf as a tensor of its own."""
-        return self.merged([name])
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One leaf as a tensor of its own, in `dtype` instead of the model's if given."""
+        out = self._empty(*self._left[name].shape, dtype=dtype)
+        self._fill(out, [name])
+        return out
 
     def linear(self, *names: str) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of projections with one input, one above the other: [sum of rows, C] and
@@ -85,12 +87,13 @@ class WeightBuilder:
         """Check that the model is complete; an unused leaf is a bug in the decoder."""
         assert not self._left, f"the decoder left {list(self._left)[:3]} unused"
 
-    def _empty(self, *shape: int) -> Tensor:
-        num_bytes = math.prod(shape) * self.dtype.itemsize
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self.dtype
+        num_bytes = math.prod(shape) * dtype.itemsize
         is_mapped = sys.platform == "linux" and self.device.type == "cpu"
         if not is_mapped or num_bytes < _HUGE_PAGE_BYTES:
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
-        return torch.frombuffer(_fresh_pages(num_bytes), dtype=self.dtype).view(shape)
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.frombuffer(_fresh_pages(num_bytes), dtype=dtype).view(shape)
 
     def _fill(self, out: Tensor, names: Sequence[str]) -> None:
         at = 0

@@ -57,16 +57,17 @@ def load_model(
     first_layer: int = 0,
     aux_layers: Sequence[int] = (),
     group: WorkerGroup | None = None,
+    keeps_experts: bool = False,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
     `load_format` dummy draws them from `seed` and reads no file (other values on a GPU, where they
-    are made); auto means safetensors.
-    `max_model_len` (default: the spec's context) sizes position tables. `family` (default: that of
-    the folder's config.json) says how tensors are named. `recipe` says how weights are stored.
-    `progress` is called with leaf values done and in all. `spread`, `first_layer` and `aux_layers`:
-    see DecoderModel. With `group` it is the model of one worker, which takes its own part of each
-    leaf. Raises LoadError subclasses that name file and tensor.
+    are made); auto means safetensors. `max_model_len` (default: the spec's context) sizes position
+    tables. `family` (default: that of the folder's config.json) says how tensors are named.
+    `recipe` says how weights are stored. `progress` is called with leaf values done and in all.
+    `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel. With `group` it is
+    the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
+    name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
@@ -87,6 +88,7 @@ def load_model(
             first_layer=first_layer,
             aux_layers=aux_layers,
             group=group,
+            keeps_experts=keeps_experts,
         )
         weights.finish()
         return model
@@ -118,8 +120,8 @@ def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[Stor
     bare = not any(name.startswith(family.prefix) for name in files.entries)
     if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
         stored = [_without_prefix(s, family.prefix) for s in stored]
-    expected = {s.name: s.shape for s in stored}
-    found = {n: e.shape for n, e in files.entries.items() if not family.ignores(n)}
+    expected, depth = {s.name: s.shape for s in stored}, len(decoder.blocks)
+    found = {n: e.shape for n, e in files.entries.items() if not family.ignores(n, depth)}
     if decoder.tie and "lm_head.weight" in found:
         _check_tied_head(files, stored[0].name)
         found.pop("lm_head.weight")

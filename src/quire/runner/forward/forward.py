@@ -176,10 +176,15 @@ class _FirstStates:
     def __init__(self, whole: HiddenStates) -> None:
         self.last = _First(whole.last)
         self._aux = [_First(state) for state in whole.aux]
+        self._experts = [_First(chosen) for chosen in whole.experts]
 
     def of(self, count: int) -> HiddenStates:
         """Return the hidden states of the first `count` tokens."""
-        return HiddenStates(self.last.of(count), tuple([aux.of(count) for aux in self._aux]))
+        return HiddenStates(
+            self.last.of(count),
+            tuple([aux.of(count) for aux in self._aux]),
+            tuple([chosen.of(count) for chosen in self._experts]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

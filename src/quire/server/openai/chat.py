@@ -17,7 +17,7 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import RequestName, Server
-from quire.server.openai.delivery import ReplyWriter, deliver
+from quire.server.openai.delivery import ReplyWriter, deliver, experts_file
 from quire.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire.server.openai.parsed_answer import ParsedAnswer
 from quire.server.openai.parsed_chat import (
@@ -193,6 +193,7 @@ class ChatWriter(ReplyWriter):
             finish_reason=answer.finish_reason(completion.finish_reason),
             stop_reason=completion.stop_reason,
             token_ids=list(completion.token_ids) if self._shows_ids else None,
+            routed_experts=experts_file(completion),
         )
 
     def _openings(self) -> Iterable[ChatChunk]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params import SamplingParams
 from quire.server.context import Prompt, RequestName, Server
-from quire.server.openai.delivery import ReplyWriter, deliver, num_logprobs
+from quire.server.openai.delivery import ReplyWriter, deliver, experts_file, num_logprobs
 from quire.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from quire.server.openai.prompts import output_budget, prompt_ids
 from quire.server.openai.replies import (
@@ -139,6 +139,7 @@ class _CompletionWriter(ReplyWriter):
             **self._fields(prompt, completion, is_first=True),
             prompt_logprobs=of_prompt,
             prompt_token_ids=self._prompts[prompt].ids if self._body.return_token_ids else None,
+            routed_experts=experts_file(completion),
         )
 
     def _delta(self, prompt: int, completion: CompletionOutput) -> CompletionChunkChoice:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.outputs import PromptLogprobs, RequestOutput, SampleLogprobs
+from quire.outputs import CompletionOutput, PromptLogprobs, RequestOutput, SampleLogprobs
 from quire.server.context import Prompt, RequestName, Server
 from quire.server.engine_outputs import Outputs, close_all, last_outputs, merged, raise_error
 from quire.server.http.event_stream import DONE, event
@@ -65,6 +68,19 @@ async def _whole(reply: ReplyWriter, outputs: Sequence[RequestOutput]) -> Respon
     """
     size = sum(reply.size(*item) for item in enumerate(outputs))
     return await off_loop(size, lambda: json_response(reply.whole(outputs)))
+
+
+def experts_file(completion: CompletionOutput) -> str | None:
+    """The experts of a completion's tokens as a file of NumPy (`.npy`) in base64, as vLLM sends
+    them; None where the engine does not report them.
+
+    Decoded by `numpy.load(io.BytesIO(base64.b64decode(text)))`.
+    """
+    if completion.routed_experts is None:
+        return None
+    file = io.BytesIO()
+    np.save(file, completion.routed_experts, allow_pickle=False)
+    return base64.b64encode(file.getbuffer()).decode("ascii")
 
 
 def num_logprobs(positions: PromptLogprobs | SampleLogprobs | None) -> int:

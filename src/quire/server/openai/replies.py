@@ -104,7 +104,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    routed_experts: Any = None
+    routed_experts: str | None = None
 
 
 class ChatReply(msgspec.Struct, kw_only=True):
@@ -206,7 +206,7 @@ class CompletionChoice(msgspec.Struct):
     token_ids: list[int] | None = None
     prompt_logprobs: Any = None
     prompt_token_ids: list[int] | None = None
-    routed_experts: Any = None
+    routed_experts: str | None = None
 
 
 class CompletionReply(msgspec.Struct, kw_only=True):

@@ -30,6 +30,7 @@ _PASSED_ON = (
     "detokenize",
     *("bad_words", "allowed_token_ids", "logit_bias", "logprob_token_ids"),
     *("prompt_logprobs", "thinking_token_budget", "stream_interval"),
+    "routed_experts_prompt_start",
 )
 
 
@@ -99,6 +100,7 @@ class GenerationFields(RequestSamplingFields, kw_only=True, forbid_unknown_field
     repetition_detection: RepetitionFields | None = None
     thinking_token_budget: int | None = None
     stream_interval: int | None = None
+    routed_experts_prompt_start: int | None = None
 
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None

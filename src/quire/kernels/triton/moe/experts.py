@@ -1,6 +1,4 @@
-"""Mixture of experts: a choice, two products of pairs grouped by expert, and a sum in the order of
-the choice.
-"""
+"""The chosen experts: two products of pairs grouped by expert, and a sum in the order of choice."""
 
 # ruff: noqa: N803  (constants of kernels are in capitals)
 
@@ -15,7 +13,7 @@ from torch import Tensor
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
 from quire.kernels.triton.linear.triton_linear import TritonLinear
-from quire.kernels.triton.moe.routing import grouped, route
+from quire.kernels.triton.moe.routing import grouped
 from quire.ops.moe import MoeArgs
 
 _BLOCK = 1024
@@ -55,24 +53,23 @@ def _weighted_sum_kernel(
 
 
 def moe(
-    x: Tensor,
-    router: TritonLinear,
-    experts: TritonExperts,
-    args: MoeArgs,
-    select_bias: Tensor | None = None,
+    x: Tensor, chosen: Tensor, weights: Tensor, experts: TritonExperts, args: MoeArgs
 ) -> Tensor:
     """See `quire.ops.moe.moe`."""
-    x = dense(x)
-    chosen, weights = route(router.multiply(x), args, select_bias)
+    x, chosen, weights = dense(x), dense(chosen), dense(weights)
+    top_k = shared = chosen.shape[1]
     if not len(x):
         return torch.empty_like(x)
-    rows = experts.up.tile_rows(-(-chosen.numel() // args.experts), x.dtype)
-    pairs = grouped(chosen.flatten(), args.experts, rows)
-    h = experts.up.multiply_pairs(x, pairs, args.top_k)
-    h = activate(h, args.act, gated=True, limit=args.clamp or 0.0)
-    y = experts.down.multiply_pairs(h, pairs, 1)
     out = torch.empty_like(x)
-    _weighted_sum_kernel[(-(-x.numel() // _BLOCK),)](
-        y, weights, out, x.numel(), C=x.shape[1], TOP_K=args.top_k, BLOCK=_BLOCK
+    if args.weighs_input:
+        x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
+        weights, shared = torch.ones_like(weights), 1
+    rows = experts.up.tile_rows(-(-chosen.numel() // experts.experts), x.dtype)
+    pairs = grouped(chosen.flatten(), experts.experts, rows)
+    h = experts.up.multiply_pairs(x, pairs, shared)
+    h = activate(h, args.act, gated=args.gated, limit=args.clamp or 0.0)
+    y = experts.down.multiply_pairs(h, pairs, 1)
+    _weighted_sum_kernel[(-(-out.numel() // _BLOCK),)](
+        y, weights, out, out.numel(), C=out.shape[1], TOP_K=top_k, BLOCK=_BLOCK
     )
     return out

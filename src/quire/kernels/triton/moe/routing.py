@@ -13,12 +13,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.launch import dense, kernel, power_of_2
+from quire.kernels.triton.launch import KEEP_NAN, dense, kernel, power_of_2
 from quire.kernels.triton.linear.triton_linear import Pairs
-from quire.ops.moe import MoeArgs
+from quire.ops.routing import RouteArgs
+from quire.ops.routing import route as plain_route
 
 _PAIRS = 1024
 _TILES = 64
+_SCORES = ("softmax", "sigmoid", "softmax_topk")
 
 
 @kernel
@@ -77,6 +79,8 @@ def _route_kernel(
     TOP_GROUPS: tl.constexpr,
     SCORE: tl.constexpr,
     RENORM: tl.constexpr,
+    RENORM_EPS: tl.constexpr,
+    RENORM_MIN: tl.constexpr,
     SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     LANES: tl.constexpr,
@@ -114,8 +118,8 @@ def _route_kernel(
         found = tl.where(is_choice, tl.exp(found - largest), 0.0)
         found = found / tl.sum(found, 0)
     elif RENORM:
-        # DeepSeek-V3's constant: see quire.ops.moe.route
-        found = found / (tl.sum(found, 0) + (1e-20 if SCORE == "sigmoid" else 0.0))
+        total = tl.sum(found, 0) + RENORM_EPS
+        found = found / (tl.maximum(total, RENORM_MIN, KEEP_NAN) if RENORM_MIN > 0.0 else total)
     to = token * TOP_K + choice
     tl.store(chosen + to, ids, is_choice)
     tl.store(weights + to, found * SCALE, is_choice)
@@ -182,12 +186,17 @@ def _tiles_kernel(
     tl.store(ends + tile, tl.where(is_used, end, 0), inside)
 
 
-def route(logits: Tensor, args: MoeArgs, select_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Router logits [T, E] -> chosen experts [T, k] int32, best first, and their weights [T, k]
-    fp32, as `quire.ops.moe.route`; of equal scores the lowest expert is chosen.
+def route(
+    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `quire.ops.routing.route`; of equal scores the lowest expert is chosen. Scores for which
+    there is no kernel are computed by the definition.
     """
+    if args.score not in _SCORES:
+        chosen, weights = plain_route(logits, args, select_bias)
+        return chosen, weights
     logits = dense(logits)
-    tokens, size = len(logits), args.experts // args.groups
+    tokens, size = len(logits), logits.shape[1] // args.groups
     chosen = logits.new_empty(tokens, args.top_k, dtype=torch.int32)
     weights = logits.new_empty(tokens, args.top_k, dtype=torch.float32)
     if tokens:
@@ -202,6 +211,8 @@ def route(logits: Tensor, args: MoeArgs, select_bias: Tensor | None) -> tuple[Te
             TOP_GROUPS=args.top_groups,
             SCORE=args.score,
             RENORM=args.renorm,
+            RENORM_EPS=args.renorm_eps,
+            RENORM_MIN=args.renorm_min,
             SCALE=args.scale,
             HAS_BIAS=select_bias is not None,
             LANES=power_of_2(args.groups),

@@ -1,0 +1,45 @@
+"""The experts that a request's tokens were sent to, collected over its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quire.engine.wire.messages import RoutedExperts
+
+
+class OutputExperts:
+    """What is known of the tokens from position `start` on; a later message replaces what an
+    earlier one says of the same tokens.
+    """
+
+    __slots__ = ("_end", "_start", "_values")
+
+    def __init__(self, start: int) -> None:
+        self._start = self._end = start
+        self._values: np.ndarray[Any, Any] | None = None
+
+    def add(self, message: RoutedExperts) -> None:
+        """Take in the experts of the message's tokens."""
+        skipped = max(0, self._start - message.first)
+        values = message.values[skipped:]
+        first = message.first + skipped - self._start
+        end = first + len(values)
+        known = 0 if self._values is None else len(self._values)
+        if self._values is None or end > known:
+            grown = np.zeros((max(end, 2 * known), *values.shape[1:]), dtype=values.dtype)
+            if self._values is not None:
+                grown[:known] = self._values
+            self._values = grown
+        self._values[first:end] = values
+        self._end = max(self._end, self._start + end)
+
+    def of(self, num_tokens: int) -> np.ndarray[Any, Any] | None:
+        """The experts of the tokens before the last of `num_tokens`, which was not computed: [n, L,
+        k]; None if none is known.
+        """
+        if self._values is None:
+            return None
+        end = max(self._start, min(self._end, num_tokens - 1))
+        return self._values[: end - self._start].copy()

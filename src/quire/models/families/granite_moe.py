@@ -1,0 +1,57 @@
+"""Granite with experts: Granite's multipliers, a softmax over the chosen logits, and a shared
+expert in one of the two forms.
+"""
+
+from __future__ import annotations
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.granite import block_of, multipliers_of
+from quire.models.families.llama import (
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    PRE_NORM_RULES,
+    stack,
+)
+from quire.models.families.mixtures import experts_of, router_rule, shared_expert
+from quire.models.rules import Family, rule
+from quire.models.spec import Decoder
+
+_STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}.mlp."
+_INPUTS = ("gate", "up")
+RULES = (
+    *EMBEDDING_RULES,
+    *ATTENTION_RULES,
+    *PRE_NORM_RULES,
+    router_rule("block_sparse_moe.router.layer"),
+    rule(
+        _STORED + "block_sparse_moe.input_linear.weight",
+        *(f"{_OURS}experts.{{expert}}.{part}.weight" for part in _INPUTS),
+        steps=("stacked", "split"),
+    ),
+    rule(
+        _STORED + "block_sparse_moe.output_linear.weight",
+        _OURS + "experts.{expert}.down.weight",
+        steps=("stacked",),
+    ),
+    rule(
+        _STORED + "shared_mlp.input_linear.weight",
+        *(f"{_OURS}shared.{part}.weight" for part in _INPUTS),
+        steps=("split",),
+    ),
+    rule(_STORED + "shared_mlp.output_linear.weight", _OURS + "shared.down.weight"),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    shared = c.integer("shared_intermediate_size", 0, minimum=0)
+    moe = experts_of(
+        c,
+        "num_local_experts",
+        width=c.integer("intermediate_size"),
+        score="softmax_topk",
+        shared=shared_expert(c, shared) if shared else None,
+    )
+    return stack(c, block_of(c, moe, 1e-6), **multipliers_of(c))
+
+
+FAMILY = Family(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _describe, RULES)

@@ -1,0 +1,142 @@
+"""Llama 4's text model: attention within chunks in rotated layers, layers without positions whose
+queries grow with them, one expert per token that its score multiplies from the front, and a shared
+expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.llama import (
+    ATTENTION_RULES,
+    EMBEDDING_RULES,
+    MLP_RULES,
+    PRE_NORM_RULES,
+    attention,
+    context_of,
+    head_dim_of,
+    mlp,
+    num_layers_of,
+    rms,
+    stack_of,
+)
+from quire.models.families.mixtures import experts_of, shared_expert
+from quire.models.rope_config import read_rope
+from quire.models.rules import Family, Rule, rule
+from quire.models.spec import Attention, Block, Decoder, Moe, Norm, Temperature
+
+_STORED, _OURS = "{prefix}layers.{layer}.feed_forward.", "layers.{layer}.mlp."
+_EXPERT = _OURS + "experts.{expert}."
+
+
+def _renamed(form: Rule) -> Rule:
+    """A rule of Llama's feed-forward part under the name that it has here."""
+    return replace(form, source=form.source.replace(".mlp.", ".feed_forward."))
+
+
+RULES = (
+    *EMBEDDING_RULES,
+    *ATTENTION_RULES,
+    *PRE_NORM_RULES,
+    *map(_renamed, MLP_RULES),
+    rule(_STORED + "router.weight", _OURS + "router.weight"),
+    rule(
+        _STORED + "experts.gate_up_proj",
+        _EXPERT + "gate.weight",
+        _EXPERT + "up.weight",
+        steps=("transpose", "stacked", "split"),
+    ),
+    rule(_STORED + "experts.down_proj", _EXPERT + "down.weight", steps=("transpose", "stacked")),
+    *(
+        rule(f"{_STORED}shared_expert.{p}_proj.weight", f"{_OURS}shared.{p}.weight")
+        for p in ("gate", "up", "down")
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    norm = rms(c, 1e-5)
+    dense, moe = mlp(c, width_key="intermediate_size_mlp"), _experts(c)
+    mixers = _mixers(c, norm)
+    pairs = zip(mixers, _has_experts(c), strict=True)
+    return stack_of(c, [Block(mixer, moe if sparse else dense, norm) for mixer, sparse in pairs])
+
+
+def _experts(c: ConfigReader) -> Moe:
+    c.raw("for_llm_compressor", None)  # a form of the checkpoint for a tool
+    width = c.integer("intermediate_size")
+    return experts_of(
+        c,
+        "num_local_experts",
+        width=width,
+        score="sigmoid_topk",
+        renorm=False,
+        weighs_input=True,
+        shared=shared_expert(c, width),
+    )
+
+
+def _has_experts(c: ConfigReader) -> list[bool]:
+    """For each layer: `moe_layers` lists those with experts, else every
+    `interleave_moe_layer_step`-th has some.
+    """
+    depth, every = num_layers_of(c), c.integer("interleave_moe_layer_step", 1)
+    layers = c.raw("moe_layers", list(range(every - 1, depth, every)))
+    if not isinstance(layers, list) or not all(layer in range(depth) for layer in layers):
+        raise unsupported("moe_layers", layers, "a list of layer numbers")
+    return [layer in layers for layer in range(depth)]
+
+
+def _mixers(c: ConfigReader, norm: Norm) -> list[Attention]:
+    """Each layer's attention: rotated or not, in chunks or not."""
+    dim, bias = head_dim_of(c), c.flag("attention_bias", False)
+    plain = attention(c, head_dim=dim, rope=None, qkv_bias=bias, o_bias=bias)
+    bare = Norm("rms_bare", norm.eps) if c.flag("use_qk_norm", True) else None
+    rope = read_rope(c, dim, theta=5e5, context=context_of(c), interleaved=True)
+    rotated = replace(plain, rope=rope, qk_norm=bare, qk_norm_after_rope=bare is not None)
+    unrotated = replace(plain, temperature=_temperature(c))
+    rotates = _rotates(c)
+    chunks = _chunks(c, rotates)
+    return [
+        replace(rotated if r else unrotated, chunk=chunk)
+        for r, chunk in zip(rotates, chunks, strict=True)
+    ]
+
+
+def _temperature(c: ConfigReader) -> Temperature | None:
+    """`attn_temperature_tuning`, for which released files have numbers, too."""
+    strength, interval = c.number("attn_scale", 0.1), c.number("floor_scale", 8192.0)
+    on = c.raw("attn_temperature_tuning", True)
+    if not isinstance(on, int):
+        raise unsupported("attn_temperature_tuning", on, "true, false or an integer")
+    return Temperature(strength, interval) if on else None
+
+
+def _rotates(c: ConfigReader) -> list[bool]:
+    """`no_rope_layers`, which has 1 for layers with rope; without it every
+    `no_rope_layer_interval`-th has none.
+    """
+    depth, every = num_layers_of(c), c.integer("no_rope_layer_interval", 4)
+    flags = c.raw("no_rope_layers", None) or [int((i + 1) % every != 0) for i in range(depth)]
+    if not isinstance(flags, list) or len(flags) != depth or not {*flags} <= {0, 1}:
+        raise unsupported("no_rope_layers", flags, "a list with 0 or 1 for each layer")
+    return [flag == 1 for flag in flags]
+
+
+def _chunks(c: ConfigReader, rotates: list[bool]) -> list[int | None]:
+    """`attention_chunk_size` for layers of type chunked_attention, which are the rotated ones where
+    the config does not say.
+    """
+    size = c.integer("attention_chunk_size", None)
+    kinds = ["chunked_attention" if r else "full_attention" for r in rotates]
+    kinds = c.raw("layer_types", kinds)
+    if not isinstance(kinds, list) or len(kinds) != len(rotates):
+        raise unsupported("layer_types", kinds, "a list with one type per layer")
+    for kind in kinds:
+        if kind not in ("full_attention", "chunked_attention"):
+            raise unsupported("layer_types", kind, "full_attention, chunked_attention")
+    return [size if kind == "chunked_attention" else None for kind in kinds]
+
+
+FAMILY = Family(("Llama4ForCausalLM",), _describe, RULES)

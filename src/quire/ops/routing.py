@@ -1,0 +1,110 @@
+"""The choice of experts: which of them a token is sent to, and how their results are weighed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quire.ops.registry import WIDE, op
+
+RouterScore = Literal["softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer"]
+"""See `RouteArgs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteArgs:
+    """How tokens choose `top_k` experts and how the chosen ones' results are weighed.
+
+    score: "softmax" over all experts or "sigmoid" of each, by which experts are also chosen;
+    "softmax_topk" and "sigmoid_topk": experts are chosen by their logits, and the softmax is over
+    the chosen ones only; "sparsemixer": see `_sparsemixer`, for which `jitter` is.
+
+    renorm: the chosen scores are divided by max(their sum + renorm_eps, renorm_min); for "softmax"
+    and "sigmoid" only. Then they are multiplied by `scale`. groups > 1: only experts of the
+    top_groups groups with the best sum of two scores are eligible (DeepSeek-V3).
+    """
+
+    top_k: int
+    score: RouterScore
+    renorm: bool
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    renorm_eps: float = 1e-20
+    renorm_min: float = 0.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.top_k > 0 and 0 < self.top_groups <= self.groups
+        assert self.groups == 1 or self.score in ("softmax", "sigmoid")
+
+
+@op(is_invariant=True)
+def route(
+    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Router logits [T, E] -> chosen experts [T, k] int32, best first, and their weights [T, k]
+    fp32.
+
+    select_bias [E] joins the scores for the choice only (DeepSeek-V3). Equal scores are chosen in
+    an order that torch leaves open.
+    """
+    assert logits.shape[1] >= args.top_k and logits.shape[1] % args.groups == 0
+    logits = logits.to(WIDE[logits.dtype])
+    if args.score == "sparsemixer":
+        chosen, weights = _sparsemixer(logits, args)
+    else:
+        chosen, weights = _best(logits, args, select_bias)
+    return chosen.to(torch.int32), weights * args.scale
+
+
+def _best(logits: Tensor, args: RouteArgs, select_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The experts with the best scores, and their weights before `scale`."""
+    scores = logits
+    if args.score == "softmax":
+        scores = logits.softmax(-1)
+    elif args.score == "sigmoid":
+        scores = logits.sigmoid()
+    eligible = scores if select_bias is None else scores + select_bias
+    if args.groups > 1:
+        eligible = _best_groups(eligible, args)
+    chosen = eligible.topk(args.top_k, -1).indices
+    weights = scores.gather(1, chosen)
+    if args.score == "softmax_topk":
+        weights = weights.softmax(-1)
+    elif args.score == "sigmoid_topk":
+        weights = weights.sigmoid()
+    elif args.renorm:
+        # a sum of sigmoids may be 0, while that of a softmax's best is at least 1/E
+        total = weights.sum(-1, keepdim=True) + args.renorm_eps
+        weights = weights / total.clamp_min(args.renorm_min)
+    return chosen, weights
+
+
+def _best_groups(scores: Tensor, args: RouteArgs) -> Tensor:
+    """scores [T, E], -inf outside the groups whose two best scores have the largest sums."""
+    grouped = scores.unflatten(1, (args.groups, -1))
+    best_two = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)
+    keep = torch.zeros_like(best_two, dtype=torch.bool)
+    keep.scatter_(1, best_two.topk(args.top_groups, -1).indices, True)
+    return grouped.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+def _sparsemixer(logits: Tensor, args: RouteArgs) -> tuple[Tensor, Tensor]:
+    """Phi-3.5-MoE's choice (Liu et al. 2023, SparseMixer): the expert with the largest logit, then
+    the largest of the others, and so on. The weight of each is its part in a softmax over the
+    experts left whose logit is less than 2 * jitter below the largest, relative to the larger of
+    that and its own size.
+    """
+    left, chosen, weights = logits, [], []
+    for _ in range(args.top_k):
+        best, index = left.max(-1, keepdim=True)
+        size = torch.maximum(logits.abs(), best)
+        is_far = (best - logits) / size > 2 * args.jitter
+        weights.append(left.masked_fill(is_far, float("-inf")).softmax(-1).gather(1, index))
+        chosen.append(index)
+        left = left.scatter(1, index, float("-inf"))
+    return torch.cat(chosen, 1), torch.cat(weights, 1)
