@@ -23,6 +23,19 @@ void linear(Context& c, const PackedWeight& weight, int64_t tokens, uintptr_t x,
     c.submit(product_with(weight, c.kernels), args, tokens);
 }
 
+// y [tokens, heads, out] from x, its tokens x_token apart and their heads x_head; the panels of
+// heads are weight_bytes apart, and `weight` is the first one's.
+template <class Context>
+void heads_linear(Context& c, const PackedWeight& weight, int64_t heads, int64_t weight_bytes,
+                  int64_t tokens, uintptr_t x, int64_t x_token, int64_t x_head, uintptr_t y) {
+    const LinearArgs first{weight,
+                           {reinterpret_cast<void*>(x), x_token, x_head},
+                           {reinterpret_cast<void*>(y), heads * weight.out, weight.out},
+                           {FinishKind::plain, Act::none, 1, 0}};
+    const HeadsArgs args{first, heads, weight_bytes};
+    c.submit(c.kernels.heads_linear[static_cast<int>(weight.type)], args, tokens);
+}
+
 // Fill the panels of a weight from [out, in], its rows source_row apart; peaks: or 0.
 template <class Context>
 void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t source_row,
@@ -74,7 +87,9 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                     segments};
         });
     m.attr("panel_width") = kPanelWidth;
-    context.def("linear", &linear<Context>).def("pack", &pack<Context>);
+    context.def("linear", &linear<Context>)
+        .def("heads_linear", &heads_linear<Context>)
+        .def("pack", &pack<Context>);
 }
 
 }  // namespace quire

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "bind/kv.hpp"
+#include "bind/latent.hpp"
 #include "bind/limits.hpp"
 #include "bind/linear.hpp"
 #include "bind/mask.hpp"
@@ -254,6 +255,7 @@ void bind_context(nb::module_& m) {
         .def("embed", &embed)
         .def("scale_gate", &scale_gate);
     bind_kv(m, context);
+    bind_latent(m, context);
     bind_limits(m, context);
     bind_linear(m, context);
     bind_mask(context);

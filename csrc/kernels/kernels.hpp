@@ -163,6 +163,14 @@ struct LinearArgs {
     const float* peaks = nullptr;
 };
 
+// y[h] = x[h] @ weight of head h, where x and y have a row per head. `first` is the product of head
+// 0, with a plain weight and plain finish; the panels of the next head begin `weight_bytes` later.
+struct HeadsArgs {
+    LinearArgs first;
+    int64_t heads;
+    int64_t weight_bytes;
+};
+
 // A weight [out, in], its rows as "tokens", into panels.
 struct PackArgs {
     Type type;
@@ -261,6 +269,46 @@ struct AttendArgs {
     PerHead alibi;
 };
 
+// Latents of one layer, see ops/kv.py: of slot i of block n, `rank` values of the normed latent and
+// then `rotated` values of the key at data + n * block_bytes + i * (rank + rotated) elements.
+struct LatentMemory {
+    char* data;
+    int64_t num_blocks;
+    int64_t block_size;
+    int64_t block_bytes;
+    int64_t rank;
+    int64_t rotated;
+};
+
+// From queries [H, rotated] and x [rank + rotated] of each token to rotated queries `out` and the
+// latents; see ops/mixers/latent.py. cos_sin is null where nothing rotates.
+struct LatentStoreArgs {
+    Type type;
+    int64_t heads;
+    Rows q;
+    void* out;
+    Rows x;
+    LatentMemory latents;
+    const int64_t* slots;
+    const int64_t* positions;
+    const float* cos_sin;
+    int64_t num_positions;
+    bool is_interleaved;
+    NormParams norm;
+};
+
+// out [T, H, rank] = attention of q [H, rank] and q_rotated [H, rotated] of each token.
+struct LatentAttendArgs {
+    Type type;
+    int64_t heads;
+    Rows q;
+    Rows q_rotated;
+    void* out;
+    LatentMemory latents;
+    const AttentionStep* step;
+    double scale;
+};
+
 // Bytes of a piece of memory, which are the "tokens" of ReadArgs.
 constexpr int64_t kReadPiece = 1 << 20;
 
@@ -333,7 +381,10 @@ struct Kernels {
     Kernel<ScaleGateArgs> scale_gate;
     Kernel<RopeStoreArgs> rope_store;
     Kernel<AttendArgs> attend;
+    Kernel<LatentStoreArgs> latent_store;
+    Kernel<LatentAttendArgs> latent_attend;
     Kernel<LinearArgs> linear[kNumTypes];  // by the type of the weight
+    Kernel<HeadsArgs> heads_linear[kNumTypes];
     Kernel<LinearArgs> linear_quantized;
     Kernel<LinearArgs> linear_dequantized;  // of weights with is_weight_only
     Kernel<PackArgs> pack;

@@ -43,14 +43,25 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
     return multiply<FloatProduct<E>>(a, tokens, pool);
 }
 
+template <class E>
+Status heads_linear(const HeadsArgs& a, int64_t tokens, Pool& pool) {
+    return multiply_heads<FloatProduct<E>>(a, tokens, pool, sizeof(E));
+}
+
+template <class E>
+void fill_type(Kernels& table, Type type) {
+    table.linear[static_cast<int>(type)] = linear<E>;
+    table.heads_linear[static_cast<int>(type)] = heads_linear<E>;
+}
+
 }  // namespace
 
 // A level that has an instruction for bf16 has nothing new for other types.
 void fill_linear(Kernels& table) {
-    table.linear[static_cast<int>(Type::bf16)] = linear<BF16>;
+    fill_type<BF16>(table, Type::bf16);
 #if !defined(QUIRE_BF16_DOTS)
-    table.linear[static_cast<int>(Type::f32)] = linear<float>;
-    table.linear[static_cast<int>(Type::f16)] = linear<F16>;
+    fill_type<float>(table, Type::f32);
+    fill_type<F16>(table, Type::f16);
 #endif
 }
 

@@ -106,49 +106,111 @@ inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, i
     return fitting < most ? fitting : most;
 }
 
-// y = finish(x @ weight), for a kind of weight: `Product(a, rows, memory)` has `prepare(row,
-// token)`, which brings a token's x into the form it wants as a row, in memory of `num_bytes(a,
-// rows)`; then `multiply<P>(panel, segment, sums, stride, apart)`, which leaves the sums of P
-// panels, `apart` from one another, for all rows and one of its segments(); and `conclude(panel,
-// sums, stride)`, which makes fp32 sums of a panel's. Partial sums are not concluded.
+// A chunk of a product's rows and the tiles that it is cut into, for a kind of weight:
+// `Product(a, rows, memory)` has `prepare(row, token)`, which brings a token's x into the form it
+// wants as a row, in memory of `num_bytes(a, rows)`; then `multiply<P>(panel, segment, sums,
+// stride, apart)`, which leaves the sums of P panels, `apart` from one another, for all rows and
+// one of its segments(); and `conclude(panel, sums, stride)`, which makes fp32 sums of a panel's.
+// Partial sums are not concluded.
+template <class Product>
+struct Chunk {
+    const LinearArgs& a;
+    int64_t first, rows;  // tokens
+    Product product;
+    int64_t groups, stride, together, per_tile;
+
+    // num_products: of this shape, that are computed at once.
+    Chunk(const LinearArgs& args, int64_t first_row, int64_t num_rows, void* memory, Pool& pool,
+          int64_t num_products = 1)
+        : a(args), first(first_row), rows(num_rows), product(a, num_rows, memory) {
+        const bool is_gated = is_gate(a.finish.kind);
+        groups = panels_of(is_gated ? a.weight.out / 2 : a.weight.out);
+        stride = is_gated ? 3 * kPanel : kPanel;
+        const int64_t work = a.weight.in * stride * (rows + 3) / 4;
+        together = side_by_side(a, rows, groups * num_products, num_threads(pool));
+        const int64_t at_once = work < kTileWork ? kTileWork / (work + !work) : 1;
+        per_tile = (at_once + together - 1) / together * together;
+    }
+
+    int64_t num_tiles() const { return (groups + per_tile - 1) / per_tile; }
+
+    void multiply_tile(int64_t tile, Pool& pool, int worker) const {
+        const bool is_partial = a.finish.kind == FinishKind::partial;
+        const int64_t kept = product.segments() < 3 ? product.segments() : 3;
+        const size_t num_bytes = sizeof(float) * stride * rows * together * kept;
+        auto* memory = static_cast<float*>(scratch(pool, worker, num_bytes));
+        const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
+        for (int64_t g = tile * per_tile, count; g < stop; g += count) {
+            count = g + together <= stop ? together : 1;
+            const TileSums sums{memory, count, rows, stride};
+            if (is_partial) {
+                multiply_partial(a, product, first, g, sums);
+                continue;
+            }
+            const Wanted from = wanted(a, g);
+            for (int64_t i = 0; i < from.count; ++i)
+                multiply_panels(product, from.panels[i], sums.at(i * kPanel));
+            for (int64_t j = 0; j < count; ++j) {
+                float* group = memory + j * sums.apart();
+                for (int64_t i = 0; i < from.count; ++i)
+                    product.conclude(from.panels[i] + j, group + i * kPanel, stride);
+                QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel, group, stride,
+                                           from.up_at);
+            }
+        }
+    }
+};
+
+// y = finish(x @ weight).
 template <class Product>
 inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    const bool is_gated = is_gate(a.finish.kind), is_partial = a.finish.kind == FinishKind::partial;
-    const int64_t groups = panels_of(is_gated ? a.weight.out / 2 : a.weight.out);
-    const int64_t stride = is_gated ? 3 * kPanel : kPanel;
     for (int64_t first = 0; first < tokens; first += kChunk) {
         const int64_t rows = tokens - first < kChunk ? tokens - first : kChunk;
-        const Product product(a, rows, shared_scratch(pool, Product::num_bytes(a, rows)));
+        const Chunk<Product> chunk(a, first, rows,
+                                   shared_scratch(pool, Product::num_bytes(a, rows)), pool);
         parallel_rows(pool, rows, a.weight.in, [&](int64_t row, int64_t stop) {
-            for (; row < stop; ++row) product.prepare(row, first + row);
+            for (; row < stop; ++row) chunk.product.prepare(row, first + row);
         });
-        const int64_t work = a.weight.in * stride * (rows + 3) / 4;
-        const int64_t together = side_by_side(a, rows, groups, num_threads(pool));
-        const int64_t at_once = work < kTileWork ? kTileWork / (work + !work) : 1;
-        const int64_t per_tile = (at_once + together - 1) / together * together;
-        const int64_t kept = product.segments() < 3 ? product.segments() : 3;
-        parallel(pool, (groups + per_tile - 1) / per_tile, [&](int64_t tile, int worker) {
-            const size_t num_bytes = sizeof(float) * stride * rows * together * kept;
-            auto* memory = static_cast<float*>(scratch(pool, worker, num_bytes));
-            const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
-            for (int64_t g = tile * per_tile, count; g < stop; g += count) {
-                count = g + together <= stop ? together : 1;
-                const TileSums sums{memory, count, rows, stride};
-                if (is_partial) {
-                    multiply_partial(a, product, first, g, sums);
-                    continue;
-                }
-                const Wanted from = wanted(a, g);
-                for (int64_t i = 0; i < from.count; ++i)
-                    multiply_panels(product, from.panels[i], sums.at(i * kPanel));
-                for (int64_t j = 0; j < count; ++j) {
-                    float* group = memory + j * sums.apart();
-                    for (int64_t i = 0; i < from.count; ++i)
-                        product.conclude(from.panels[i] + j, group + i * kPanel, stride);
-                    QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel, group, stride,
-                                               from.up_at);
-                }
+        parallel(pool, chunk.num_tiles(),
+                 [&](int64_t tile, int worker) { chunk.multiply_tile(tile, pool, worker); });
+    }
+    return Status::ok;
+}
+
+// The product of one head.
+inline LinearArgs product_of(const HeadsArgs& a, int64_t head, int64_t element_bytes) {
+    const auto row = [&](const Rows& rows) {
+        char* data = static_cast<char*>(rows.data) + head * rows.row_stride * element_bytes;
+        return Rows{data, rows.token_stride, rows.row_stride};
+    };
+    LinearArgs own = a.first;
+    own.weight.panels = static_cast<const char*>(own.weight.panels) + head * a.weight_bytes;
+    own.x = row(own.x);
+    own.y = row(own.y);
+    return own;
+}
+
+// The products of all heads, whose elements have so many bytes; a tile is of one head.
+template <class Product>
+inline Status multiply_heads(const HeadsArgs& a, int64_t tokens, Pool& pool, int64_t bytes) {
+    for (int64_t first = 0; first < tokens; first += kChunk) {
+        const int64_t rows = tokens - first < kChunk ? tokens - first : kChunk;
+        const int64_t apart = (Product::num_bytes(a.first, rows) + 63) / 64 * 64;
+        char* memory = static_cast<char*>(shared_scratch(pool, a.heads * apart));
+        parallel_rows(pool, rows * a.heads, a.first.weight.in, [&](int64_t i, int64_t stop) {
+            for (; i < stop; ++i) {
+                const int64_t head = i % a.heads, row = i / a.heads;
+                const LinearArgs own = product_of(a, head, bytes);
+                Product(own, rows, memory + head * apart).prepare(row, first + row);
             }
+        });
+        const auto chunk_of = [&](const LinearArgs& own, int64_t head) {
+            return Chunk<Product>(own, first, rows, memory + head * apart, pool, a.heads);
+        };
+        const int64_t tiles = chunk_of(a.first, 0).num_tiles();
+        parallel(pool, tiles * a.heads, [&](int64_t tile, int worker) {
+            const LinearArgs own = product_of(a, tile / tiles, bytes);
+            chunk_of(own, tile / tiles).multiply_tile(tile % tiles, pool, worker);
         });
     }
     return Status::ok;

@@ -6,6 +6,7 @@
 #include "kernels/kv.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/quantize.hpp"
+#include "kernels/rotate.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -23,47 +24,6 @@ inline void norm_heads(E* x, int64_t heads, int64_t dim, NormOver over, const No
     const NormRow<E> normalise = norm_row_of<E>(params.kind);
     if (over == NormOver::full) return normalise(x, x, heads * dim, params, 0);
     for (int64_t h = 0; h < heads; ++h) normalise(x + h * dim, x + h * dim, dim, params, h);
-}
-
-// (a, b) = (a cos - b sin, b cos + a sin); the products are rounded.
-template <class E>
-inline void turn(F32 cos, F32 sin, F32& a, F32& b) {
-    const E type{};
-    const F32 turned = sub(rounded(type, mul(a, cos)), rounded(type, mul(b, sin)));
-    b = add(rounded(type, mul(b, cos)), rounded(type, mul(a, sin)));
-    a = turned;
-}
-
-// The pairs of a head are half its rotating part apart.
-template <class E>
-inline void rotate_halves(E* x, int64_t half, const E* cos, const E* sin) {
-    each(half, [&](auto lanes, int64_t i) {
-        F32 a = get(lanes, x + i), b = get(lanes, x + half + i);
-        turn<E>(get(lanes, cos + i), get(lanes, sin + i), a, b);
-        put(lanes, x + i, a);
-        put(lanes, x + half + i, b);
-    });
-}
-
-// The pairs are neighbours.
-template <class E>
-inline void rotate_neighbours(E* x, int64_t half, const E* cos, const E* sin) {
-    for (int64_t i = 0; i < half; i += kLanes) {
-        const int64_t count = half - i < kLanes ? half - i : kLanes;
-        E first[kLanes] = {}, second[kLanes] = {};
-        for (int64_t j = 0; j < count; ++j) {
-            first[j] = x[2 * (i + j)];
-            second[j] = x[2 * (i + j) + 1];
-        }
-        F32 a = load(first), b = load(second);
-        turn<E>(load_part(cos + i, count), load_part(sin + i, count), a, b);
-        store(first, a);
-        store(second, b);
-        for (int64_t j = 0; j < count; ++j) {
-            x[2 * (i + j)] = first[j];
-            x[2 * (i + j) + 1] = second[j];
-        }
-    }
 }
 
 template <class E>
@@ -124,16 +84,9 @@ inline void store_token(const RopeStoreArgs& a, int64_t token, E* row) {
     const bool has_norm = a.norm_over != NormOver::none;
     if (has_norm && !a.is_norm_last) norm();
     if (a.cos_sin != nullptr) {
-        const int64_t half = a.rotary_dim / 2;
-        E *cos = v + kv_heads * dim, *sin = cos + half;
-        const float* angles = a.cos_sin + a.positions[token] * a.rotary_dim;
-        each(2 * half, [&](auto lanes, int64_t i) { put(lanes, cos + i, get(lanes, angles + i)); });
-        for (E* head = q; head < v; head += dim) {
-            if (a.is_interleaved)
-                rotate_neighbours(head, half, cos, sin);
-            else
-                rotate_halves(head, half, cos, sin);
-        }
+        const Angles<E> angles(a.cos_sin + a.positions[token] * a.rotary_dim, a.rotary_dim,
+                               a.is_interleaved, v + kv_heads * dim);
+        for (E* head = q; head < v; head += dim) angles.rotate(head);
     }
     if (has_norm && a.is_norm_last) norm();
     __builtin_memcpy(static_cast<E*>(a.q) + token * a.heads * dim, q, a.heads * dim * sizeof(E));

@@ -7,6 +7,7 @@ namespace quire {
 namespace portable {
 void fill_attention(Kernels&);
 void fill_dequantized(Kernels&);
+void fill_latent(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_linear_pack(Kernels&);
@@ -19,6 +20,7 @@ void fill_sample(Kernels&);
 namespace avx2 {
 void fill_attention(Kernels&);
 void fill_dequantized(Kernels&);
+void fill_latent(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_quantized(Kernels&);
@@ -33,6 +35,7 @@ void fill_quantized(Kernels&);
 namespace avx512 {
 void fill_attention(Kernels&);
 void fill_dequantized(Kernels&);
+void fill_latent(Kernels&);
 void fill_limits(Kernels&);
 void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
@@ -53,6 +56,7 @@ Kernels kernels_for(Level level) {
     Kernels table{};
     portable::fill_attention(table);
     portable::fill_dequantized(table);
+    portable::fill_latent(table);
     portable::fill_limits(table);
     portable::fill_linear(table);
     portable::fill_linear_pack(table);
@@ -64,6 +68,7 @@ Kernels kernels_for(Level level) {
     if (includes(level, Level::avx2)) {
         avx2::fill_attention(table);
         avx2::fill_dequantized(table);
+        avx2::fill_latent(table);
         avx2::fill_limits(table);
         avx2::fill_linear(table);
         avx2::fill_quantized(table);
@@ -78,6 +83,7 @@ Kernels kernels_for(Level level) {
     if (includes(level, Level::avx512)) {
         avx512::fill_attention(table);
         avx512::fill_dequantized(table);
+        avx512::fill_latent(table);
         avx512::fill_limits(table);
         avx512::fill_linear(table);
         avx512::fill_rope_store(table);

@@ -174,6 +174,76 @@ void check_embed(Pool& pool, const Kernels& kernels, const Shape& s) {
     }
 }
 
+// Rows of several lengths over latents in blocks: stored, then attended to together and token by
+// token.
+void check_latents(Pool& pool, const Kernels& kernels, Type type, int64_t heads, int64_t rank) {
+    constexpr int64_t kRotated = 6, kBlock = 3, kBlocks = 200, kTokens = 9;
+    const int32_t starts[] = {0, 1, 8, 9}, lengths[] = {1, 300, 259}, rows[] = {0, 1, 2};
+    const int64_t width = rank + kRotated;
+    Array memory(type, kBlocks * kBlock, width, width), x(type, kTokens, width, width + 1);
+    Array q(type, kTokens, heads * rank, heads * rank),
+        turned(type, kTokens, heads * kRotated, heads * kRotated);
+    Array rotated(type, kTokens, heads * kRotated, heads * kRotated);
+    Array weight(type, 1, rank, rank), out(type, kTokens, heads * rank, heads * rank);
+    memory.fill(1, false), x.fill(2, false), q.fill(3, false), turned.fill(4, false);
+    weight.fill(5, false);
+    const std::vector<float> angles(kBlocks * kRotated, 0.5f);
+    std::vector<int32_t> table(3 * kBlocks);
+    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i % kBlocks);
+    std::vector<int64_t> slots(kTokens);
+    for (int64_t i = 0; i < kTokens; ++i) slots[i] = kBlocks * kBlock - 1 - i;
+    const LatentMemory latents{static_cast<char*>(memory.row(0)),
+                               kBlocks,
+                               kBlock,
+                               static_cast<int64_t>(kBlock * width * size_of(type)),
+                               rank,
+                               kRotated};
+    const auto heads_of = [&](Array& array, int64_t each) {
+        return Rows{array.row(0), heads * each, each};
+    };
+    Pool::Lease lease(pool);
+    for (bool is_interleaved : {false, true}) {
+        std::vector<int64_t> positions(kTokens, kBlocks - 1);
+        const LatentStoreArgs store{type,
+                                    heads,
+                                    heads_of(turned, kRotated),
+                                    rotated.row(0),
+                                    x.rows(),
+                                    latents,
+                                    slots.data(),
+                                    positions.data(),
+                                    angles.data(),
+                                    kBlocks,
+                                    is_interleaved,
+                                    {NormKind::rms, 1e-5f, weight.row(0), nullptr, 0}};
+        require(kernels.latent_store(store, kTokens, pool) == Status::ok, "latent_store");
+        positions.back() = kBlocks;
+        require(kernels.latent_store(store, kTokens, pool) == Status::bad_index,
+                "a position outside of the table was taken");
+    }
+    AttentionStep step{3, starts, lengths, table.data(), rows, kBlocks};
+    LatentAttendArgs args{
+        type,  heads, heads_of(q, rank), heads_of(rotated, kRotated), out.row(0), latents,
+        &step, 0.3};
+    require(kernels.latent_attend(args, kTokens, pool) == Status::ok, "latent_attend");
+    const std::vector<unsigned char> together = out.bytes;
+    for (int64_t token = kTokens - 1; token >= 0; --token) {
+        const int32_t row = token == 0 ? 0 : token < 8 ? 1 : 2, one[] = {0, 1};
+        const int32_t length = lengths[row] - (starts[row + 1] - 1 - static_cast<int32_t>(token));
+        step = {1, one, &length, table.data() + row * kBlocks, rows, kBlocks};
+        args.q.data = q.row(token), args.q_rotated.data = rotated.row(token);
+        args.out = out.row(token);
+        require(kernels.latent_attend(args, 1, pool) == Status::ok, "latent_attend");
+    }
+    require(together == out.bytes, "latent_attend: another result for a token alone");
+    step = {3, starts, lengths, table.data(), rows, kBlocks};
+    for (int32_t wrong : {-1, static_cast<int32_t>(kBlocks)}) {
+        table[2 * kBlocks] = wrong;
+        require(kernels.latent_attend(args, kTokens, pool) == Status::bad_index,
+                "a bad block was taken");
+    }
+}
+
 void check_kernels(Level level) {
     const Kernels kernels = kernels_for(level);
     Pool pool(3);
@@ -186,6 +256,8 @@ void check_kernels(Level level) {
                     check_sums(pool, kernels, shape);
                     check_embed(pool, kernels, shape);
                 }
+    for (Type type : kTypes)
+        for (int64_t heads : {1, 5, 20, 130}) check_latents(pool, kernels, type, heads, 19);
 }
 
 // The loops of a benchmark read what they are given and no byte more.

@@ -20,7 +20,7 @@ from quire.errors import (
 )
 from quire.hardware.host import gather_machine_facts
 from quire.models.kv_pool import plan_kv_pool
-from quire.models.layer_memory import KeyValues, NumberBytes
+from quire.models.layer_memory import KeyValues, Latents, NumberBytes
 from quire.models.max_length import LengthFacts
 from quire.scheduling.block_groups import FullGroup, SlidingGroup
 from tests.config import plans
@@ -299,6 +299,16 @@ def test_8_bit_floats_are_refused_on_a_cpu_and_int8_is_named(wish):
         plan_of(**wish)
     assert str(error.value).startswith(f"{name}={value!r} is not allowed: 8-bit floats are for GPU")
     assert "this engine runs on the CPU" in str(error.value) and "Use 'int8'" in str(error.value)
+
+
+def test_latents_are_kept_in_the_models_type_on_the_cpu():
+    model = plans.make_model(memories=(Latents(512, 64),) * 28)
+    pool = {"num_gpu_blocks_override": 100, "max_model_len": 512, "dtype": "bfloat16"}
+    assert plan_of(model, **pool).kv_cache_bytes == 100 * 28 * 32 * (512 + 64) * 2
+    with pytest.raises(NotBuiltYet, match="kv_cache_dtype='int8 with latent attention'"):
+        plan_of(model, **pool, kv_cache_dtype="int8")
+    with pytest.raises(NotBuiltYet, match="device='cuda with latent attention'.*device='cpu'"):
+        plan_of(model, plans.H200)
 
 
 def test_kv_memory_may_be_named_as_the_dtype_that_it_has_and_not_as_another():

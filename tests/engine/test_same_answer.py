@@ -47,6 +47,7 @@ TINY = {
     "chunked": ("llama", CHUNKED),
     "sliding": ("mistral", SLIDING),
     "softcap": ("gemma2", SOFTCAP),
+    "latent": ("youtu", {"num_hidden_layers": 2}),
 }
 EMBEDDED = {"dtype": "bfloat16"}
 MODELS = {
@@ -61,6 +62,7 @@ MODELS = {
     "sliding": {},
     "sliding-int8-kv": {"kv_cache_dtype": "int8"},
     "softcap": {},
+    "latent": {},
 }
 SMALL_POOL = {"sliding": 6, "softcap": 9, "chunked": 24}
 """Blocks with which such models preempt; others have 12."""

@@ -21,7 +21,7 @@ from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
 from tests.support.op_cases.costs import nbytes
 
-FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3")
+FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3", "minicpm3")
 IS_NATIVE = find_native()[0] is not None
 FOUR_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
 

@@ -9,6 +9,7 @@ read.
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
-from quire.ops import Batch, GroupBatch, select
+from quire.ops import Batch, GroupBatch, LayerLatents, select
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.runner.kv_cache import KVCache
 
@@ -78,6 +79,9 @@ class PagedRun:
     def _memory(self, total, dtype):
         layers = KVCache(ops=self.ops, pool=self.pool, num_blocks=total, dtype=dtype).layers
         for kv in {id(kv): kv for kv in layers}.values():
+            if isinstance(kv, LayerLatents):
+                kv.data.fill_(float("nan"))
+                continue
             block = (2, kv.block_size, kv.kv_heads, kv.head_dim)
             self.ops.import_kv(kv, range(total), torch.full((total, *block), float("nan")))
         return layers
@@ -102,9 +106,10 @@ class PagedRun:
                 starts, lengths, table.numpy(), order, block_size=size, chunk=group.chunk
             )
             window, table = None, torch.from_numpy(table)
-        plan = self.ops.plan_attention(
-            query_start=starts, seq_lens=lengths, block_table=table, block_size=size, window=window
-        )
+        make = self.ops.plan_latent
+        if not group.has_latents:
+            make = partial(self.ops.plan_attention, window=window)
+        plan = make(query_start=starts, seq_lens=lengths, block_table=table, block_size=size)
         return GroupBatch(torch.tensor(slots), plan)
 
 

@@ -96,6 +96,7 @@ def test_the_tokenizer_has_the_models_vocabulary(tmp_path):
         ("0.6b", 596_049_920),
         ("1b", 1_235_814_400),
         ("8b", 8_030_261_248),
+        ("0.9b-latent", 899_753_984),
     ],
 )
 def test_named_shapes_are_the_published_ones(shape, count):

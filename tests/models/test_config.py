@@ -21,6 +21,7 @@ from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
+from tests.models.hostile.published_latent import HARMLESS_WITH_LATENTS, PUBLISHED_LATENT
 from tests.models.hostile.published_mixtures import HARMLESS_IN_MIXTURES, PUBLISHED_MIXTURES
 
 NOISE = {
@@ -201,6 +202,7 @@ PUBLISHED = {
     ),
     **PUBLISHED_DENSE,
     **PUBLISHED_MIXTURES,
+    **PUBLISHED_LATENT,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -254,6 +256,8 @@ def test_kv_bytes_and_groups_of_known_models():
 
     llama = memories_of([read_spec(PUBLISHED["Llama-3.1-8B"][0])])
     assert token_bytes(llama, BF16) == 131_072
+    youtu = memories_of([read_spec(PUBLISHED["Youtu-LLM-2B"][0])])
+    assert token_bytes(youtu, BF16) == 32 * (512 + 64) * 2
     groups = groups_of("gemma-3-1b")
     assert [len(g.layers) for g in groups] == [4, 4, 4, 4, 4, 4, 2]
     assert [g.window for g in groups] == [None] + [512] * 6
@@ -405,6 +409,7 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
         *("pretraining_tp", "router_aux_loss_coef", "output_router_logits", "embd_pdrop"),
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
         *("cache_implementation", "max_window_layers", *HARMLESS, *HARMLESS_IN_MIXTURES),
+        *HARMLESS_WITH_LATENTS,
     }
     assert set(accepted) <= harmless
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.models.kv_pool import plan_kv_pool, token_bytes
-from quire.models.layer_memory import KeyValues, NumberBytes, RecurrentState
+from quire.models.layer_memory import KeyValues, Latents, NumberBytes, RecurrentState
 
 BF16 = NumberBytes(2, 2)
 SIZE = 32
@@ -130,3 +130,15 @@ def test_every_layer_has_its_place_and_fits(layers):
         assert len({group for group, _ in slot}) == len(slot), "a block is one group's"
     for group in pool.groups:
         assert group.kind == "none" or 0 <= pool.unused(group) < 1
+
+
+def test_latents_have_groups_of_their_own_in_blocks_of_equal_bytes():
+    pool = plan([Latents(24, 8), KeyValues(1, 8), Latents(24, 8), KeyValues(1, 8, window=9)])
+    assert [(g.kind, g.has_latents, g.layers) for g in pool.groups] == [
+        ("full", False, (1,)),
+        ("full", True, (0,)),
+        ("full", True, (2,)),
+        ("sliding", False, (3,)),
+    ]
+    assert {g.block_size // pool.block_size for g in pool.groups if not g.has_latents} == {2}
+    assert all(pool.unused(group) == 0 for group in pool.groups)

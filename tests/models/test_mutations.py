@@ -74,6 +74,7 @@ WHERE_NONE = {
     "window": 3,
     "chunk": 4,
     "temperature": Temperature(0.5, 4.0),
+    "q_rank": 16,
     "shared": Mlp(8),
     "softcap": 1.0,
     "qk_norm": Norm(),
@@ -128,6 +129,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     last = path[-1]
     if path == ("context",):
         return True  # a limit, no part of any formula
+    if path[-3:] == ("mixer", "norm", "eps"):
+        return True  # of latents, always 1e-6
     if last == "qk_norm_over":
         return block.mixer.qk_norm is None
     if last == "qk_norm_after_rope":
@@ -206,7 +209,9 @@ BLIND_KEYS = {
     "exaone_moe": {"first_k_dense_replace", "sliding_window_pattern"},
     "llama4": {"interleave_moe_layer_step", "no_rope_layer_interval"},
     # of layers that predict further tokens, of training, and of one rounding that is done anyway
-    "glm4_moe": {"num_nextn_predict_layers"},
+    **dict.fromkeys(
+        ("glm4_moe", "deepseek_v3", "deepseek_v3-one_group"), {"num_nextn_predict_layers"}
+    ),
     "phimoe": {"input_jitter_noise"},
     "hy_v3": {"enable_moe_fp32_combine"},
     **dict.fromkeys(("qwen2", "qwen3"), {"max_window_layers"}),  # layer types are listed

@@ -9,11 +9,12 @@ from quire.models import memories_of, read_spec
 from quire.models.loading.weights import load_model
 from quire.models.parameters import parameters
 from quire.models.sharding import own_part, shard
+from quire.models.spec import LatentAttention
 from quire.ops import select
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 
-FAMILIES = ("llama", "qwen2", "gemma2", "starcoder2", "gpt2")
+FAMILIES = ("llama", "qwen2", "gemma2", "starcoder2", "gpt2", "minicpm3")
 
 
 @dataclass
@@ -37,10 +38,11 @@ def test_parts_put_together_are_the_whole(tmp_path, family):
     whole = load(None)
     parts = [load(Place(rank, 2)) for rank in range(2)]
     attn, mlp = spec.blocks[0].mixer, spec.blocks[0].mlp
-    fused = {
-        "qkv": [attn.heads, attn.kv_heads, attn.kv_heads],
-        "up": [1, 1] if mlp.gated else [1],
-    }
+    fused = {"up": [1, 1] if mlp.gated else [1]}
+    if isinstance(attn, LatentAttention):
+        fused |= {"q_b": [1], "absorb": [1], "values": [1]}
+    else:
+        fused["qkv"] = [attn.heads, attn.kv_heads, attn.kv_heads]
     assert whole.keys() == parts[0].keys() == parts[1].keys()
     for name, tensor in whole.items():
         mine, leaf = [part[name] for part in parts], name.split(".")[-2]

@@ -255,7 +255,7 @@ def test_old_files_carry_buffers_and_no_prefix(checkpoints, tmp_path, name):
     assert relative_error(got, made.logits) < TOLERANCE
 
 
-def test_layers_that_predict_further_tokens_are_left_out(checkpoints, tmp_path):
+def test_layers_that_predict_further_tokens_are_left_out(checkpoints, tmp_path, caplog):
     made = checkpoints["glm4_moe"]
     folder = copied(made, tmp_path)
 
@@ -264,7 +264,10 @@ def test_layers_that_predict_further_tokens_are_left_out(checkpoints, tmp_path):
             tensors[f"model.layers.3.{name}"] = torch.ones(1)
 
     change(folder, add)
-    assert relative_error(run_full(load_folder(folder), made.prompts), made.logits) < TOLERANCE
+    with caplog.at_level("INFO", logger="quire"):
+        model = load_folder(folder)
+    assert relative_error(run_full(model, made.prompts), made.logits) < TOLERANCE
+    assert "(model.layers.3.eh_proj.weight, model.layers.3.mlp.experts.0" in caplog.text
     change(folder, lambda t: t.update({"model.layers.2.eh_proj.weight": torch.ones(1)}))
     with pytest.raises(WeightMismatch, match=r"unknown model\.layers\.2\.eh_proj"):
         load_folder(folder)

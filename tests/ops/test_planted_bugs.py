@@ -157,6 +157,46 @@ def norm_on_the_other_side(qk_norm):
     return dataclasses.replace(qk_norm, after_rope=not qk_norm.after_rope)
 
 
+def latent_plan(change):
+    """As `with_plan`, for latents."""
+
+    def plan_latent(*, query_start, seq_lens, block_table, block_size):
+        readable = block_table.where((block_table >= 0) & (block_table < 2**30), 0)
+        return plan_rows(*change(query_start, seq_lens, readable, block_size, None))
+
+    return {"plan_latent": plan_latent}
+
+
+def latents_with(**wrong):
+    def latent_store(q, x, latents, slots, positions, **facts):
+        changed = {name: f(facts[name]) for name, f in wrong.items()}
+        return PLAIN.latent_store(q, x, latents, slots, positions, **(facts | changed))
+
+    return {"latent_store": latent_store}
+
+
+def norm_of_latent_and_key(q, x, latents, slots, positions, *, norm, rotary):
+    whole = dataclasses.replace(norm, weight=F.pad(norm.weight, (0, x.shape[1] - latents.rank)))
+    y = PLAIN.norm(x, whole)
+    x = torch.cat((y[:, : latents.rank], x[:, latents.rank :]), 1)
+    one = dataclasses.replace(norm, weight=torch.ones_like(norm.weight), eps=0.0)
+    return PLAIN.latent_store(q, x, latents, slots, positions, norm=one, rotary=rotary)
+
+
+def latent_padding_to_last_slot(q, x, latents, slots, positions, **facts):
+    slots = slots.where(slots >= 0, latents.num_blocks * latents.block_size - 1)
+    return PLAIN.latent_store(q, x, latents, slots, positions, **facts)
+
+
+def keys_without_their_rotated_part(q, q_rotated, latents, plan, scale):
+    return PLAIN.latent_attend(q, torch.zeros_like(q_rotated), latents, plan, scale)
+
+
+def heads_of_one_weight(x, w):
+    first = w.weight[:1].expand_as(w.weight)
+    return PLAIN.heads_linear(x, dataclasses.replace(w, weight=first))
+
+
 def eps_outside_the_root(x, n):
     if n.kind != "rms":
         return PLAIN.norm(x, n)
@@ -306,11 +346,22 @@ BUGS = {
     "q/k norm forgotten": rope(qk_norm=lambda _: None),
     "q/k norm on the wrong side": rope(qk_norm=norm_on_the_other_side),
     "padding written": {"rope_store": padding_to_last_slot},
+    "latent one beyond the length": latent_plan(one_too_long),
+    "latent misses the newest key": latent_plan(one_too_short),
+    "latent blocks in the wrong order": latent_plan(swapped_blocks),
+    "latent pairing": latents_with(rotary=swap_pairing),
+    "latent not rotated": latents_with(rotary=lambda _: None),
+    "latent normed with its key": {"latent_store": norm_of_latent_and_key},
+    "latent of padding written": {"latent_store": latent_padding_to_last_slot},
+    "rotated part of queries forgotten": {"latent_attend": keys_without_their_rotated_part},
+    "one weight for all heads": {"heads_linear": heads_of_one_weight},
     "eps outside of the root": {"norm": eps_outside_the_root},
     "gate and up swapped": {"hidden": gate_and_up_swapped},
     "route scale forgotten": wrong_args("route", scale=1.0),
     "route not renormalised": wrong_args("route", renorm=False),
     "route groups forgotten": wrong_args("route", groups=1, top_groups=1),
+    "route groups by one score": wrong_args("route", group_best=1),
+    "route groups by two scores": wrong_args("route", group_best=2),
     "route jitter forgotten": wrong_args("route", jitter=0.0),
     "route eps forgotten": wrong_args("route", renorm_eps=0.0),
     "route min forgotten": wrong_args("route", renorm_min=0.0),
@@ -325,6 +376,9 @@ BUGS = {
 }
 
 
+PLANNED = {"plan_attention": "attend", "plan_latent": "latent_attend"}
+
+
 SMALL = [
     case for case in CASES + FP8_CASES if not case.is_bench and not case.name.startswith("long")
 ]
@@ -334,7 +388,7 @@ SMALL = [
 def test_a_planted_bug_is_caught(bug):
     functions = BUGS[bug]
     ops = dataclasses.replace(PLAIN, **functions)
-    affected = set(functions) | ({"attend"} if "plan_attention" in functions else set())
+    affected = set(functions) | {PLANNED[name] for name in functions if name in PLANNED}
     for case in SMALL:
         if case.op in affected and is_noticed(case, DTYPE, ops):
             return

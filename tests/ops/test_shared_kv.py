@@ -8,7 +8,16 @@ import torch
 from quire.kernels.cpu.runtime import find_native
 from quire.kernels.triton.attention import paged_kv
 from quire.ops import select
-from quire.ops.kv import KVShape, LayerState, StateShape, copy_kv, page_bytes, zero_kv
+from quire.ops.kv import (
+    KVShape,
+    LatentShape,
+    LayerLatents,
+    LayerState,
+    StateShape,
+    copy_kv,
+    page_bytes,
+    zero_kv,
+)
 
 NATIVE, REASON = find_native()
 CPU = torch.device("cpu")
@@ -113,6 +122,24 @@ def test_blocks_of_every_kind_are_copied_and_zeroed(provider, dtype):
         assert not read(ops, view, 6).any()
     held[6] = (views[4], torch.zeros(1, 2000, dtype=torch.uint8))
     check_blocks(ops, held)
+
+
+@providers
+def test_latents_share_pages_with_what_is_larger(provider):
+    ops = ops_of(provider)
+    shapes = [LatentShape(4, 20, 8), KVShape(4, 3, 8), StateShape(2000)]
+    latents, kv, state = ops.allocate_shared_kv(5, shapes, torch.float32)
+    assert isinstance(latents, LayerLatents)
+    assert latents.data.shape == (5, 4, 28) and latents.rank == 20
+    state.data.fill_(1)
+    ops.import_kv(kv, [3], torch.full((1, 2, 4, 3, 8), 7.0))
+    latents.data[1:3] = torch.arange(2 * 4 * 28.0).view(2, 4, 28)
+    ops.copy_kv(latents, [1, 2], [2, 0])
+    assert torch.equal(latents.data[2], torch.arange(4 * 28.0).view(4, 28))
+    assert torch.equal(latents.data[0], torch.arange(4 * 28.0, 8 * 28.0).view(4, 28))
+    ops.zero_kv(latents, [2])
+    assert not latents.data[2].any() and (state.data[4] == 1).all()
+    assert (ops.export_kv(kv, [3]) == 7).all()
 
 
 @providers

@@ -16,10 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import AttentionArgs, MoeArgs, NormWeight, QKNorm, RotaryTable, RouteArgs
+from quire.ops import (
+    AttentionArgs,
+    LayerLatents,
+    MoeArgs,
+    NormWeight,
+    QKNorm,
+    RotaryTable,
+    RouteArgs,
+)
 from quire.ops.segments import Addend
 from tests.support.op_cases.case import Arguments
-from tests.support.op_oracle_paged import IN_BYTES, OracleKV, OraclePlan, export_kv
+from tests.support.op_oracle_paged import IN_BYTES, OracleHeads, OracleKV, OraclePlan, export_kv
 from tests.support.op_oracle_rows import (
     Array,
     OracleExperts,
@@ -401,11 +409,18 @@ def _attend_one(
     stored: Stored, q: Approx, kv: OracleKV, distance: Array, slots: Array, args: AttentionArgs
 ) -> Approx:
     """One token's q [H, D] -> [1, H*D]."""
-    heads, head_dim = q.value.shape
+    heads = len(q.value)
     keys, values = (
         exact(np.repeat(held[slots], heads // kv.kv_heads, 1)) for held in (kv.keys, kv.values)
     )
-    scores = contract("hd,lhd->hl", q, keys, head_dim) * args.scale
+    return _attend_to(stored, q, keys, values, distance, args)
+
+
+def _attend_to(
+    stored: Stored, q: Approx, keys: Approx, values: Approx, distance: Array, args: AttentionArgs
+) -> Approx:
+    """q [H, D], keys [L, H, D], values [L, H, V] -> [1, H*V]."""
+    scores = contract("hd,lhd->hl", q, keys, q.value.shape[1]) * args.scale
     if args.softcap is not None:
         scores = tanh(scores / args.softcap) * args.softcap
     if args.alibi is not None:
@@ -417,8 +432,59 @@ def _attend_one(
     total = powers.sum()
     if sinks is not None:
         total = total + exp(exact(sinks) - exact(top))
-    y = contract("hl,lhd->hd", powers, values, len(slots)) / total
+    y = contract("hl,lhd->hd", powers, values, len(values.value)) / total
     return y.reshape(1, -1)
+
+
+# latent attention
+
+
+def _heads_linear(stored: Stored, x: Tensor, w: OracleHeads) -> dict[str, Approx]:
+    return {"0": stored(contract("thi,hoi->tho", exact(x), exact(w.weight), w.in_features))}
+
+
+def _latent_store(
+    stored: Stored,
+    q: Tensor,
+    x: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    norm: NormWeight,
+    rotary: RotaryTable | None,
+) -> dict[str, Approx]:
+    rows, queries = exact(x), exact(q)
+    latent, key = rows[:, : latents.rank], rows[:, None, latents.rank :]
+    if rotary is not None:
+        key, queries = (_turned(stored, part, rotary, positions[0]) for part in (key, queries))
+    made = (_normed(stored, latent, norm), key[:, 0])
+    error = np.zeros(tuple(latents.data.shape))
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            at = divmod(slot, latents.block_size)
+            error[at] = np.concatenate([part.error[token] for part in made])
+    return {"0": queries, "latents": Approx(to_array(latents.data), error)}
+
+
+def _latent_attend(
+    stored: Stored,
+    q: Tensor,
+    q_rotated: Tensor,
+    latents: LayerLatents,
+    plan: OraclePlan,
+    scale: float,
+) -> dict[str, Approx]:
+    queries = exact(torch.cat((q.double(), q_rotated.double()), 2))
+    memory = to_array(latents.data).reshape(-1, 1, latents.width)
+    found = []
+    for token, (distance, slots) in enumerate(plan.seen):
+        keys = exact(np.repeat(memory[slots], q.shape[1], 1))
+        values = keys[..., : latents.rank]
+        one = _attend_to(stored, queries[token], keys, values, distance, AttentionArgs(scale))
+        found.append(one)
+    whole = stored(join(found, q.shape[1] * q.shape[2]))
+    return {"0": whole.reshape(*q.shape)}
 
 
 # logits
@@ -481,6 +547,9 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "rope_store": _rope_store,
     "scale_queries": _scale_queries,
     "attend": _attend,
+    "heads_linear": _heads_linear,
+    "latent_store": _latent_store,
+    "latent_attend": _latent_attend,
     "bias_logits": _bias_logits,
     "penalize": _penalize,
     "rank": _rank,

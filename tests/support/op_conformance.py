@@ -199,8 +199,9 @@ def _named(result: Any) -> Results:
 
 
 def _kv(ops: Ops, prepared: Prepared) -> Results:
-    kv = prepared.arguments.get("kv")
-    return {} if kv is None else {"kv": _numbers(ops.export_kv(kv, range(kv.num_blocks)))}
+    kv, latents = (prepared.arguments.get(name) for name in ("kv", "latents"))
+    found = {} if kv is None else {"kv": _numbers(ops.export_kv(kv, range(kv.num_blocks)))}
+    return found if latents is None else found | {"latents": latents.data.cpu().clone()}
 
 
 def _numbers(data: Tensor) -> Tensor:
@@ -232,11 +233,9 @@ def _check_inputs(draw: Draw, before: list[Tensor]) -> None:
 
 
 def _check_mutation(case: Case, kv_before: Results, results: Results) -> None:
-    if "kv" not in kv_before:
-        return
-    is_declared = "kv" in CATALOG[case.op].mutates
-    if not is_declared:
-        assert _same(kv_before["kv"], results["kv"]), "wrote to KV memory that it only reads"
+    for name, before in kv_before.items():
+        if name not in CATALOG[case.op].mutates:
+            assert _same(before, results[name]), "wrote to KV memory that it only reads"
 
 
 def _check_repeatable(

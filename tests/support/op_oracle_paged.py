@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import AttentionArgs, NormWeight, QKNorm, RotaryTable
-from quire.ops.kv import BlockShape, LayerState, StateShape
+from quire.ops.kv import BlockShape, KVShape, LayerLatents, LayerState, StateShape
 from tests.support.op_oracle_rows import Array, norm_array, stack, to_array, to_tensor
 
 # KV memory
@@ -86,14 +86,18 @@ def allocate_kv(
 
 def allocate_shared_kv(
     num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
-) -> tuple[OracleKV | LayerState, ...]:
+) -> tuple[OracleKV | LayerState | LayerLatents, ...]:
     """Memory for each shape: what another one finds where one has written is arbitrary."""
-    return tuple(
-        LayerState(torch.full((num_blocks, shape.num_bytes), 0x55, dtype=torch.uint8))
-        if isinstance(shape, StateShape)
-        else OracleKV(num_blocks, shape.block_size, shape.kv_heads, shape.head_dim, dtype)
-        for shape in shapes
-    )
+
+    def view(shape: BlockShape) -> OracleKV | LayerState | LayerLatents:
+        if isinstance(shape, KVShape):
+            return OracleKV(num_blocks, shape.block_size, shape.kv_heads, shape.head_dim, dtype)
+        if isinstance(shape, StateShape):
+            return LayerState(torch.full((num_blocks, shape.num_bytes), 0x55, dtype=torch.uint8))
+        lanes = (num_blocks, shape.block_size, shape.rank + shape.rotated)
+        return LayerLatents(torch.full(lanes, math.nan, dtype=torch.float64), shape.rank)
+
+    return tuple(map(view, shapes))
 
 
 def export_kv(kv: OracleKV, block_ids: Sequence[int]) -> Tensor:
@@ -245,3 +249,98 @@ def attend(q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs) -> Te
     return to_tensor(
         stack([_attend_one(one, kv, *seen, args) for one, seen in rows], q.shape[1] * q.shape[2])
     )
+
+
+# latent attention
+
+
+@dataclass
+class OracleHeads:
+    """weight [H, out, in]."""
+
+    weight: Array
+
+    @property
+    def heads(self) -> int:
+        """How many weights."""
+        return len(self.weight)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of a weight."""
+        return int(self.weight.shape[2])
+
+    @property
+    def out_features(self) -> int:
+        """Rows of a weight."""
+        return int(self.weight.shape[1])
+
+
+def pack_heads(weight: Tensor) -> OracleHeads:
+    """Keep the numbers."""
+    return OracleHeads(to_array(weight))
+
+
+def heads_linear(x: Tensor, w: OracleHeads) -> Tensor:
+    """Token by token and head by head."""
+    rows = [
+        [[sum(head * out) for out in weight] for head, weight in zip(token, w.weight, strict=True)]
+        for token in to_array(x)
+    ]
+    return to_tensor(np.array(rows, dtype=np.float64).reshape(len(x), w.heads, w.out_features))
+
+
+def latent_store(
+    q: Tensor,
+    x: Tensor,
+    latents: LayerLatents,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    norm: NormWeight,
+    rotary: RotaryTable | None,
+) -> Tensor:
+    """Token by token: norm, rotate, write."""
+    queries = []
+    for token, row in enumerate(to_array(x)):
+        latent, key = row[: latents.rank], row[latents.rank :]
+        heads = to_array(q[token])
+        if rotary is not None:
+            p = int(positions[0, token])
+            key = _rotated(key, rotary, p)
+            heads = stack([_rotated(h, rotary, p) for h in heads], heads.shape[1])
+        queries.append(heads)
+        if int(slots[token]) >= 0:
+            block, offset = divmod(int(slots[token]), latents.block_size)
+            whole = np.concatenate((norm_array(latent, norm), key))
+            latents.data[block, offset] = torch.from_numpy(whole)
+    return to_tensor(stack(queries, *q.shape[1:]))
+
+
+def plan_latent(
+    *, query_start: Array, seq_lens: Array, block_table: Tensor, block_size: int
+) -> OraclePlan:
+    """List the keys that each new token sees."""
+    return plan_attention(
+        query_start=query_start,
+        seq_lens=seq_lens,
+        block_table=block_table,
+        block_size=block_size,
+        window=None,
+    )
+
+
+def latent_attend(
+    q: Tensor, q_rotated: Tensor, latents: LayerLatents, plan: OraclePlan, scale: float
+) -> Tensor:
+    """Attention, one token and one head at a time."""
+    memory = to_array(latents.data).reshape(-1, latents.width)
+    rows = []
+    for token, (_, slots) in enumerate(plan.seen):
+        heads = np.concatenate((to_array(q[token]), to_array(q_rotated[token])), 1)
+        keys = memory[slots]
+        for head in heads:
+            scores = scale * (keys @ head)
+            powers = np.exp(scores - scores.max())
+            rows.append(powers @ keys[:, : latents.rank] / powers.sum())
+    return to_tensor(np.array(rows, dtype=np.float64).reshape(q.shape))

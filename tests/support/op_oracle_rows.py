@@ -301,7 +301,9 @@ def choose(logits: Array, args: RouteArgs, select_bias: Array | None) -> list[tu
     rank = [s + (0 if select_bias is None else select_bias[e]) for e, s in enumerate(score)]
     size = len(logits) // args.groups
     members = [range(g * size, (g + 1) * size) for g in range(args.groups)]
-    members.sort(key=lambda group: -sum(sorted((rank[e] for e in group), reverse=True)[:2]))
+    members.sort(
+        key=lambda group: -sum(sorted((rank[e] for e in group), reverse=True)[: args.group_best])
+    )
     kept = members if args.groups == 1 else members[: args.top_groups]
     eligible = [e for group in kept for e in group]
     best = sorted(eligible, key=lambda e: -rank[e])[: args.top_k]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from quire.models.layer_memory import LayerMemory
+from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
 
 
@@ -43,3 +43,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation_config_source: str = ""
     chat_template: str | None = None
     chat_template_source: str = ""
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether layers keep latents instead of keys and values."""
+        return any(isinstance(memory, Latents) for memory in self.memories)

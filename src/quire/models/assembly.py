@@ -15,6 +15,7 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.alibi import alibi_slopes
 from quire.models.heads import LanguageModelHead
+from quire.models.latent import LatentAttentionLayer, QueryLatent
 from quire.models.layers import (
     AttentionLayer,
     DenseFeedForward,
@@ -46,10 +47,22 @@ from quire.models.mixture_layers import (
 from quire.models.parameters import XIELU_PARTS
 from quire.models.rotary_tables import query_factors, rotary_table
 from quire.models.sharding import num_segments
-from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp, Moe, Norm, Rope, Temperature
+from quire.models.spec import (
+    Alibi,
+    Attention,
+    Block,
+    Decoder,
+    LatentAttention,
+    Mlp,
+    Moe,
+    Norm,
+    Rope,
+    Temperature,
+)
 from quire.ops import (
     AttentionArgs,
     ExpertWeights,
+    HeadsWeight,
     LinearWeight,
     MoeArgs,
     NormWeight,
@@ -59,11 +72,12 @@ from quire.ops import (
     RouteArgs,
 )
 from quire.ops.linear import PlainLinear
+from quire.ops.mixers.latent import PlainHeads
 from quire.ops.moe import SeparateExperts
 from quire.ops.quantized import WeightFormat
 from quire.quantization import Recipe, Role
 
-Part = Tensor | LinearWeight | ExpertWeights
+Part = Tensor | LinearWeight | HeadsWeight | ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +148,7 @@ class Assembly:
         norm = b.norm
         return _Pieces(  # evaluated in this order, which is the order of the leaves
             attn_pre=self._norm(at + "attn_pre", norm) if b.pre else None,
-            mix=self._attention(at + "attn.", b.mixer),
+            mix=self._mixer(at + "attn.", b),
             attn_post=self._norm(at + "attn_post", norm) if b.post else None,
             mlp_pre=self._norm(at + "mlp_pre", norm) if b.has_mlp_pre else None,
             feed=self._feed_forward(at + "mlp.", b.mlp),
@@ -152,6 +166,11 @@ class Assembly:
             feed=p.feed,
             join_feed=make_join(ops, p.mlp_post, after, scale),
         )
+
+    def _mixer(self, at: str, b: Block) -> Mixer:
+        if isinstance(b.mixer, LatentAttention):
+            return self._latent_attention(at, b.mixer)
+        return self._attention(at, b.mixer)
 
     def _attention(self, at: str, a: Attention) -> Mixer:
         qkv = self._linear(at + "qkv", at + "q", at + "k", at + "v")
@@ -177,6 +196,36 @@ class Assembly:
             ),
             temper=make_temper(self._ops, self._temperatures(a.temperature)),
         )
+
+    def _latent_attention(self, at: str, a: LatentAttention) -> Mixer:
+        first = "q" if a.q_rank is None else "q_a"
+        down = self._linear(at + "q_kv_a", at + first, at + "kv_a")
+        query = None
+        if a.q_rank is not None:
+            norm, name = self._norm(at + "q_a_norm", a.norm), at + "q_b"
+            query = QueryLatent(norm, self._linear(name, name))
+        norm = self._norm(at + "kv_a_norm", a.norm)
+        kv = self._weights.tensor(at + "kv_b.weight")
+        kv = kv.view(a.heads, a.unrotated + a.value_dim, a.rank)
+        return LatentAttentionLayer(
+            ops=self._ops,
+            down=down,
+            query=query,
+            norm=norm,
+            absorb=self._heads(at + "absorb", kv[:, : a.unrotated].transpose(1, 2)),
+            values=self._heads(at + "values", kv[:, a.unrotated :]),
+            out=self._row_linear(at + "o", a.heads),
+            heads=a.heads,
+            unrotated=a.unrotated,
+            rotary=None if a.rope is None else self._rotary(a.rope),
+            scale=a.scale,
+        )
+
+    def _heads(self, name: str, weight: Tensor) -> HeadsWeight:
+        """A weight [H, out, in], kept in the model's dtype under every recipe."""
+        packed: HeadsWeight = self._ops.pack_heads(weight)
+        self.parts.append((name, packed))
+        return packed
 
     def _qk_norm(self, at: str, a: Attention) -> QKNorm | None:
         if a.qk_norm is None:
@@ -245,6 +294,7 @@ class Assembly:
                 scale=m.scale,
                 groups=m.groups,
                 top_groups=m.top_groups,
+                group_best=m.group_best,
                 renorm_eps=m.renorm_eps,
                 renorm_min=m.renorm_min,
                 jitter=m.jitter,
@@ -357,6 +407,8 @@ def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
     """Yield the plain tensors of a part; none if a provider keeps it in its own format."""
     if isinstance(part, Tensor):
         yield name, part
+    elif isinstance(part, PlainHeads):
+        yield name + ".weight", part.weight
     elif isinstance(part, PlainLinear):
         yield name + ".weight", part.weight
         if part.bias is not None:

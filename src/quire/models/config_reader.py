@@ -31,7 +31,8 @@ _IRRELEVANT_BY_REASON = {
         "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "
         "router_jitter_noise output_router_logits moe_loss_weight moe_jitter_eps "
         "dropout activation_dropout classifier_dropout "
-        "emb_pdrop embed_dropout layerdrop init_std init_device"
+        "emb_pdrop embed_dropout layerdrop init_std init_device embedding_initializer_range "
+        "aux_loss_alpha seq_aux ep_size"
     ),
     "outputs and kernels of another library": (
         "use_cache cache_implementation output_attentions output_hidden_states return_dict "

@@ -5,7 +5,7 @@ for all families.
 from __future__ import annotations
 
 from quire.models.parameters import num_parameters, parameters
-from quire.models.spec import Block, Decoder, Moe
+from quire.models.spec import Block, Decoder, LatentAttention, Mixer, Moe
 
 __all__ = ["active_parameters", "flops_per_token", "num_parameters"]
 
@@ -26,9 +26,18 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     layers.
     """
     return 2 * active_parameters(decoder) + sum(
-        4 * mixer.heads * mixer.head_dim * mixer.memory.num_seen(context)
+        2 * _numbers_per_key(mixer) * mixer.memory.num_seen(context)
         for mixer in (block.mixer for block in decoder.blocks)
     )
+
+
+def _numbers_per_key(mixer: Mixer) -> int:
+    """What one token is multiplied with for each token that it sees: keys and values, or, in the
+    absorbed form, the latent with its rotated key, and once more the latent.
+    """
+    if isinstance(mixer, LatentAttention):
+        return mixer.heads * (2 * mixer.rank + mixer.rotated)
+    return 2 * mixer.heads * mixer.head_dim
 
 
 def _idle_expert_weights(block: Block, dim: int) -> int:

@@ -1,13 +1,14 @@
 """How the layers of one or more models share the blocks of one pool: their KV groups, what a block
 is made of, and how many blocks a request needs. Free of torch.
 
-Layers that keep the same tokens have one block table; they are a KV group. All groups draw blocks
-from one pool, so every block must be as big as every other: groups have the same number of layer
-slots, and slot s of all groups is one piece of memory, a page for each block. The number of slots
-is that of the rarest kind of layer, unless the kinds are so close that padding the smaller is
-cheaper; a group with fewer layers than slots leaves the last slots empty. Where the layers of a
-group are smaller than those of another, its blocks have as many times more tokens as fit into a
-page. What is left over is unused, and `KVPool.unused` says how much that is.
+Layers that keep the same tokens have one block table; they are a KV group, latents apart from keys
+and values. All groups draw blocks from one pool, so every block must be as big as every other:
+groups have the same number of layer slots, and slot s of all groups is one piece of memory, a page
+for each block. The number of slots is that of the rarest kind of layer, unless the kinds are so
+close that padding the smaller is cheaper; a group with fewer layers than slots leaves the last
+slots empty. Where the layers of a group are smaller than those of another, its blocks have as many
+times more tokens as fit into a page. What is left over is unused, and `KVPool.unused` says how much
+that is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quire.errors import InvalidParameter
-from quire.models.layer_memory import KeyValues, LayerMemory, MemoryKind, NumberBytes
+from quire.models.layer_memory import (
+    KeyValues,
+    Latents,
+    LayerMemory,
+    MemoryKind,
+    NumberBytes,
+    TokenMemory,
+)
 from quire.models.spec import Decoder
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.settings import KVGroupSpec
@@ -31,6 +39,7 @@ multiple of it."""
 class KVGroup:
     """Layers with one block table, in the order of their slots. `layers` counts those of all models
     of the pool. `chunk`: queries see the tokens of their own chunk of so many positions.
+    `has_latents`: instead of keys and values.
 
     Blocks have `block_size` tokens; one of kind `state` holds the state of a request. The layers of
     a group of kind `none` have no slots.
@@ -41,6 +50,7 @@ class KVGroup:
     layers: tuple[int, ...]
     block_size: int
     chunk: int | None = None
+    has_latents: bool = False
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -173,10 +183,10 @@ def plan_kv_pool(
 
 def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
     """Bytes of keys and values that one token has while every layer sees it."""
-    return sum(m.token_bytes(number) for m in memories if isinstance(m, KeyValues))
+    return sum(m.token_bytes(number) for m in memories if isinstance(m, TokenMemory))
 
 
-_Key = tuple[MemoryKind, int | None, int | None]
+_Key = tuple[MemoryKind, int | None, int | None, bool]
 _ORDER = ("full", "sliding", "state", "none")
 
 
@@ -184,22 +194,30 @@ def _groups(memories: Sequence[LayerMemory | None], block_size: int) -> Iterable
     by_kind: dict[_Key, list[int]] = {}
     for layer, memory in enumerate(memories):
         by_kind.setdefault(_key(memory), []).append(layer)
-    slots = _num_slots([len(layers) for (kind, _, _), layers in by_kind.items() if kind != "none"])
-    for key in sorted(by_kind, key=lambda key: (_ORDER.index(key[0]), key[1] or 0, key[2] or 0)):
-        (kind, window, chunk), layers = key, by_kind[key]
+    slots = _num_slots([len(layers) for (kind, *_), layers in by_kind.items() if kind != "none"])
+    for key in sorted(by_kind, key=_place):
+        (kind, window, chunk, has_latents), layers = key, by_kind[key]
         # the largest first, where they meet the largest of other groups
         layers.sort(key=lambda layer: -_numbers(memories[layer]))
         size = len(layers) if kind == "none" else slots
         for i in range(0, len(layers), size):
-            yield KVGroup(kind, window, tuple(layers[i : i + size]), block_size, chunk)
+            members = tuple(layers[i : i + size])
+            yield KVGroup(kind, window, members, block_size, chunk, has_latents)
 
 
 def _key(memory: LayerMemory | None) -> _Key:
-    """What layers of a group have in common: kind, window and chunk."""
+    """What layers of a group have in common: kind, window, chunk, whether they keep latents."""
     if memory is None:
-        return "none", None, None
+        return "none", None, None, False
     is_chunked = isinstance(memory, KeyValues) and memory.is_chunked
-    return memory.kind, memory.window, memory.window if is_chunked else None
+    chunk = memory.window if is_chunked else None
+    return memory.kind, memory.window, chunk, isinstance(memory, Latents)
+
+
+def _place(key: _Key) -> tuple[int, int, int, bool]:
+    """The order of groups."""
+    kind, window, chunk, has_latents = key
+    return _ORDER.index(kind), window or 0, chunk or 0, has_latents
 
 
 def _num_slots(counts: list[int]) -> int:
@@ -214,10 +232,10 @@ def _with_full_pages(
     layer.
     """
     firsts = [memories[group.layers[0]] for group in groups]
-    largest = max((m.numbers_per_token for m in firsts if isinstance(m, KeyValues)), default=0)
+    largest = max((m.numbers_per_token for m in firsts if isinstance(m, TokenMemory)), default=0)
     grown = []
     for group, first in zip(groups, firsts, strict=True):
-        if isinstance(first, KeyValues):
+        if isinstance(first, TokenMemory):
             times = min(largest // first.numbers_per_token, _MOST_LARGER)
             group = replace(group, block_size=group.block_size * times)
         grown.append(group)
@@ -236,6 +254,6 @@ def _with_full_pages(
 def _numbers(memory: LayerMemory | None) -> int:
     if memory is None:
         return 0
-    if isinstance(memory, KeyValues):
+    if isinstance(memory, TokenMemory):
         return memory.numbers_per_token
     return memory.numbers + memory.wide_numbers

@@ -60,6 +60,35 @@ class KeyValues:
 
 
 @dataclass(frozen=True, slots=True)
+class Latents:
+    """A latent of `rank` numbers and a rotated key of `rotated` numbers of every token, from which
+    all heads make their keys and values (`spec.LatentAttention`).
+    """
+
+    rank: int
+    rotated: int
+    kind: ClassVar[MemoryKind] = "full"
+    window: ClassVar[None] = None
+
+    @property
+    def numbers_per_token(self) -> int:
+        """The number of values per token, whatever the number of heads."""
+        return self.rank + self.rotated
+
+    def num_seen(self, context: int) -> int:
+        """How many of `context` tokens are kept for the next query: all."""
+        return context
+
+    def token_bytes(self, number: NumberBytes) -> int:
+        """The bytes of one token."""
+        return self.numbers_per_token * number.kv
+
+    def block_bytes(self, block_size: int, number: NumberBytes) -> int:
+        """The bytes of a block of `block_size` tokens."""
+        return block_size * self.token_bytes(number)
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentState:
     """A state whose size does not depend on the request's length: `numbers` in the model's dtype
     and `wide_numbers` in float32.
@@ -75,5 +104,8 @@ class RecurrentState:
         return self.numbers * number.activation + 4 * self.wide_numbers
 
 
-LayerMemory = KeyValues | RecurrentState
+TokenMemory = KeyValues | Latents
+"""What grows with every token."""
+
+LayerMemory = TokenMemory | RecurrentState
 """In its place, None stands for a mixer that sees the step's own tokens and keeps nothing."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
+from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, Moe, Norm
 
 Role = Literal["column", "row", "vocab", "replicated"]
 Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu"]
@@ -80,7 +80,7 @@ def _leaves(d: Decoder) -> Iterator[Parameter]:
 def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
     if b.pre:
         yield from _norm(at + "attn_pre", b.norm, dim)
-    yield from _attention(at + "attn.", b.mixer, dim)
+    yield from _mixer(at + "attn.", b.mixer, dim)
     if b.post:
         yield from _norm(at + "attn_post", b.norm, dim)
     if b.has_mlp_pre:
@@ -91,6 +91,12 @@ def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
         yield from _mlp(at + "mlp.", b.mlp, dim)
     if b.post:
         yield from _norm(at + "mlp_post", b.norm, dim)
+
+
+def _mixer(at: str, mixer: Mixer, dim: int) -> Iterator[Parameter]:
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(at, mixer, dim)
+    return _attention(at, mixer, dim)
 
 
 def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
@@ -112,6 +118,21 @@ def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
     if a.qk_norm_over == "head":
         return _norm(at, n, a.head_dim)
     return _norm(at, n, heads, a.head_dim, role="column")
+
+
+def _latent_attention(at: str, a: LatentAttention, dim: int) -> Iterator[Parameter]:
+    queries = a.heads * (a.unrotated + a.rotated)
+    if a.q_rank is None:
+        yield from _linear(at + "q", queries, dim, "column", False)
+    else:
+        yield from _linear(at + "q_a", a.q_rank, dim, "replicated", a.bias)
+    yield from _linear(at + "kv_a", a.rank + a.rotated, dim, "replicated", a.bias)
+    if a.q_rank is not None:
+        yield from _norm(at + "q_a_norm", a.norm, a.q_rank)
+        yield from _linear(at + "q_b", queries, a.q_rank, "column", False)
+    yield from _norm(at + "kv_a_norm", a.norm, a.rank)
+    yield from _linear(at + "kv_b", a.heads * (a.unrotated + a.value_dim), a.rank, "column", False)
+    yield from _linear(at + "o", dim, a.heads * a.value_dim, "row", a.o_bias)
 
 
 def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:

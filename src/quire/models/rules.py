@@ -68,10 +68,13 @@ class Family:
     def ignores(self, name: str, num_layers: int) -> bool:
         """Whether a checkpoint tensor of this name is ignored in a model of `num_layers`."""
         bare = name.removeprefix(self.prefix)
-        layer = re.match(r"layers\.(\d+)\.", bare) if self.drafts_after_layers else None
-        if layer is not None and int(layer[1]) >= num_layers:
-            return True
-        return any(re.fullmatch(pattern, bare) for pattern in self.ignored)
+        is_ignored = any(re.fullmatch(pattern, bare) for pattern in self.ignored)
+        return is_ignored or self.is_of_drafts(name, num_layers)
+
+    def is_of_drafts(self, name: str, num_layers: int) -> bool:
+        """Whether a checkpoint tensor of this name is of a layer that predicts further tokens."""
+        layer = re.match(r"layers\.(\d+)\.", name.removeprefix(self.prefix))
+        return self.drafts_after_layers and layer is not None and int(layer[1]) >= num_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from quire.errors import LoadError
 from quire.models.parameters import Parameter
-from quire.models.spec import Block, Decoder, Moe
+from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Moe
 
 SIZES = (2, 4)
 """Over how many workers: sums of their parts have one order up to four."""
@@ -59,25 +59,35 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     attn, mlp = block.mixer, block.mlp
     if isinstance(mlp, Moe):
         _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
-    if attn.qk_norm is not None and attn.qk_norm_over == "full":
+    if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":
         _refuse(layer, "normalises queries and keys over the heads of all workers")
-    counts = {"heads": attn.heads, "key/value heads": attn.kv_heads, "width": mlp.width}
+    counts = {"heads": attn.heads, "width": mlp.width}
+    if isinstance(attn, Attention):
+        counts["key/value heads"] = attn.kv_heads
     for name, count in counts.items():
         if count % size:
             _refuse(layer, f"has {count} {name}, which {size} workers cannot share equally")
     for name, units, inputs in (
-        ("attention output", attn.heads, attn.heads * attn.head_dim),
+        ("attention output", attn.heads, attn.heads * _value_dim(attn)),
         ("feed-forward layer", mlp.width, mlp.width),
     ):
         if num_segments(units, inputs, group) % size:
             _refuse(
                 layer, f"sums the {inputs} inputs of its {name} in fewer than {size} equal segments"
             )
-    return replace(
-        block,
-        mixer=replace(attn, heads=attn.heads // size, kv_heads=attn.kv_heads // size),
-        mlp=replace(mlp, width=mlp.width // size),
-    )
+    return replace(block, mixer=_shard_mixer(attn, size), mlp=replace(mlp, width=mlp.width // size))
+
+
+def _value_dim(mixer: Mixer) -> int:
+    return mixer.value_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+
+
+def _shard_mixer(mixer: Mixer, size: int) -> Mixer:
+    """A part of the heads; latents are every worker's."""
+    heads = mixer.heads // size
+    if isinstance(mixer, LatentAttention):
+        return replace(mixer, heads=heads)
+    return replace(mixer, heads=heads, kv_heads=mixer.kv_heads // size)
 
 
 def _refuse(layer: int, why: str) -> NoReturn:

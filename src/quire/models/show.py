@@ -15,9 +15,11 @@ from quire.models.spec import (
     Block,
     Decoder,
     DynamicScaling,
+    LatentAttention,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    Mixer,
     Mlp,
     Moe,
     Norm,
@@ -100,7 +102,7 @@ def _block(b: Block) -> Iterator[str]:
     if b.parallel != "no":
         yield from _parallel(b)
         return
-    yield from _attention(b.mixer)
+    yield from _mixer(b.mixer)
     yield _residual(b)
     yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
     yield from _feed_forward(b, "h")
@@ -110,7 +112,7 @@ def _block(b: Block) -> Iterator[str]:
 def _parallel(b: Block) -> Iterator[str]:
     """After `h = norm(x)`: both parts read the same x."""
     yield f"g = {_norm(b.norm)}(x)    # of its own" if b.has_mlp_pre else "g = h"
-    yield from _attention(b.mixer)
+    yield from _mixer(b.mixer)
     yield _residual(b)
     yield from _feed_forward(b, "g")
     yield _residual(b)
@@ -125,6 +127,28 @@ def _residual(b: Block) -> str:
     return (
         f"x = x + {value}" if b.residual_scale == 1 else f"x = x + {b.residual_scale:g} * {value}"
     )
+
+
+def _mixer(mixer: Mixer) -> Iterator[str]:
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(mixer)
+    return _attention(mixer)
+
+
+def _latent_attention(a: LatentAttention) -> Iterator[str]:
+    bias = " + bias" if a.bias else ""
+    sizes = f"{a.heads} heads of {a.unrotated} + {a.rotated}"
+    if a.q_rank is None:
+        yield f"q, r = Wq @ h    # {sizes}"
+    else:
+        yield f"q, r = Wqb @ {_norm(a.norm)}(Wqa @ h{bias})    # {sizes}, through {a.q_rank}"
+    yield f"c, k = Wkva @ h{bias}    # a latent of {a.rank} and a key of {a.rotated}, kept"
+    yield f"c = {_norm(a.norm)}(c)"
+    if a.rope is not None:
+        yield f"r, k = rotate(r), rotate(k)    # {_rope(a.rope, a.rotated)}"
+    yield f"s = {a.scale:g} * ((Wuk^T @ q) @ c + r @ k)"
+    values = f"{a.heads} heads of {a.value_dim}"
+    yield f"h = Wo @ (Wuv @ (softmax(s) @ c)){' + bias' if a.o_bias else ''}    # {values}"
 
 
 def _attention(a: Attention) -> Iterator[str]:

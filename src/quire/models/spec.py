@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.models.layer_memory import KeyValues
+from quire.models.layer_memory import KeyValues, Latents
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -162,6 +162,38 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Causal softmax attention whose H heads share one latent of `rank` r values per token and one
+    rotated key of `rotated` R values (multi-head latent attention, DeepSeek-V2 section 2.1).
+
+    A query head has `unrotated` P + R values; keys [P] and values of `value_dim` V values are
+    products of the normed latent with the head's part of `kv_b`. `q_rank`: queries come from a
+    latent of their own with so many values; None: from the hidden states. `norm` is that of both
+    latents. `bias`: of the products that make the latents; `o_bias`: of the output's.
+    """
+
+    heads: int
+    rank: int
+    unrotated: int
+    rotated: int
+    value_dim: int
+    scale: float
+    norm: Norm
+    q_rank: int | None = None
+    rope: Rope | None = None
+    bias: bool = False
+    o_bias: bool = False
+
+    @property
+    def memory(self) -> Latents:
+        """The normed latent and the rotated key of every token."""
+        return Latents(self.rank, self.rotated)
+
+
+Mixer = Attention | LatentAttention
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
@@ -178,10 +210,11 @@ class Mlp:
 class Moe:
     """`top_k` of `experts` feed-forward networks of `width` F per token, gated or not as in `Mlp`.
 
-    `score`, `renorm` (with `renorm_eps` and `renorm_min`), `scale`, `groups` with `top_groups` and
-    `jitter` say how experts are chosen and weighed: see `ops.RouteArgs`. `select_bias`: a learned
-    bias joins the scores for the choice only. `wide_router`: the router's logits are not rounded to
-    the model's dtype. `weighs_input`: weights multiply the experts' inputs, not their results.
+    `score`, `renorm` (with `renorm_eps` and `renorm_min`), `scale`, `groups` (with `top_groups` and
+    `group_best`) and `jitter` say how experts are chosen and weighed: see `ops.RouteArgs`.
+    `select_bias`: a learned bias joins the scores for the choice only. `wide_router`: the router's
+    logits are not rounded to the model's dtype. `weighs_input`: weights multiply the experts'
+    inputs, not their results.
 
     `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
     gate). `shared` is a feed-forward part that all tokens go through; its result is added to the
@@ -201,6 +234,7 @@ class Moe:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     jitter: float = 0.0
     select_bias: bool = False
     bias: bool = False
@@ -223,7 +257,7 @@ class Block:
     nothing.
     """
 
-    mixer: Attention
+    mixer: Mixer
     mlp: Mlp | Moe
     norm: Norm
     pre: bool = True

@@ -8,8 +8,9 @@ runner call. The rest of what is exported here are the values that travel throug
 from quire.ops.attention import AttentionArgs, AttentionPlan
 from quire.ops.batch import PAD_SLOT, Batch, GroupBatch
 from quire.ops.catalog import CATALOG
-from quire.ops.kv import LayerKV
+from quire.ops.kv import LayerKV, LayerLatents
 from quire.ops.linear import LinearWeight
+from quire.ops.mixers.latent import HeadsWeight
 from quire.ops.moe import ExpertWeights, MoeArgs
 from quire.ops.norm import NormWeight
 from quire.ops.quantized import WeightFormat
@@ -28,8 +29,10 @@ __all__ = [
     "ExpertWeights",
     "Facts",
     "GroupBatch",
+    "HeadsWeight",
     "Implementation",
     "LayerKV",
+    "LayerLatents",
     "LinearWeight",
     "MoeArgs",
     "NormWeight",

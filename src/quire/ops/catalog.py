@@ -10,6 +10,13 @@ from quire.ops.collective import linear_partial, linear_total, row_peaks
 from quire.ops.embed import embed, embed_packed
 from quire.ops.kv import allocate_kv, allocate_shared_kv, copy_kv, export_kv, import_kv, zero_kv
 from quire.ops.linear import hidden, linear, logits, pack_linear
+from quire.ops.mixers.latent import (
+    heads_linear,
+    latent_attend,
+    latent_store,
+    pack_heads,
+    plan_latent,
+)
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, norm
 from quire.ops.registry import Op
@@ -47,6 +54,11 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             scale_queries,
             plan_attention,
             attend,
+            pack_heads,
+            heads_linear,
+            latent_store,
+            plan_latent,
+            latent_attend,
             pack_experts,
             route,
             moe,

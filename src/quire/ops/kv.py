@@ -74,6 +74,33 @@ class LayerState:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerLatents:
+    """One layer's latents: `data` [N, S, r + R], of each token the normed latent, then the rotated
+    key. Contents are arbitrary until they are written. All providers have this layout.
+    """
+
+    data: Tensor
+    rank: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def block_size(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def width(self) -> int:
+        """r + R."""
+        return self.data.shape[2]
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return (self.data,)
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """A block of keys and values: S tokens of K heads of D numbers."""
 
@@ -89,8 +116,21 @@ class StateShape:
     num_bytes: int
 
 
-BlockShape = KVShape | StateShape
-BlockMemory = LayerKV | LayerState
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """A block of latents: S tokens of `rank` r + `rotated` R numbers."""
+
+    block_size: int
+    rank: int
+    rotated: int
+
+
+PlainShape = StateShape | LatentShape
+"""Blocks that look the same whoever provides their memory."""
+
+PlainMemory = LayerState | LayerLatents
+BlockShape = KVShape | PlainShape
+BlockMemory = LayerKV | PlainMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +298,7 @@ def _plain_kv(lanes: Tensor, num_blocks: int, block_size: int, *, page_lanes: in
 @op(format="kv", binds=("device",))
 def allocate_shared_kv(
     num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
-) -> tuple[PlainKV | LayerState, ...]:
+) -> tuple[PlainKV | PlainMemory, ...]:
     """Memory of num_blocks blocks, each of which holds a block of one of `shapes` at a time: a view
     of it for each, in order. What is written through one is arbitrary through the others.
     """
@@ -268,15 +308,32 @@ def allocate_shared_kv(
     memory = torch.empty(guard + num_blocks * page + guard, dtype=torch.uint8, device=device)
     pages = memory[guard : guard + num_blocks * page].view(num_blocks, page)
 
-    def view(shape: BlockShape) -> PlainKV | LayerState:
-        if isinstance(shape, StateShape):
-            return LayerState(pages[:, : shape.num_bytes])
+    def view(shape: BlockShape) -> PlainKV | PlainMemory:
+        if not isinstance(shape, KVShape):
+            return plain_memory(pages, shape, dtype)
         size = _lane_bytes(shape, dtype)
         own = memory[guard - size : guard + num_blocks * page + size]
         lanes = own.view(dtype).view(-1, 2, shape.kv_heads, shape.head_dim)
         return _plain_kv(lanes, num_blocks, shape.block_size, page_lanes=page // size)
 
     return tuple(map(view, shapes))
+
+
+def plain_bytes(shape: PlainShape, dtype: torch.dtype) -> int:
+    """The size of a block; latents are of type `dtype`."""
+    if isinstance(shape, StateShape):
+        return shape.num_bytes
+    assert dtype not in LARGEST_NUMBER, "latents have no scales"
+    return shape.block_size * (shape.rank + shape.rotated) * dtype.itemsize
+
+
+def plain_memory(pages: Tensor, shape: PlainShape, dtype: torch.dtype) -> PlainMemory:
+    """Blocks of this shape in pages [N, B] uint8, a view; latents are of type `dtype`."""
+    part = pages[:, : plain_bytes(shape, dtype)]
+    if isinstance(shape, StateShape):
+        return LayerState(part)
+    width = shape.rank + shape.rotated
+    return LayerLatents(part.view(dtype).unflatten(1, (shape.block_size, width)), shape.rank)
 
 
 def page_bytes(sizes: Sequence[int], multiples: Sequence[int] = ()) -> int:
@@ -293,9 +350,9 @@ def _lane_bytes(shape: KVShape, dtype: torch.dtype) -> int:
 
 def _lanes_bytes(shape: BlockShape, dtype: torch.dtype) -> int:
     """A block without scales."""
-    if isinstance(shape, StateShape):
-        return shape.num_bytes
-    return shape.block_size * _lane_bytes(shape, dtype)
+    if isinstance(shape, KVShape):
+        return shape.block_size * _lane_bytes(shape, dtype)
+    return plain_bytes(shape, dtype)
 
 
 def ids_on(block_ids: BlockIds, device: torch.device) -> Tensor:

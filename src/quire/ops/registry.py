@@ -51,7 +51,8 @@ class Op:
     all ops of one format come from one provider. `mutates` names the arguments whose contents
     change; everything else is only read. `is_invariant`: the definition computes a row from that
     row alone, with the same arithmetic whatever the batch. `binds` names the parameters that
-    `select` fills in from `Facts`, so that callers do not pass them.
+    `select` fills in from `Facts`, so that callers do not pass them. `only_for` names what a model
+    must have for the op to be called; "" for all models.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Op:
     format: str | None = None
     binds: tuple[str, ...] = ()
     is_invariant: bool = False
+    only_for: str = ""
 
     @property
     def signature(self) -> inspect.Signature:
@@ -97,6 +99,7 @@ def op(
     format: str | None = None,
     binds: tuple[str, ...] = (),
     is_invariant: bool = False,
+    only_for: str = "",
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make the decorated plain-torch body the definition of an op of the same name."""
 
@@ -108,6 +111,7 @@ def op(
             format=format,
             binds=binds,
             is_invariant=is_invariant,
+            only_for=only_for,
         )
         unknown = set(mutates + binds) - set(record.signature.parameters)
         assert not unknown, f"{record.name} has no parameter {sorted(unknown)}"

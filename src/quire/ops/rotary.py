@@ -83,7 +83,7 @@ def rope_store(
     if qk_norm is not None and not qk_norm.after_rope:
         qk = _norm_qk(qk, heads, qk_norm)
     if rotary is not None:
-        qk = _rotate(qk, positions[0], rotary)
+        qk = rotate(qk, positions[0], rotary)
     if qk_norm is not None and qk_norm.after_rope:
         qk = _norm_qk(qk, heads, qk_norm)
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
@@ -123,12 +123,12 @@ def _norm_qk(qk: Tensor, heads: int, n: QKNorm) -> Tensor:
     return torch.cat((norm(q, n.q), norm(k, n.k)), 1)
 
 
-def _rotate(x: Tensor, positions: Tensor, table: RotaryTable) -> Tensor:
+def rotate(x: Tensor, positions: Tensor, table: RotaryTable) -> Tensor:
     """A new x [T, N, D], the first `dim` of each head rotated (Su et al. 2021, eq. 34)."""
     num_tokens, num_heads, head_dim = x.shape
     if table.dim < head_dim:
         turned, rest = x[..., : table.dim], x[..., table.dim :]
-        return torch.cat((_rotate(turned, positions, table), rest), -1)
+        return torch.cat((rotate(turned, positions, table), rest), -1)
     half = table.dim // 2
     # the two members of a pair are neighbours, or half a head apart
     pairs, angles, axis = (half, 2), (half, 1), -1

@@ -24,7 +24,8 @@ class RouteArgs:
 
     renorm: the chosen scores are divided by max(their sum + renorm_eps, renorm_min); for "softmax"
     and "sigmoid" only. Then they are multiplied by `scale`. groups > 1: only experts of the
-    top_groups groups with the best sum of two scores are eligible (DeepSeek-V3).
+    top_groups groups with the best sum of their `group_best` best scores are eligible, 1 or 2
+    (DeepSeek-V2, V3).
     """
 
     top_k: int
@@ -36,9 +37,10 @@ class RouteArgs:
     renorm_eps: float = 1e-20
     renorm_min: float = 0.0
     jitter: float = 0.0
+    group_best: int = 2
 
     def __post_init__(self) -> None:
-        assert self.top_k > 0 and 0 < self.top_groups <= self.groups
+        assert self.top_k > 0 and 0 < self.top_groups <= self.groups and self.group_best in (1, 2)
         assert self.groups == 1 or self.score in ("softmax", "sigmoid")
 
 
@@ -85,11 +87,11 @@ def _best(logits: Tensor, args: RouteArgs, select_bias: Tensor | None) -> tuple[
 
 
 def _best_groups(scores: Tensor, args: RouteArgs) -> Tensor:
-    """scores [T, E], -inf outside the groups whose two best scores have the largest sums."""
+    """scores [T, E], -inf outside the groups whose best scores have the largest sums."""
     grouped = scores.unflatten(1, (args.groups, -1))
-    best_two = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)
-    keep = torch.zeros_like(best_two, dtype=torch.bool)
-    keep.scatter_(1, best_two.topk(args.top_groups, -1).indices, True)
+    best = grouped.topk(min(args.group_best, grouped.shape[2]), -1).values.sum(-1)
+    keep = torch.zeros_like(best, dtype=torch.bool)
+    keep.scatter_(1, best.topk(args.top_groups, -1).indices, True)
     return grouped.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(1)
 
 

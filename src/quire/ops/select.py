@@ -39,7 +39,8 @@ class Ops:
     """The ops of one model: bound functions, called without any look-up.
 
     Each attribute is documented as the op of the same name in this package. `batch_invariant`: a
-    row's bits do not depend on what else is in the step; `invariance_reason` says why, or why not.
+    row's bits do not depend on what else is in the step, for a model that calls only the ops of all
+    models; `invariance_reason` says why, or why not.
     """
 
     embed: Callable[..., Any]
@@ -66,6 +67,11 @@ class Ops:
     scale_queries: Callable[..., Any]
     plan_attention: Callable[..., Any]
     attend: Callable[..., Any]
+    pack_heads: Callable[..., Any]
+    heads_linear: Callable[..., Any]
+    latent_store: Callable[..., Any]
+    plan_latent: Callable[..., Any]
+    latent_attend: Callable[..., Any]
     pack_experts: Callable[..., Any]
     route: Callable[..., Any]
     moe: Callable[..., Any]
@@ -154,7 +160,9 @@ def bind(
             chosen = table.get((provider, name))
             functions[name] = _bound(name, chosen, facts)
             choices.append(Choice(name, provider, why))
-            if not (CATALOG[name].is_invariant if chosen is None else chosen.batch_invariant):
+            record = CATALOG[name]
+            is_invariant = record.is_invariant if chosen is None else chosen.batch_invariant
+            if not is_invariant and not record.only_for:
                 variant.append(name)
     _check_asked(asked, choices, missing)
     ranks = {name: rank for rank, name in enumerate(CATALOG)}

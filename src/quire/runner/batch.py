@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -105,7 +106,7 @@ class BatchBuilder:
             embeds=None,
             positions=positions[None],
             groups=[
-                GroupBatch(places, _empty_plan(ops, group, _fewest_heads(pool, group), device))
+                GroupBatch(places, _empty_plan(ops, pool, group, device))
                 for places, group in zip(slots, pool.groups, strict=True)
             ],
             kv=kv,
@@ -311,15 +312,17 @@ def _cut(
     return *cut, np.arange(len(cut.seq_lens), dtype=np.int32)
 
 
-def _empty_plan(ops: Ops, group: KVGroup, kv_heads: int | None, device: Device) -> AttentionPlan:
+def _empty_plan(ops: Ops, pool: KVPool, group: KVGroup, device: Device) -> AttentionPlan:
     """A plan for no rows, which each step refills."""
-    plan: AttentionPlan = ops.plan_attention(
+    make = ops.plan_latent
+    if not group.has_latents:
+        window = None if group.chunk else group.window
+        make = partial(ops.plan_attention, window=window, kv_heads=_fewest_heads(pool, group))
+    plan: AttentionPlan = make(
         query_start=np.zeros(1, dtype=np.int32),
         seq_lens=np.zeros(0, dtype=np.int32),
         block_table=torch.zeros((0, 1), dtype=torch.int32, device=device.torch),
         block_size=group.block_size,
-        window=None if group.chunk else group.window,
-        kv_heads=kv_heads,
     )
     return plan
 

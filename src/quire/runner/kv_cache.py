@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from quire.models.kv_pool import KVPool
-from quire.models.layer_memory import KeyValues, LayerMemory, NumberBytes
+from quire.models.layer_memory import KeyValues, Latents, LayerMemory, NumberBytes
 from quire.ops import Ops
-from quire.ops.kv import BlockMemory, BlockShape, KVShape, StateShape
+from quire.ops.kv import BlockMemory, BlockShape, KVShape, LatentShape, StateShape
 from quire.scheduling.step import NULL_BLOCK
 
 
@@ -75,7 +75,7 @@ class KVCache:
     def _allocate(self, shapes: list[BlockShape]) -> Sequence[BlockMemory]:
         """Allocate a slot's memory, as blocks of each of these shapes."""
         first = shapes[0]
-        if len(shapes) > 1 or isinstance(first, StateShape):
+        if len(shapes) > 1 or not isinstance(first, KVShape):
             views: Sequence[BlockMemory] = self._ops.allocate_shared_kv(
                 self.num_blocks, shapes, self._dtype
             )
@@ -117,4 +117,6 @@ def _layers_by_shape(pool: KVPool, slot: Sequence[tuple[int, int]]) -> dict[Bloc
 def _block_shape(memory: LayerMemory, block_size: int, number: NumberBytes) -> BlockShape:
     if isinstance(memory, KeyValues):
         return KVShape(block_size, memory.kv_heads, memory.head_dim)
+    if isinstance(memory, Latents):
+        return LatentShape(block_size, memory.rank, memory.rotated)
     return StateShape(memory.block_bytes(block_size, number))

@@ -29,6 +29,8 @@ SHAPES = {
     "tiny": ModelShape("llama", 4, 128, 4, 2, 32, 384, 1024, True, 1e4),
     "0.6b": ModelShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151_936, True, 1e6),  # Qwen3-0.6B
     "1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
+    # 12 of the 32 layers of Youtu-LLM-2B
+    "0.9b-latent": ModelShape("youtu", 12, 2048, 16, 16, 128, 6144, 128_256, True, 1.6e6),
     "8b": ModelShape("llama", 32, 4096, 32, 8, 128, 14_336, 128_256, False, 5e5),  # Llama-3.1-8B
 }
 
@@ -131,6 +133,19 @@ def _gpt_oss(s: ModelShape) -> dict[str, Any]:
     return _experts("GptOssForCausalLM", "gpt_oss", "num_local_experts")(s) | keys
 
 
+def _latent(architecture: str, kind: str, **keys: Any) -> Callable[[ModelShape], dict[str, Any]]:
+    """Latent attention, whose heads have half as many rotated values again."""
+
+    def config(s: ModelShape) -> dict[str, Any]:
+        base = _llama(s, architecture, kind) | {"num_key_value_heads": s.heads}
+        del base["head_dim"]
+        sizes = {"q_lora_rank": s.width * 3 // 4, "kv_lora_rank": 4 * s.head_dim}
+        sizes |= {"qk_nope_head_dim": s.head_dim, "qk_rope_head_dim": s.head_dim // 2}
+        return base | sizes | {"v_head_dim": s.head_dim} | keys
+
+    return config
+
+
 def _square(s: ModelShape) -> ModelShape:
     """Heads as wide together as the hidden state, for families without a `head_dim` key."""
     return replace(s, head_dim=s.width // s.heads)
@@ -146,6 +161,7 @@ _CONFIGS: dict[str, Callable[[ModelShape], dict[str, Any]]] = {
     "gpt_oss": _gpt_oss,
     "granite": _granite,
     "llama": _llama,
+    "minicpm3": _latent("MiniCPM3ForCausalLM", "minicpm3", dim_model_base=64, scale_depth=1.4),
     "mistral": _like_llama("MistralForCausalLM", "mistral", sliding_window=4096),
     "mixtral": _experts("MixtralForCausalLM", "mixtral", "num_local_experts"),
     "olmo2": _like_llama("Olmo2ForCausalLM", "olmo2"),
@@ -154,6 +170,7 @@ _CONFIGS: dict[str, Callable[[ModelShape], dict[str, Any]]] = {
     "qwen3": _like_llama("Qwen3ForCausalLM", "qwen3"),
     "qwen3_moe": _experts("Qwen3MoeForCausalLM", "qwen3_moe", "num_experts"),
     "starcoder2": _starcoder2,
+    "youtu": _latent("YoutuForCausalLM", "youtu", pad_token_id=None),
 }
 FAMILIES = tuple(sorted(_CONFIGS))
 """The families that have these shapes."""

@@ -30,7 +30,10 @@ FLOAT32 = {
 }  # fmt: skip
 """Ops on logits, which are float32 in a model of any type."""
 
-WITHOUT_KERNEL = {"row_peaks", "scale_queries", "xielu"}
+WITHOUT_KERNEL = {
+    *("row_peaks", "scale_queries", "xielu"),
+    *("heads_linear", "latent_store", "latent_attend"),
+}
 """Ops that torch serves beside Triton's kernels."""
 
 SLOW = {"attend", "moe", "draw", "truncate", "rank"}

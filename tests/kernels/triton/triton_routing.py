@@ -27,7 +27,10 @@ def routes(rng):
         if score == "softmax_topk":
             groups = top_groups = 1
         floor = 0.7 if biased else 0.0
-        args = RouteArgs(top_k, score, renorm, 1.7, groups, top_groups, 1e-20, floor)
+        best = 1 if renorm else 2
+        args = RouteArgs(
+            top_k, score, renorm, 1.7, groups, top_groups, 1e-20, floor, group_best=best
+        )
         logits = torch.randn(3, experts, generator=rng) * 3
         bias = torch.randn(experts, generator=rng) if biased else None
         yield f"{shape} {score} {renorm} {biased}", args, logits, bias

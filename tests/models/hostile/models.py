@@ -22,12 +22,13 @@ from quire.models.rules import tensor_map
 from tests.models.hostile.dense import DENSE
 from tests.models.hostile.first import FIRST
 from tests.models.hostile.form import Hostile, Oracle
+from tests.models.hostile.latent import LATENTS
 from tests.models.hostile.mixtures import MIXTURES
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES
+HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS
 """Each of the tests takes all of them; those that are not `is_default` with `--full` only."""
 
 

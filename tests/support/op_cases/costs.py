@@ -21,7 +21,8 @@ from quire.ops import (
     MoeArgs,
     RouteArgs,
 )
-from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory
+from quire.ops.kv import LARGEST_NUMBER, SCALE_BYTES, BlockIds, BlockMemory, LayerLatents
+from quire.ops.mixers.latent import HeadsWeight
 from quire.ops.norm import NormWeight
 from quire.ops.segments import Addend
 
@@ -191,6 +192,28 @@ def vector_bytes(kv: LayerKV) -> int:
     return kv.head_dim * kv.dtype.itemsize + SCALE_BYTES * has_scales
 
 
+# latent attention
+
+
+def heads_linear(x: Tensor, w: HeadsWeight) -> Cost:
+    rows = x.shape[0] * x.shape[1]
+    num_bytes = nbytes(x, w) + rows * w.out_features * x.element_size()
+    return Cost(num_bytes, 2 * x.numel() * w.out_features)
+
+
+def latent_store(q: Tensor, x: Tensor, latents: LayerLatents, slots: Tensor, **_: Any) -> Cost:
+    return Cost(2 * nbytes(q, x, slots), 6 * (q.numel() + x.numel()))
+
+
+def latent_attend(
+    q: Tensor, q_rotated: Tensor, latents: LayerLatents, plan: AttentionPlan, scale: float
+) -> Cost:
+    num_keys, num_pairs = counted(plan)
+    num_bytes = 2 * nbytes(q) + nbytes(q_rotated)
+    num_bytes += num_keys * latents.width * latents.data.element_size()
+    return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
+
+
 # logits
 
 
@@ -235,6 +258,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total)},
     **{f.__name__: f for f in (zero_kv, rope_store, scale_queries, attend)},
+    **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
     **{f.__name__: f for f in (greedy, truncate)},

@@ -57,7 +57,7 @@ class PagedRows:
         return 0 if self.window is None else max(0, length - new + 1 - self.window)
 
 
-def _tables(rows: PagedRows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+def tables(rows: PagedRows, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Block table [R, B] int32 and the number of blocks in the pool."""
     size = rows.shape.block_size
     counts = [-(-length // size) for _, length in rows.lengths]
@@ -132,7 +132,7 @@ def _attend(
     rows = PagedRows(tuple(lengths), shape, window)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        table, pool = _tables(rows, draw.rng)
+        table, pool = tables(rows, draw.rng)
         kv = _fill(ops, draw, rows, table, pool, stored, size, is_shared)
         make = draw.strided if is_strided else draw.normal
         q = make(int(rows.query_start[-1]), shape.heads * shape.head_dim, scale=1.5)

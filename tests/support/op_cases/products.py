@@ -150,6 +150,7 @@ def _route(
 def _routes() -> list[Case]:
     mixtral = RouteArgs(2, "softmax", renorm=True)
     deepseek = RouteArgs(3, "sigmoid", True, scale=2.5, groups=4, top_groups=2)
+    best = RouteArgs(3, "sigmoid", False, groups=4, top_groups=2, group_best=1)
     ernie = RouteArgs(2, "softmax", True, renorm_min=0.6)
     return [
         *(_route(f"softmax-{rows}", rows, 4, mixtral) for rows in (0, 1, 9)),
@@ -157,6 +158,7 @@ def _routes() -> list[Case]:
         _route("all_experts", 4, 3, RouteArgs(3, "softmax", False)),
         _route("one_expert-renormalised", 4, 3, RouteArgs(1, "softmax", True)),
         _route("sigmoid-groups-select_bias", 7, 8, deepseek, select_bias=True),
+        _route("sigmoid-groups-best", 9, 12, best),
         _route("sigmoid-renorm_eps", 5, 6, RouteArgs(2, "sigmoid", True, renorm_eps=0.3)),
         _route("softmax-renorm_min-select_bias", 7, 6, ernie, select_bias=True),
         _route("softmax_topk", 7, 6, RouteArgs(3, "softmax_topk", renorm=False)),

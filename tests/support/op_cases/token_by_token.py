@@ -13,7 +13,7 @@ import torch
 from quire.ops import AttentionArgs
 from quire.ops.select import Ops
 from tests.support.op_cases.case import Case, Draw, Prepared
-from tests.support.op_cases.paged import PagedRows, PagedShape, _fill, _tables
+from tests.support.op_cases.paged import PagedRows, PagedShape, _fill, tables
 
 LENGTHS = ((5, 140), (1, 9), (70, 75))
 """New tokens, and tokens with them, of each request."""
@@ -31,7 +31,7 @@ def token_by_token(
     new = sum(count for count, _ in lengths)
 
     def prepare(ops: Ops, draw: Draw) -> Prepared:
-        table, pool = _tables(whole, draw.rng)
+        table, pool = tables(whole, draw.rng)
         kv = _fill(ops, draw, whole, table, pool, stored)
         q = draw.normal(new, shape.heads, shape.head_dim)
         args = AttentionArgs(scale=0.6, window=window)

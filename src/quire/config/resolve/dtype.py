@@ -49,6 +49,9 @@ def decide_dtype(d: Decisions) -> None:
 def _decide_kv_dtype(d: Decisions, dtype: str) -> None:
     given = d.args.kv_cache_dtype
     if given in _SCALED_NAMES:
+        if d.model.has_latents:
+            hint = "Leave it out: the latent takes as much as a few heads' K/V in 8 bits."
+            raise NotBuiltYet("kv_cache_dtype", f"{given} with latent attention", hint)
         stored = _SCALED_NAMES[given]
         if stored == _FP8_KV:
             _require_fp8(d, "kv_cache_dtype", given)

@@ -25,7 +25,7 @@ from quire.config.resolve.parallel import (
 )
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.structured_outputs_config import structured_outputs_config
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, NotBuiltYet
 from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
@@ -63,6 +63,8 @@ def check_args(args: EngineOptions) -> None:
 
 def _decide_model(d: Decisions) -> None:
     args, model = d.args, d.model
+    if model.has_latents and d.machine.device == "cuda":
+        raise NotBuiltYet("device", "cuda with latent attention", "Pass device='cpu'.")
     embedded = args.model is None
     d.decide("model", model.name, "no model was given" if embedded else "model was given")
     d.decide("model_folder", model.folder, "where its files are")

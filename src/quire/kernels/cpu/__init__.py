@@ -6,6 +6,7 @@ import torch
 
 from quire.kernels.cpu.attention_ops import AttentionOps
 from quire.kernels.cpu.kv_ops import KVOps
+from quire.kernels.cpu.latent_ops import LatentOps
 from quire.kernels.cpu.linear_ops import LinearOps
 from quire.kernels.cpu.mask_ops import MaskOps
 from quire.kernels.cpu.row_ops import RowOps
@@ -25,9 +26,13 @@ LINEAR_OPS = (
     *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
     *("linear_partial", "linear_total", "pack_experts", "moe"),
 )
+LATENT_OPS = ("pack_heads", "heads_linear", "latent_store", "plan_latent", "latent_attend")
 MASK_OPS = ("mask_logits",)
 SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")
-NATIVE_OPS = ROW_OPS + LINEAR_OPS + KV_OPS + ATTENTION_OPS + MASK_OPS + SAMPLE_OPS
+NATIVE_OPS = (
+    *(*ROW_OPS, *LINEAR_OPS, *KV_OPS, *ATTENTION_OPS),
+    *(*LATENT_OPS, *MASK_OPS, *SAMPLE_OPS),
+)
 
 
 def implementations(facts: Facts) -> tuple[Implementation, ...]:
@@ -44,6 +49,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         (LinearOps(runtime), LINEAR_OPS),
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
+        (LatentOps(runtime), LATENT_OPS),
         (MaskOps(runtime), MASK_OPS),
         (SampleOps(runtime), SAMPLE_OPS),
     )

@@ -21,12 +21,13 @@ from quire.ops.kv import (
     BlockIds,
     BlockShape,
     KVShape,
-    LayerState,
-    StateShape,
+    PlainMemory,
     copy_kv,
     ids_on,
     numbers_and_scales,
     page_bytes,
+    plain_bytes,
+    plain_memory,
     with_scales,
     zero_kv,
 )
@@ -185,18 +186,18 @@ class KVOps:
         dtype: torch.dtype,
         *,
         device: torch.device,
-    ) -> tuple[CpuKV | LayerState, ...]:
+    ) -> tuple[CpuKV | PlainMemory, ...]:
         """Zeros. What a page has more than a block is divided among its heads."""
         assert device.type == "cpu"
         layouts = [_layout(s, dtype) for s in shapes if isinstance(s, KVShape)]
         sizes = [at.block_bytes for at in layouts]
-        sizes += [s.num_bytes for s in shapes if isinstance(s, StateShape)]
+        sizes += [plain_bytes(s, dtype) for s in shapes if not isinstance(s, KVShape)]
         page = page_bytes(sizes, [at.kv_heads * LINE for at in layouts])
         memory = huge_tensor((num_blocks * page,), torch.uint8)
 
-        def view(shape: BlockShape) -> CpuKV | LayerState:
-            if isinstance(shape, StateShape):
-                return LayerState(memory.view(num_blocks, page)[:, : shape.num_bytes])
+        def view(shape: BlockShape) -> CpuKV | PlainMemory:
+            if not isinstance(shape, KVShape):
+                return plain_memory(memory.view(num_blocks, page), shape, dtype)
             at = _layout(shape, dtype)
             padding = page // at.kv_heads - at.head_bytes
             return self._kv(num_blocks, replace(at, padding=padding), memory)

@@ -31,6 +31,9 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
         "scale_queries": {"q": 0, "positions": 1},
         "attend": {"q": 0},
+        "heads_linear": {"x": 0},
+        "latent_store": {"q": 0, "x": 0, "slots": 0, "positions": 1},
+        "latent_attend": {"q": 0, "q_rotated": 0},
     }
 )
 """Op of a forward pass -> its arguments that have a row per token, and which axis T is."""

@@ -23,6 +23,8 @@ _HOMES = {
     "CohereForCausalLM": "cohere.COHERE",
     "CwmForCausalLM": "cwm",
     "DbrxForCausalLM": "dbrx",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Dots1ForCausalLM": "dots1",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
@@ -40,6 +42,7 @@ _HOMES = {
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm.GLM4",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GlmForCausalLM": "glm.GLM",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite.GRANITE",
@@ -60,6 +63,7 @@ _HOMES = {
     "LlamaForCausalLM": "llama",
     "MPTForCausalLM": "mpt",
     "MiMoForCausalLM": "mimo",
+    "MiniCPM3ForCausalLM": "minicpm3",
     "MiniCPMForCausalLM": "minicpm",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "MinistralForCausalLM": "ministral",
@@ -87,6 +91,7 @@ _HOMES = {
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "VaultGemmaForCausalLM": "gemma2.VAULT",
+    "YoutuForCausalLM": "youtu",
 }
 """Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
 

@@ -197,7 +197,9 @@ def with_windows(block: Block, kinds: list[str], window: int | None) -> list[Blo
     if window is None and "sliding_attention" in kinds:
         raise LoadError("config.json has sliding_attention layers but no sliding_window.")
     seeing = {"full_attention": None, "sliding_attention": window}
-    return [replace(block, mixer=replace(block.mixer, window=seeing[kind])) for kind in kinds]
+    mixer = block.mixer
+    assert isinstance(mixer, Attention), "windows are for keys and values"
+    return [replace(block, mixer=replace(mixer, window=seeing[kind])) for kind in kinds]
 
 
 def _trim_window(block: Block, context: int) -> Block:
@@ -205,6 +207,8 @@ def _trim_window(block: Block, context: int) -> Block:
     full layers' KV group.
     """
     mixer = block.mixer
+    if not isinstance(mixer, Attention):
+        return block
     if mixer.window is not None and mixer.window >= context:
         mixer = replace(mixer, window=None)
     if mixer.chunk is not None and mixer.chunk >= context:

@@ -9,6 +9,7 @@ a running engine must not change or kill it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,8 @@ from quire.models.sharding import own_part, shard
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.quantization import UNQUANTIZED, Recipe
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Progress = Callable[[int, int], None]
@@ -122,6 +125,11 @@ def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[Stor
         stored = [_without_prefix(s, family.prefix) for s in stored]
     expected, depth = {s.name: s.shape for s in stored}, len(decoder.blocks)
     found = {n: e.shape for n, e in files.entries.items() if not family.ignores(n, depth)}
+    if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
+        logger.info(
+            "Not loaded: layers that predict further tokens, which are not run (%s).",
+            _listed(drafts),
+        )
     if decoder.tie and "lm_head.weight" in found:
         _check_tied_head(files, stored[0].name)
         found.pop("lm_head.weight")

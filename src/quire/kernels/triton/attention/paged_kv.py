@@ -16,12 +16,13 @@ from quire.ops.kv import (
     BlockIds,
     BlockShape,
     KVShape,
-    LayerState,
-    StateShape,
+    PlainMemory,
     ids_on,
     movable,
     numbers_and_scales,
     page_bytes,
+    plain_bytes,
+    plain_memory,
     with_scales,
 )
 
@@ -94,21 +95,21 @@ def allocate_kv(
 
 def allocate_shared_kv(
     num_blocks: int, shapes: Sequence[BlockShape], dtype: torch.dtype, *, device: torch.device
-) -> tuple[PagedKV | LayerState, ...]:
+) -> tuple[PagedKV | PlainMemory, ...]:
     """See `quire.ops.kv.allocate_shared_kv`."""
     sizes, slots = [], []
     for shape in shapes:
-        if isinstance(shape, StateShape):
-            sizes.append(shape.num_bytes)
+        if not isinstance(shape, KVShape):
+            sizes.append(plain_bytes(shape, dtype))
         else:
             slots.append(shape.kv_heads * shape.head_dim * dtype.itemsize)
             sizes.append(2 * shape.block_size * slots[-1])
     page = page_bytes(sizes, slots)
     pages = torch.empty((num_blocks, page), dtype=torch.uint8, device=device)
 
-    def view(shape: BlockShape) -> PagedKV | LayerState:
-        if isinstance(shape, StateShape):
-            return LayerState(pages[:, : shape.num_bytes])
+    def view(shape: BlockShape) -> PagedKV | PlainMemory:
+        if not isinstance(shape, KVShape):
+            return plain_memory(pages, shape, dtype)
         numbers = pages.view(dtype).view(num_blocks, -1, shape.kv_heads, shape.head_dim)
         scales = None
         if dtype in LARGEST_NUMBER:

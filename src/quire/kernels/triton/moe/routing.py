@@ -50,13 +50,16 @@ def _best_groups(
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     LANES: tl.constexpr,
 ) -> Any:
-    """Which groups [LANES] have the largest sums of their two best of rank [LANES, members]."""
+    """Which groups [LANES] have the largest sums of their one or two best of rank [LANES,
+    members].
+    """
     group = tl.arange(0, LANES)
     rank = tl.where(is_expert, rank, float("-inf"))
     total = tl.max(rank, 1)
-    if SIZE > 1:
+    if SIZE > 1 and GROUP_BEST > 1:
         first = tl.min(tl.where(rank == total[:, None], member, SIZE), 1)
         second = tl.max(tl.where(member == first[:, None], float("-inf"), rank), 1)
         both = total + second
@@ -77,6 +80,7 @@ def _route_kernel(
     SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     SCORE: tl.constexpr,
     RENORM: tl.constexpr,
     RENORM_EPS: tl.constexpr,
@@ -100,7 +104,7 @@ def _route_kernel(
         rank += tl.load(bias + id, is_expert, other=0.0).to(tl.float32)
     rank = tl.where(rank == rank, rank, float("inf"))  # NaN is chosen first, as by torch
     if GROUPS > 1:
-        is_kept = _best_groups(rank, is_expert, member, GROUPS, SIZE, TOP_GROUPS, LANES)
+        is_kept = _best_groups(rank, is_expert, member, GROUPS, SIZE, TOP_GROUPS, GROUP_BEST, LANES)
         rank = tl.where(is_kept[:, None], rank, float("-inf"))
     id, rank = tl.ravel(id), tl.ravel(rank)
     is_free, score = tl.ravel(is_expert), tl.ravel(score)
@@ -209,6 +213,7 @@ def route(
             SIZE=size,
             TOP_K=args.top_k,
             TOP_GROUPS=args.top_groups,
+            GROUP_BEST=args.group_best,
             SCORE=args.score,
             RENORM=args.renorm,
             RENORM_EPS=args.renorm_eps,

@@ -1,0 +1,86 @@
+"""Multi-head latent attention as config.json describes it: what its families have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.llama import context_of
+from quire.models.rope_config import read_rope
+from quire.models.rules import rule
+from quire.models.spec import LatentAttention, Norm, Rope
+
+LATENT_RULES = tuple(
+    rule(
+        f"{{prefix}}layers.{{layer}}.self_attn.{stored}.{{leaf}}",
+        f"layers.{{layer}}.attn.{ours}.{{leaf}}",
+    )
+    for stored, ours in {
+        "q_proj": "q",
+        "q_a_proj": "q_a",
+        "q_a_layernorm": "q_a_norm",
+        "q_b_proj": "q_b",
+        "kv_a_proj_with_mqa": "kv_a",
+        "kv_a_layernorm": "kv_a_norm",
+        "kv_b_proj": "kv_b",
+        "o_proj": "o",
+    }.items()
+)
+
+
+def latent_attention(
+    c: ConfigReader,
+    *,
+    interleaved: bool,
+    ropes: tuple[str, ...] = ("default", "yarn"),
+    q_rank: int | None,
+    rank: int,
+    unrotated: int,
+    rotated: int,
+    value_dim: int,
+) -> LatentAttention:
+    """The attention of all layers; sizes are what absent keys mean to the family. `ropes` are the
+    scalings that the family may have.
+    """
+    heads = c.integer("num_attention_heads")
+    c.only("num_key_value_heads", heads)  # whose latent they share
+    unrotated = c.integer("qk_nope_head_dim", unrotated)
+    rotated = c.integer("qk_rope_head_dim", rotated)
+    c.only("qk_head_dim", unrotated + rotated)
+    c.only("head_dim", rotated)
+    q_rank = None if c.bound("q_lora_rank", q_rank) is None else c.integer("q_lora_rank", q_rank)
+    bias = c.flag("attention_bias", False)
+    if bias and q_rank is None:
+        raise unsupported("attention_bias", True, "false where q_lora_rank is null")
+    return LatentAttention(
+        heads=heads,
+        rank=c.integer("kv_lora_rank", rank),
+        unrotated=unrotated,
+        rotated=rotated,
+        value_dim=c.integer("v_head_dim", value_dim),
+        scale=_scale(c, unrotated + rotated),
+        norm=Norm("rms", 1e-6),  # whatever rms_norm_eps is
+        q_rank=q_rank,
+        rope=_rope(c, rotated, interleaved, ropes),
+        bias=bias,
+        o_bias=bias,
+    )
+
+
+def _rope(c: ConfigReader, rotated: int, interleaved: bool, kinds: tuple[str, ...]) -> Rope:
+    rope = read_rope(c, rotated, context=context_of(c), kinds=kinds)
+    if rope.dim != rotated:
+        raise unsupported("partial_rotary_factor", rope.dim / rotated, "1")
+    return Rope(rope.theta, rope.dim, rope.scaling, interleaved)
+
+
+def _scale(c: ConfigReader, head_dim: int) -> float:
+    """Of scores: YaRN's factor for all dimensions belongs to queries and keys (DeepSeek-V2)."""
+    section: Any = c.section("rope_parameters") or c.section("rope_scaling")
+    scale = head_dim**-0.5
+    weight = None if section is None else section.number("mscale_all_dim", None)
+    if weight is None:
+        return scale
+    factor = section.number("factor")
+    return scale * (1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0) ** 2

@@ -1,0 +1,1 @@
+"""Operations of mixers other than attention over keys and values: latent attention."""

@@ -1,0 +1,68 @@
+"""Tiny random models with latent attention, with values that hide nothing: see form.py."""
+
+from __future__ import annotations
+
+from tests.models.hostile.form import YARN, Hostile, rope
+
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 10,
+}
+YOUTU = {**LATENT, "pad_token_id": None}  # whose embedding transformers replaces by zeros
+EXPERTS = {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+}
+V3 = {**LATENT, **EXPERTS, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+SCALED = rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.9, truncate=False)
+
+LATENTS = {
+    "minicpm3": Hostile(
+        "minicpm3", {**LATENT, "scale_emb": 3.0, "scale_depth": 0.7, "dim_model_base": 40}
+    ),
+    "youtu": Hostile("youtu", {**YOUTU, "attention_bias": True}),
+    "youtu-halves-yarn": Hostile(
+        "youtu",
+        {**YOUTU, "rope_interleave": False, **SCALED},
+        nulls=("q_lora_rank",),
+        is_default=True,
+    ),
+    "deepseek_v2": Hostile(
+        "deepseek_v2",
+        {**LATENT, **EXPERTS, "topk_method": "greedy", "first_k_dense_replace": 1, **SCALED},
+        nulls=("q_lora_rank",),
+    ),
+    "deepseek_v2-groups": Hostile(
+        "deepseek_v2",
+        {
+            **LATENT,
+            **EXPERTS,
+            "attention_bias": True,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek_v3": Hostile("deepseek_v3", {**V3, **SCALED}, is_default=True),
+    "deepseek_v3-one_group": Hostile(
+        "deepseek_v3",
+        {**V3, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "glm4_moe_lite": Hostile(
+        "glm4_moe_lite",
+        {
+            **V3,
+            "first_k_dense_replace": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+}
