@@ -107,7 +107,8 @@ def _route_kernel(
         is_kept = _best_groups(rank, is_expert, member, GROUPS, SIZE, TOP_GROUPS, GROUP_BEST, LANES)
         rank = tl.where(is_kept[:, None], rank, float("-inf"))
     id, rank = tl.ravel(id), tl.ravel(rank)
-    is_free, score = tl.ravel(is_expert), tl.ravel(score)
+    # a lane beyond a group has the id of the next group's first expert
+    is_free, score = tl.ravel(is_expert), tl.ravel(tl.where(is_expert, score, 0.0))
     choice = tl.arange(0, CHOICES)
     ids = tl.zeros((CHOICES,), tl.int32)
     found = tl.zeros((CHOICES,), tl.float32)
