@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-LEVEL = re.compile(r"_(portable|avx2|avx512(?:_vnni|_bf16|_emulated)?)\.dir/")
+LEVEL = re.compile(r"_(portable|avx2|avx_vnni\w*|avx512(?:_vnni|_bf16|_emulated)?)\.dir/")
 BUILD_TYPE = "None"  # the flags are those of the option alone
 
 pytestmark = [
