@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 
 import pytest
 import torch
 
 from quire.kernels.cpu import ATTENTION_OPS, KV_OPS
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
-from quire.ops import select
+from quire.kernels.cpu.runtime import find_native
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
 from tests.support.op_cases import CASES
 from tests.support.op_cases.paged import PagedShape
 from tests.support.op_cases.token_by_token import token_by_token
@@ -22,22 +21,7 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in KV_OPS + ATTENTION_OPS and not case.is_bench]
-
-
-@cache
-def cpu_ops(isa, dtype):
-    runtime = CpuRuntime(num_threads=2, isa=isa)
-    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
-
-
-def dtype_id(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def case_id(case):
-    return f"{case.op}/{case.name}"
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 
 import pytest
 import torch
 
 from quire.kernels.cpu import LATENT_OPS
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
-from quire.ops import NormWeight, select
+from quire.kernels.cpu.runtime import find_native
+from quire.ops import NormWeight
 from quire.ops.kv import LatentShape
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
 from tests.support.op_cases import CASES
 from tests.support.op_cases.latent import ODD, WIDE, Sizes, token_by_token
 from tests.support.op_conformance import check
@@ -22,22 +22,7 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in LATENT_OPS and not case.is_bench]
-
-
-@cache
-def cpu_ops(isa, dtype, num_threads=2):
-    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
-    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
-
-
-def dtype_id(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def case_id(case):
-    return f"{case.op}/{case.name}"
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from quire.kernels.cpu.program import Program
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
 from quire.ops.activation import ACTIVATIONS
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
 from tests.support.op_cases import CASES
 from tests.support.op_cases.costs import nbytes
 from tests.support.op_conformance import check, relative_error
@@ -23,24 +23,9 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in LINEAR_OPS and not case.is_bench]
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
 SHAPES = [(1, 1), (2, 33), (3, 31), (31, 65), (127, 32), (128, 64), (129, 1), (257, 96), (640, 70)]
-
-
-@cache
-def cpu_ops(isa, dtype, num_threads=2):
-    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
-    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
-
-
-def dtype_id(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def case_id(case):
-    return f"{case.op}/{case.name}"
 
 
 def draw(*shape, dtype, seed=0, scale=1.0):

@@ -7,25 +7,20 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
+from quire.kernels.cpu.runtime import find_native
 from quire.ops import MoeArgs, RouteArgs, WeightFormat, select
 from quire.ops.quantized import quantize_rows, quantize_weight
+from tests.kernels.cpu.native_ops import DTYPES, cpu_ops
 from tests.support.op_cases.costs import nbytes
 
 NATIVE, REASON = find_native()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
 KEPT_ROWS = [WeightFormat("int8", 0, False), WeightFormat("int4", 64, False)]
 SHAPES = [(1, 1), (3, 33), (31, 65), (64, 32), (127, 31), (255, 40), (257, 96), (600, 33)]
 TINY = 6e-8
 """The distance of the smallest numbers of fp16."""
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
-
-
-def cpu_ops(isa, dtype=torch.float32, num_threads=2):
-    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
-    return select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
 
 
 def name_of(value):

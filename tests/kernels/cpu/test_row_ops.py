@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from quire.kernels.cpu import ROW_OPS
-from quire.kernels.cpu.runtime import CpuRuntime, find_native
-from quire.ops import NormWeight, select
+from quire.kernels.cpu.runtime import find_native
+from quire.ops import NormWeight
+from tests.kernels.cpu import native_ops
+from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
@@ -23,26 +25,15 @@ pytestmark = [
 ]
 REFUSALS = dict(NATIVE.levels()) if NATIVE else {}
 NO_AVX512 = REFUSALS.get("avx512", "the native module has no code for AVX-512")
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HOSTILE = [case for case in CASES if case.op in ROW_OPS and not case.is_bench]
 
 
 @cache
 def cpu_ops(isa, dtype, num_threads=2):
-    """The provider "cpu" on a runtime of its own, its claim of batch invariance taken at its word
+    """The provider "cpu", its claim of batch invariance taken at its word
     although plain torch serves the other ops.
     """
-    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
-    ops = select(device="cpu", dtype=dtype, providers=["cpu"], runtime=runtime)
-    return dataclasses.replace(ops, batch_invariant=True)
-
-
-def dtype_id(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def case_id(case):
-    return f"{case.op}/{case.name}"
+    return dataclasses.replace(native_ops.cpu_ops(isa, dtype, num_threads), batch_invariant=True)
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

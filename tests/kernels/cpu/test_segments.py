@@ -14,6 +14,7 @@ import torch
 from quire.kernels.cpu.runtime import find_native
 from quire.ops.segments import Addend
 from tests.kernels.cpu import segment_worker
+from tests.kernels.cpu.native_ops import dtype_id
 from tests.kernels.cpu.segment_worker import DTYPES, FORMATS, INPUTS, OUT, draw, partial
 
 NATIVE, REASON = find_native()
@@ -31,10 +32,6 @@ SHAPES = {
     "int4": [(256, 1), (768, 33), (1280, 65)],
     "int4-weight-only": [(128, 1), (640, 33)],
 }
-
-
-def dtype_id(dtype):
-    return str(dtype).removeprefix("torch.")
 
 
 def total(ops, x, weight, bias, stored_as, parts, addend=None):
