@@ -213,9 +213,7 @@ void check_emulated() {
             check_values(pool, kernels, in, out, 13);
         }
 }
-#endif
 
-#if defined(QUIRE_HAS_EMULATED)
 // Sums of integers have one value: the products of both tables are equal to the last bit.
 void check_equal(Pool& pool, const Kernels& one, const Kernels& other, Weight weight,
                  int64_t tokens) {

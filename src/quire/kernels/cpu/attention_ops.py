@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,15 +105,7 @@ class AttentionOps:
         kv_heads: int | None = None,
     ) -> CpuPlan:
         """A plan with copies of the arrays. kv_heads: threads take work as they come."""
-        plan = CpuPlan(window, block_size)
-        table = block_table.numpy().astype(np.int32, order="C")
-        plan.refill(
-            query_start.astype(np.int32),
-            seq_lens.astype(np.int32),
-            table,
-            np.arange(len(seq_lens), dtype=np.int32),
-        )
-        return plan
+        return CpuPlan.of(query_start, seq_lens, block_table, block_size=block_size, window=window)
 
     def attend(self, q: Tensor, kv: CpuKV, plan: CpuPlan, args: AttentionArgs) -> Tensor:
         """q [T, H, D] -> [T, H*D]. Raises IndexError for a block id that is no block's, or a row

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -154,11 +153,7 @@ class LatentOps:
         block_size: int,
     ) -> CpuPlan:
         """A plan with copies of the arrays."""
-        plan = CpuPlan(None, block_size)
-        table = block_table.numpy().astype(np.int32, order="C")
-        rows = np.arange(len(seq_lens), dtype=np.int32)
-        starts, lengths = query_start.astype(np.int32), seq_lens.astype(np.int32)
-        return plan.refill(starts, lengths, table, rows)
+        return CpuPlan.of(query_start, seq_lens, block_table, block_size=block_size)
 
     def latent_attend(
         self, q: Tensor, q_rotated: Tensor, latents: LayerLatents, plan: CpuPlan, scale: float

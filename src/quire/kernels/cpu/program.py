@@ -38,6 +38,24 @@ class CpuPlan:
         self._held: tuple[IntArray, ...] = ()
         self.refill(np.zeros(1, dtype=np.int32), none, np.zeros((0, 1), dtype=np.int32), none)
 
+    @classmethod
+    def of(
+        cls,
+        query_start: IntArray,
+        seq_lens: IntArray,
+        block_table: torch.Tensor,
+        *,
+        block_size: int,
+        window: int | None = None,
+    ) -> CpuPlan:
+        """A plan with copies of a step's arrays: see `plan_attention`."""
+        return cls(window, block_size).refill(
+            query_start.astype(np.int32),
+            seq_lens.astype(np.int32),
+            block_table.numpy().astype(np.int32, order="C"),
+            np.arange(len(seq_lens), dtype=np.int32),
+        )
+
     def refill(
         self,
         query_start: IntArray,

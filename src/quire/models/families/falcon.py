@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
-    ACTIVATIONS,
     attention,
     head_dim_of,
     layer_norm,
     layer_rules,
+    mlp,
     stack,
 )
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, rule
-from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp
+from quire.models.spec import Alibi, Attention, Block, Decoder
 
 _LAYER = "{prefix}h.{layer}."
 _RULES = (
@@ -56,10 +56,9 @@ def _describe(c: ConfigReader) -> Decoder:
     bias, is_new = c.flag("bias", False), c.flag("new_decoder_architecture", False)
     width = c.integer("ffn_hidden_size", 4 * c.integer("hidden_size"))
     c.only("ff_factor", width // c.integer("hidden_size"))
-    act = c.choice("activation", ACTIVATIONS, "gelu")
     block = Block(
         _attention(c, is_new, bias),
-        Mlp(width, act, gated=False, bias=bias),
+        mlp(c, width=width, act_key="activation", act="gelu", gated=False, bias=bias),
         layer_norm(c, "layer_norm_epsilon"),
         parallel=_parallel(c, is_new),
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import ACTIVATIONS, num_layers_of
+from quire.models.families.llama import mlp, num_layers_of
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
+from quire.models.spec import Attention, Block, Decoder, Norm
 
 _STORED, _OURS = "{prefix}h.{layer}.", "layers.{layer}."
 _QKV = [f"{_OURS}attn.{part}." for part in "qkv"]
@@ -42,8 +42,10 @@ def _describe(c: ConfigReader) -> Decoder:
     if width % heads:
         raise unsupported("n_head", heads, f"a divisor of n_embd={width}")
     norm = Norm("layer", c.number("layer_norm_epsilon", 1e-5), bias=True)
-    act = c.choice("activation_function", ACTIVATIONS, "gelu_new")
-    feed = Mlp(c.integer("n_inner", 4 * width), act, gated=False, bias=True)
+    inner = c.integer("n_inner", 4 * width)
+    feed = mlp(
+        c, width=inner, act_key="activation_function", act="gelu_new", gated=False, bias=True
+    )
     blocks = [Block(_attention(c, width // heads, i), feed, norm) for i in range(depth)]
     return Decoder(
         vocab=c.integer("vocab_size"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
-    ACTIVATIONS,
     attention,
     context_of,
     layer_norm,
     layer_rules,
+    mlp,
     stack,
 )
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Mlp
+from quire.models.spec import Block, Decoder
 
 _LAYER = "{prefix}h.{layer}."
 RULES = (
@@ -47,10 +47,11 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("scale_attn_weights", True)
     attn = attention(c, kv_heads=kv_heads, rope=None, qkv_bias=True, o_bias=True)
     width = c.integer("n_inner", 4 * c.integer("hidden_size"))
-    act = c.choice("activation_function", ACTIVATIONS, "gelu_pytorch_tanh")
+    act_key, act = "activation_function", "gelu_pytorch_tanh"
+    feed = mlp(c, width=width, act_key=act_key, act=act, gated=False, bias=True)
     return stack(
         c,
-        Block(attn, Mlp(width, act, False, bias=True), layer_norm(c, "layer_norm_epsilon")),
+        Block(attn, feed, layer_norm(c, "layer_norm_epsilon")),
         learned_positions=context_of(c),
         tie=c.flag("tie_word_embeddings", True),
     )

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
-    ACTIVATIONS,
     attention,
     head_dim_of,
     layer_norm,
     layer_rules,
+    mlp,
     stack,
 )
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Mlp, Rope
+from quire.models.spec import Block, Decoder, Rope
 
 RULES = (
     rule("{prefix}wte.weight", "embed.weight"),
@@ -49,10 +49,9 @@ def _describe(c: ConfigReader) -> Decoder:
         raise unsupported("rotary_dim", turned, "an even number")
     attn = attention(c, head_dim=dim, rope=Rope(1e4, turned, interleaved=True))
     width = c.integer("n_inner", 4 * c.integer("hidden_size"))
-    act = c.choice("activation_function", ACTIVATIONS, "gelu_new")
     block = Block(
         attn,
-        Mlp(width, act, gated=False, bias=True),
+        mlp(c, width=width, act_key="activation_function", act="gelu_new", gated=False, bias=True),
         layer_norm(c, "layer_norm_epsilon"),
         parallel="one_norm",
     )

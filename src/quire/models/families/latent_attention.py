@@ -6,26 +6,21 @@ import math
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.families.llama import context_of
+from quire.models.families.llama import context_of, layer_rules
 from quire.models.rope_config import read_rope
-from quire.models.rules import rule
 from quire.models.spec import LatentAttention, Norm, Rope
 
-LATENT_RULES = tuple(
-    rule(
-        f"{{prefix}}layers.{{layer}}.self_attn.{stored}.{{leaf}}",
-        f"layers.{{layer}}.attn.{ours}.{{leaf}}",
-    )
-    for stored, ours in {
-        "q_proj": "q",
-        "q_a_proj": "q_a",
-        "q_a_layernorm": "q_a_norm",
-        "q_b_proj": "q_b",
-        "kv_a_proj_with_mqa": "kv_a",
-        "kv_a_layernorm": "kv_a_norm",
-        "kv_b_proj": "kv_b",
-        "o_proj": "o",
-    }.items()
+LATENT_RULES = layer_rules(
+    {
+        "self_attn.q_proj": "attn.q",
+        "self_attn.q_a_proj": "attn.q_a",
+        "self_attn.q_a_layernorm": "attn.q_a_norm",
+        "self_attn.q_b_proj": "attn.q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn.kv_a",
+        "self_attn.kv_a_layernorm": "attn.kv_a_norm",
+        "self_attn.kv_b_proj": "attn.kv_b",
+        "self_attn.o_proj": "attn.o",
+    }
 )
 
 

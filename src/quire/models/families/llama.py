@@ -133,13 +133,17 @@ def head_dim_of(c: ConfigReader, default: int | None = None) -> int:
 def mlp(
     c: ConfigReader,
     *,
-    width_key: str = "intermediate_size",
+    width: int | None = None,
     act_key: str = "hidden_act",
     act: str = "silu",
     **facts: Any,
 ) -> Mlp:
-    """Llama's gated feed-forward part with what differs as keywords."""
-    return Mlp(c.integer(width_key), c.choice(act_key, ACTIVATIONS, act), **facts)
+    """Llama's gated feed-forward part with what differs as keywords. Without a `width` it is
+    `intermediate_size`.
+    """
+    if width is None:
+        width = c.integer("intermediate_size")
+    return Mlp(width, c.choice(act_key, ACTIVATIONS, act), **facts)
 
 
 def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:

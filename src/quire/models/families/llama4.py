@@ -57,7 +57,7 @@ RULES = (
 
 def _describe(c: ConfigReader) -> Decoder:
     norm = rms(c, 1e-5)
-    dense, moe = mlp(c, width_key="intermediate_size_mlp"), _experts(c)
+    dense, moe = mlp(c, width=c.integer("intermediate_size_mlp")), _experts(c)
     mixers = _mixers(c, norm)
     pairs = zip(mixers, _has_experts(c), strict=True)
     return stack_of(c, [Block(mixer, moe if sparse else dense, norm) for mixer, sparse in pairs])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.families.llama import ACTIVATIONS, attention, context_of, layer_rules, stack
+from quire.models.families.llama import attention, context_of, layer_rules, mlp, stack
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Mlp, Norm
+from quire.models.spec import Block, Decoder, Norm
 
 RULES = (
     rule("{prefix}embed_tokens.weight", "embed.weight"),
@@ -32,8 +32,8 @@ def _describe(c: ConfigReader) -> Decoder:
     c.only("layer_norm_elementwise_affine", True)
     bias = c.flag("enable_bias", True)
     attn = attention(c, rope=None, qkv_bias=bias, o_bias=bias)
-    act = c.choice("activation_function", ACTIVATIONS, "relu")
-    feed = Mlp(c.integer("ffn_dim"), act, gated=False, bias=bias)
+    width = c.integer("ffn_dim")
+    feed = mlp(c, width=width, act_key="activation_function", act="relu", gated=False, bias=bias)
     return stack(
         c,
         Block(attn, feed, Norm("layer", 1e-5, bias=True)),
