@@ -14,7 +14,7 @@ from quire.engine.wire.delivery_monitor import Overdue
 from tests.support.simulate_faults import World, run_traces
 
 NUM_TRACES = 10_000
-BY_DEFAULT = 2_000
+BY_DEFAULT = 1_000
 PART = 1_000
 
 
