@@ -130,7 +130,7 @@ def test_a_core_that_dies_idle_is_missed_by_nobody(engine, expected):
 
 
 def test_a_loop_that_hangs_is_a_death(engine):
-    engine.front_end.client.remote.longest_turn_s = 1.0
+    engine.front_end.client.remote.longest_turn_s = 3.0
     engine.add_request("0", PROMPTS[0], params(KINDS[0], extra_args={"hang_at": 2}))
     outputs = []
     while engine.has_unfinished_requests():
