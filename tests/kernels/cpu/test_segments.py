@@ -68,9 +68,8 @@ def test_segments_of_any_workers_add_up_to_the_product(isa, dtype, name):
 
 def test_segments_of_other_processes_add_up_to_the_product(tmp_path):
     program = [sys.executable, "-m", "tests.kernels.cpu.segment_worker", str(tmp_path)]
-    places = [(rank, size) for size in (2, 4) for rank in range(size)]
-    running = [subprocess.Popen([*program, str(rank), str(size)]) for rank, size in places]
-    assert [process.wait(timeout=120) for process in running] == [0] * len(places)
+    running = [subprocess.Popen([*program, str(rank)]) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
     for dtype in DTYPES:
         ops = cpu_ops(dtype)
         x = draw(segment_worker.ROWS, INPUTS, dtype=dtype)
