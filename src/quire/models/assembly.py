@@ -14,8 +14,18 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.alibi import alibi_slopes
+from quire.models.feed_forward.mixture import (
+    ChosenExperts,
+    DistributedExperts,
+    GatedFeedForward,
+    LocalExperts,
+    MixtureOfExperts,
+    RecordedRouter,
+    Router,
+    WithSharedExpert,
+    make_wide_logits,
+)
 from quire.models.heads import LanguageModelHead
-from quire.models.latent import LatentAttentionLayer, QueryLatent
 from quire.models.layers import (
     AttentionLayer,
     DenseFeedForward,
@@ -33,17 +43,7 @@ from quire.models.layers import (
     make_temper,
 )
 from quire.models.loading.weight_builder import WeightBuilder
-from quire.models.mixture_layers import (
-    ChosenExperts,
-    DistributedExperts,
-    GatedFeedForward,
-    LocalExperts,
-    MixtureOfExperts,
-    RecordedRouter,
-    Router,
-    WithSharedExpert,
-    make_wide_logits,
-)
+from quire.models.mixers.latent import LatentAttentionLayer, QueryLatent
 from quire.models.parameters import XIELU_PARTS
 from quire.models.rotary_tables import query_factors, rotary_table
 from quire.models.sharding import num_segments
