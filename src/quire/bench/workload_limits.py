@@ -15,6 +15,7 @@ import msgspec
 from quire.config.plan import EnginePlan
 from quire.config.resolve.dtype import ITEMSIZE, number_bytes
 from quire.models.costs import active_parameters, flops_per_token, num_parameters
+from quire.models.kv_pool import memories_of
 from quire.models.layer_memory import NumberBytes
 from quire.models.parameters import parameters
 from quire.models.spec import Decoder, Moe
@@ -116,8 +117,8 @@ def step_bytes(decoder: Decoder, num_rows: int, context: int, store: Store) -> f
     """Bytes that a decode step reads: the weights that its rows use, once, and their K/V."""
     weights = store.layers * _layer_weights_read(decoder, num_rows)
     weights += store.head * _head_weights(decoder)
-    memories = [block.mixer.memory for block in decoder.blocks]
-    return weights + num_rows * sum(m.num_seen(context) * m.token_bytes(store.kv) for m in memories)
+    memories = [m for m in memories_of([decoder]) if m is not None]
+    return weights + num_rows * sum(m.step_bytes(context, store.kv) for m in memories)
 
 
 def _head_weights(decoder: Decoder) -> int:

@@ -23,7 +23,7 @@ from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
-from quire.models.spec import Block, LatentAttention, Mixer, Moe
+from quire.models.spec import Block, Moe
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 
@@ -202,13 +202,9 @@ def _compiling(template: str) -> str:
 def _width(block: Block) -> int:
     """Values of the widest activation of one token in a layer."""
     mlp = block.mlp
-    feed_forward = mlp.width * 2 * (mlp.top_k if isinstance(mlp, Moe) else 1)
+    feed_forward = 0
+    if mlp is not None:
+        feed_forward = mlp.width * 2 * (mlp.top_k if isinstance(mlp, Moe) else 1)
     if isinstance(mlp, Moe) and mlp.shared is not None:
         feed_forward = max(feed_forward, mlp.shared.width * 2)
-    return max(_mixer_width(block.mixer), feed_forward)
-
-
-def _mixer_width(mixer: Mixer) -> int:
-    if isinstance(mixer, LatentAttention):
-        return mixer.heads * (mixer.rank + mixer.rotated)
-    return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    return max(0 if block.mixer is None else block.mixer.widest, feed_forward)

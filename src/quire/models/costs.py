@@ -4,8 +4,8 @@ for all families.
 
 from __future__ import annotations
 
-from quire.models.parameters import num_parameters, parameters
-from quire.models.spec import Block, Decoder, LatentAttention, Mixer, Moe
+from quire.models.parameters import num_parameters, outer_parameters
+from quire.models.spec import Block, Decoder, Moe
 
 __all__ = ["active_parameters", "flops_per_token", "num_parameters"]
 
@@ -15,7 +15,7 @@ def active_parameters(decoder: Decoder) -> int:
     with the head but without the embedding.
     """
     idle = sum(_idle_expert_weights(block, decoder.dim) for block in decoder.blocks)
-    leaves = parameters(decoder)
+    leaves = outer_parameters(decoder)
     looked_up = leaves["embed.weight"].size * (not decoder.tie)
     positions = leaves["positions.weight"].size if decoder.learned_positions else 0
     return num_parameters(decoder) - looked_up - positions - idle
@@ -26,18 +26,8 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     layers.
     """
     return 2 * active_parameters(decoder) + sum(
-        2 * _numbers_per_key(mixer) * mixer.memory.num_seen(context)
-        for mixer in (block.mixer for block in decoder.blocks)
+        block.mixer.flops(context) for block in decoder.blocks if block.mixer is not None
     )
-
-
-def _numbers_per_key(mixer: Mixer) -> int:
-    """What one token is multiplied with for each token that it sees: keys and values, or, in the
-    absorbed form, the latent with its rotated key, and once more the latent.
-    """
-    if isinstance(mixer, LatentAttention):
-        return mixer.heads * (2 * mixer.rank + mixer.rotated)
-    return 2 * mixer.heads * mixer.head_dim
 
 
 def _idle_expert_weights(block: Block, dim: int) -> int:

@@ -161,8 +161,10 @@ class KVPool:
 
 
 def memories_of(decoders: Iterable[Decoder]) -> tuple[LayerMemory | None, ...]:
-    """The memories of the layers of these models, one model after the other."""
-    return tuple(block.mixer.memory for decoder in decoders for block in decoder.blocks)
+    """The memories of the layers of these models, one model after the other. A layer without a
+    mixer has none.
+    """
+    return tuple(m for decoder in decoders for block in decoder.blocks for m in block.memories)
 
 
 def plan_kv_pool(

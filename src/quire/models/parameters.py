@@ -9,11 +9,22 @@ loader and decoder, never by a family. Free of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, Moe, Norm
+from quire.models.spec import (
+    Attention,
+    Block,
+    Decoder,
+    LatentAttention,
+    Mlp,
+    Moe,
+    Norm,
+    SingleMixer,
+    single_mixers,
+)
 
 Role = Literal["column", "row", "vocab", "replicated"]
 Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu"]
@@ -26,7 +37,7 @@ XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
 class Parameter:
     """One leaf tensor. `role` determines the axis that is split over ranks (column: axis 0, row:
     axis 1, vocab: axis 0 padded); `kind` is the kind of tensor; `heads` is how many heads the first
-    axis consists of, 1 where it has none.
+    axis consists of, 1 where it has none; stored values are multiplied with `scale`.
     """
 
     name: str
@@ -34,6 +45,7 @@ class Parameter:
     role: Role
     kind: Kind
     heads: int = 1
+    scale: float = 1.0
 
     @property
     def size(self) -> int:
@@ -51,25 +63,52 @@ def layer_parameters(decoder: Decoder, layer: int) -> dict[str, Parameter]:
     return {p.name: p for p in _block(f"layers.{layer}.", decoder.blocks[layer], decoder.dim)}
 
 
+def outer_parameters(decoder: Decoder) -> dict[str, Parameter]:
+    """The leaves that belong to no layer by canonical name."""
+    return {p.name: p for p in (*_before_layers(decoder), *_after_layers(decoder))}
+
+
 def num_parameters(decoder: Decoder) -> int:
     """How many values the weights have; a tied embedding counts once."""
-    return sum(p.size for p in _leaves(decoder))
+    return sum(p.size for p in outer_parameters(decoder).values()) + _num_in_layers(decoder, "")
 
 
 def num_expert_parameters(decoder: Decoder) -> int:
     """How many values the weights of experts have."""
-    return sum(p.size for p in _leaves(decoder) if ".experts." in p.name)
+    return _num_in_layers(decoder, ".experts.")
+
+
+def _num_in_layers(d: Decoder, part: str) -> int:
+    """How many values those leaves of layers have whose names contain `part`. Equal layers are
+    looked at once: mixtures have tens of thousands of leaves.
+    """
+    counts = Counter(d.blocks)
+    return sum(
+        count * leaf.size
+        for block, count in counts.items()
+        for leaf in _block("", block, d.dim)
+        if part in leaf.name
+    )
 
 
 def _leaves(d: Decoder) -> Iterator[Parameter]:
+    yield from _before_layers(d)
+    for i, block in enumerate(d.blocks):
+        of_block = _block(f"layers.{i}.", block, d.dim)
+        yield from (_scaled(leaf, d.leaf_scales) for leaf in of_block)
+    yield from _after_layers(d)
+
+
+def _before_layers(d: Decoder) -> Iterator[Parameter]:
     yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.learned_positions:
         shape = (d.position_offset + d.learned_positions, d.dim)
         yield Parameter("positions.weight", shape, "replicated", "position")
     if d.embed_norm is not None:
         yield from _norm("embed_norm", d.embed_norm, d.dim)
-    for i, block in enumerate(d.blocks):
-        yield from _block(f"layers.{i}.", block, d.dim)
+
+
+def _after_layers(d: Decoder) -> Iterator[Parameter]:
     yield from _norm("norm", d.final_norm, d.dim)
     if not d.tie:
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
@@ -77,26 +116,41 @@ def _leaves(d: Decoder) -> Iterator[Parameter]:
         yield Parameter("head.bias", (d.vocab,), "vocab", "bias")
 
 
+def _scaled(leaf: Parameter, scales: Sequence[tuple[str, float]]) -> Parameter:
+    for end, scale in scales:
+        if leaf.name.endswith(end):
+            return replace(leaf, scale=scale)
+    return leaf
+
+
 def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
-    if b.pre:
-        yield from _norm(at + "attn_pre", b.norm, dim)
-    yield from _mixer(at + "attn.", b.mixer, dim)
-    if b.post:
-        yield from _norm(at + "attn_post", b.norm, dim)
-    if b.has_mlp_pre:
-        yield from _norm(at + "mlp_pre", b.norm, dim)
-    if isinstance(b.mlp, Moe):
-        yield from _moe(at + "mlp.", b.mlp, dim)
+    if b.mixer is not None:
+        if b.pre:
+            yield from _norm(at + "attn_pre", b.norm, dim)
+        for mixer in single_mixers(b.mixer):
+            yield from _mixer(at, mixer, dim)
+        if b.post:
+            yield from _norm(at + "attn_post", b.norm, dim)
+    if b.mlp is not None:
+        if b.has_mlp_pre:
+            yield from _norm(at + "mlp_pre", b.norm, dim)
+        yield from _feed_forward(at + "mlp.", b.mlp, dim)
+        if b.post:
+            yield from _norm(at + "mlp_post", b.norm, dim)
+
+
+def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
+    if isinstance(m, Attention):
+        yield from _attention(at + "attn.", m, dim)
     else:
-        yield from _mlp(at + "mlp.", b.mlp, dim)
-    if b.post:
-        yield from _norm(at + "mlp_post", b.norm, dim)
+        yield from _latent_attention(at + "attn.", m, dim)
 
 
-def _mixer(at: str, mixer: Mixer, dim: int) -> Iterator[Parameter]:
-    if isinstance(mixer, LatentAttention):
-        return _latent_attention(at, mixer, dim)
-    return _attention(at, mixer, dim)
+def _feed_forward(at: str, m: Mlp | Moe, dim: int) -> Iterator[Parameter]:
+    if isinstance(m, Moe):
+        yield from _moe(at, m, dim)
+    else:
+        yield from _mlp(at, m, dim)
 
 
 def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:

@@ -37,14 +37,19 @@ def read_rope(
     original: int | None = None,
     partial: float = 1.0,
     interleaved: bool = False,
+    ignored: tuple[str, ...] = (),
 ) -> Rope:
     """One rope for all layers. `theta` is the family's default base, `partial` its default share of
     a head that is rotated, `context` its number of positions.
 
     `kinds` are the scalings that the family may have; `original` takes precedence over the scaling
-    object. Raises UnsupportedConfigValue for another scaling.
+    object, `ignored` keys of it say nothing about text. Raises UnsupportedConfigValue for another
+    scaling.
     """
     section = _only_section(c)
+    if section is not None:
+        for key in ignored:
+            section.raw(key, None)
     theta = c.number("rope_theta", theta, minimum=LEAST_THETA)
     partial = c.number("partial_rotary_factor", partial, maximum=1.0)
     rope = rope_from(section, head_dim, theta, partial, context, kinds, original)

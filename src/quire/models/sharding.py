@@ -57,6 +57,8 @@ def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | No
 
 def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     attn, mlp = block.mixer, block.mlp
+    if not isinstance(attn, Attention | LatentAttention) or mlp is None:
+        _refuse(layer, "has no attention, or no feed-forward part")
     if isinstance(mlp, Moe):
         _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
     if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":
@@ -78,11 +80,11 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     return replace(block, mixer=_shard_mixer(attn, size), mlp=replace(mlp, width=mlp.width // size))
 
 
-def _value_dim(mixer: Mixer) -> int:
+def _value_dim(mixer: Attention | LatentAttention) -> int:
     return mixer.value_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
 
 
-def _shard_mixer(mixer: Mixer, size: int) -> Mixer:
+def _shard_mixer(mixer: Attention | LatentAttention, size: int) -> Mixer:
     """A part of the heads; latents are every worker's."""
     heads = mixer.heads // size
     if isinstance(mixer, LatentAttention):

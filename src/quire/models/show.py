@@ -8,7 +8,7 @@ from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
 from quire.models.kv_pool import memories_of, plan_kv_pool, token_bytes
-from quire.models.layer_memory import KeyValues, NumberBytes
+from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.spec import (
     Attention,
@@ -19,12 +19,13 @@ from quire.models.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    Mixer,
     Mlp,
     Moe,
     Norm,
     Rope,
+    SingleMixer,
     YarnScaling,
+    single_mixers,
 )
 
 _BLOCK_SIZE = 32
@@ -61,8 +62,11 @@ def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str
     yield f"layers            {len(d.blocks)}"
     yield f"hidden width      {d.dim:,}"
     yield f"vocabulary        {d.vocab:,}" + (" (head tied to embedding)" if d.tie else "")
-    yield f"context           {d.context:,} tokens"
-    yield f"KV cache          {token_bytes(memories_of([d]), number):,} bytes per token"
+    context = "of any length" if d.context is None else f"{d.context:,} tokens"
+    yield f"context           {context}"
+    memories = memories_of([d])
+    if any(isinstance(memory, TokenMemory) for memory in memories):
+        yield f"KV cache          {token_bytes(memories, number):,} bytes per token"
     yield f"arithmetic        {flops_per_token(d) / 1e9:.2f} GFLOP per token, and attention"
 
 
@@ -98,27 +102,45 @@ def _head(d: Decoder) -> Iterator[str]:
 
 
 def _block(b: Block) -> Iterator[str]:
-    yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
-    if b.parallel != "no":
-        yield from _parallel(b)
-        return
-    yield from _mixer(b.mixer)
-    yield _residual(b)
-    yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
-    yield from _feed_forward(b, "h")
-    yield _residual(b)
+    if b.mixer is not None:
+        yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+        if b.parallel != "no":
+            yield from _parallel(b)
+            return
+        yield from _mixer(b)
+        yield _residual(b)
+    if b.mlp is not None:
+        yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+        yield from _feed_forward(b, "h")
+        yield _residual(b)
+
+
+def _mixer(b: Block) -> Iterator[str]:
+    mixers = single_mixers(b.mixer)
+    if len(mixers) > 1:
+        yield "h = sum of the results for the same h of"
+    for mixer in mixers:
+        lines = _single_mixer(mixer)
+        yield from (f"    {line}" for line in lines) if len(mixers) > 1 else lines
+
+
+def _single_mixer(mixer: SingleMixer) -> Iterator[str]:
+    if isinstance(mixer, Attention):
+        return _attention(mixer)
+    return _latent_attention(mixer)
 
 
 def _parallel(b: Block) -> Iterator[str]:
     """After `h = norm(x)`: both parts read the same x."""
     yield f"g = {_norm(b.norm)}(x)    # of its own" if b.has_mlp_pre else "g = h"
-    yield from _mixer(b.mixer)
+    yield from _mixer(b)
     yield _residual(b)
     yield from _feed_forward(b, "g")
     yield _residual(b)
 
 
 def _feed_forward(b: Block, x: str) -> Iterator[str]:
+    assert b.mlp is not None
     return _moe(b.mlp, x) if isinstance(b.mlp, Moe) else _mlp(b.mlp, x)
 
 
@@ -127,12 +149,6 @@ def _residual(b: Block) -> str:
     return (
         f"x = x + {value}" if b.residual_scale == 1 else f"x = x + {b.residual_scale:g} * {value}"
     )
-
-
-def _mixer(mixer: Mixer) -> Iterator[str]:
-    if isinstance(mixer, LatentAttention):
-        return _latent_attention(mixer)
-    return _attention(mixer)
 
 
 def _latent_attention(a: LatentAttention) -> Iterator[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.models.layer_memory import KeyValues, Latents
+from quire.models.layer_memory import KeyValues, Latents, LayerMemory
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -160,6 +160,17 @@ class Attention:
         window = self.window if self.chunk is None else self.chunk
         return KeyValues(self.kv_heads, self.head_dim, window, is_chunked=self.chunk is not None)
 
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token that sees
+        `context` tokens.
+        """
+        return 4 * self.heads * self.head_dim * self.memory.num_seen(context)
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
@@ -189,8 +200,16 @@ class LatentAttention:
         """The normed latent and the rotated key of every token."""
         return Latents(self.rank, self.rotated)
 
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation: its queries, absorbed."""
+        return self.heads * (self.rank + self.rotated)
 
-Mixer = Attention | LatentAttention
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token that sees
+        `context` tokens: the latent with its rotated key, and once more the latent.
+        """
+        return 2 * self.heads * (2 * self.rank + self.rotated) * self.memory.num_seen(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,19 +265,51 @@ class Moe:
     shared_gate: bool = False
 
 
+SingleMixer = Attention | LatentAttention
+"""It states what it remembers of a request in `memory`, None where that is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixers:
+    """Mixers that read the same input, and whose results are added: attention and one with a
+    recurrent state.
+    """
+
+    mixers: tuple[SingleMixer, ...]
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return max(mixer.widest for mixer in self.mixers)
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token."""
+        return sum(mixer.flops(context) for mixer in self.mixers)
+
+
+Mixer = SingleMixer | ParallelMixers
+"""What mixes tokens."""
+
+
+def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
+    """The mixers of a layer, in the order of their memories."""
+    if isinstance(mixer, ParallelMixers):
+        return mixer.mixers
+    return () if mixer is None else (mixer,)
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
-    = `residual_scale`.
+    = `residual_scale`. A layer may lack either.
 
     `pre` and `post` say whether these norms exist. In a `parallel` block the feed-forward part
     reads the x that the mixer has read, through a norm of its own (two_norms) or the mixer's
-    (one_norm). A mixer states what it remembers of a request in `memory`, None where that is
-    nothing.
+    (one_norm).
     """
 
-    mixer: Mixer
-    mlp: Mlp | Moe
+    mixer: Mixer | None
+    mlp: Mlp | Moe | None
     norm: Norm
     pre: bool = True
     post: bool = False
@@ -270,6 +321,11 @@ class Block:
         """Whether the feed-forward part has a norm of its own before it."""
         return self.pre and self.parallel != "one_norm"
 
+    @property
+    def memories(self) -> tuple[LayerMemory | None, ...]:
+        """What the layer remembers, one entry for each of its mixers."""
+        return tuple(mixer.memory for mixer in single_mixers(self.mixer))
+
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
@@ -277,15 +333,16 @@ class Decoder:
 
     `learned_positions` counts the rows of a learned position table (0: none), which begin after
     `position_offset` rows that no token uses. `embed_norm` normalises what enters the first block.
-    `context` is the number of positions that the config declares. Logits are c * tanh(l / c) of l =
-    `logit_scale` * head(x) where `logit_softcap` c is given.
+    `context` is the number of positions that the config declares, None where it declares none.
+    Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
+    `leaf_scales` are factors of leaves of every layer, by the ends of their names.
     """
 
     vocab: int
     dim: int
     blocks: tuple[Block, ...]
     final_norm: Norm
-    context: int
+    context: int | None
     embed_scale: float = 1.0
     learned_positions: int = 0
     position_offset: int = 0
@@ -294,3 +351,4 @@ class Decoder:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    leaf_scales: tuple[tuple[str, float], ...] = ()

@@ -1,16 +1,21 @@
 """Mixtures of experts as parts of a decoder: the router, the chosen experts here or on other cores,
-and the shared expert. Made by `assembly.py`.
+and the shared expert.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.models.feed_forward.dense import inputs_of, make_dense
 from quire.models.layers import FeedForward, Projection
+from quire.models.maker import Maker
+from quire.models.spec import Moe
 from quire.ops import ExpertWeights, LinearWeight, MoeArgs, Ops, RouteArgs
 from quire.ops.moe import grouped_mixture
 
@@ -118,6 +123,100 @@ class LocalExperts:
         return y
 
 
-def make_wide_logits(ops: Ops, router: LinearWeight) -> Projection:
+class MixtureMaker:
+    """Builds the mixtures of a model: all experts here, or with `spread` those of this core.
+    Routers append the experts that they choose to `choices`; None: nowhere.
+    """
+
+    def __init__(
+        self, make: Maker, spread: ExpertExchange | None, choices: list[Tensor] | None
+    ) -> None:
+        self._make, self._spread, self._choices = make, spread, choices
+        if spread is not None:
+            spread.forget_layers()
+
+    def mixture(self, at: str, m: Moe) -> FeedForward:
+        """Build the part whose leaves' names begin with `at`, in their order."""
+        make = self._make
+        router: Router | RecordedRouter = _router(make, at, m)
+        if isinstance(router, Router) and self._choices is not None:
+            router = RecordedRouter(router, self._choices)
+        routed = MixtureOfExperts(router, self._chosen_experts(at, m))
+        if m.shared is None:
+            return routed
+        shared: FeedForward = make_dense(make, at + "shared.", m.shared)
+        if m.shared_gate:
+            gate = make.linear(at + "shared_gate", at + "shared_gate", role="router")
+            shared = GatedFeedForward(make.ops, shared, gate)
+        return WithSharedExpert(make.ops, routed, shared)
+
+    def _chosen_experts(self, at: str, m: Moe) -> ChosenExperts:
+        args = MoeArgs(m.act, m.gated, m.clamp, m.weighs_input)
+        if self._spread is not None:
+            return self._spread_experts(at, m, args, self._spread)
+        every = [f"{at}experts.{e}." for e in range(m.experts)]
+        packed = _experts(self._make, at + "experts", m, every)
+        return partial(self._make.ops.moe, experts=packed, args=args)
+
+    def _spread_experts(
+        self, at: str, m: Moe, args: MoeArgs, spread: ExpertExchange
+    ) -> DistributedExperts:
+        """Load only this core's experts of a mixture."""
+        make = self._make
+        for e in range(m.experts):
+            if e not in spread.experts:
+                parts = ("gate", "up", "down")
+                make.weights.skip([f"{at}experts.{e}.{part}" for part in parts])
+        here = tuple(
+            _experts(make, f"{at}experts.{e}", m, [f"{at}experts.{e}."]) for e in spread.experts
+        )
+        spread.add_layer(LocalExperts(make.ops, here, replace(args, weighs_input=False)))
+        return DistributedExperts(m.experts, spread, args)
+
+
+def _router(make: Maker, at: str, m: Moe) -> Router:
+    assert not (m.wide_router and m.router_bias), "sums without a bias"
+    weight = make.linear(at + "router", at + "router", role="router")
+    logits: Projection = partial(make.ops.linear, w=weight)
+    if m.wide_router:
+        logits = _wide_logits(make.ops, weight)
+    return Router(
+        make.ops,
+        logits,
+        RouteArgs(
+            top_k=m.top_k,
+            score=m.score,
+            renorm=m.renorm,
+            scale=m.scale,
+            groups=m.groups,
+            top_groups=m.top_groups,
+            group_best=m.group_best,
+            renorm_eps=m.renorm_eps,
+            renorm_min=m.renorm_min,
+            jitter=m.jitter,
+        ),
+        make.tensor(at + "select_bias", torch.float32) if m.select_bias else None,
+    )
+
+
+def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
     """A router's logits [T, E] as they are summed, in fp32."""
     return lambda h: ops.linear_partial(h, router)[:, 0]
+
+
+def _experts(make: Maker, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
+    stored_as = make.format_of("projection")
+
+    def stacked(projections: tuple[str, ...], leaf: str) -> Tensor:
+        return make.weights.stacked([[at + p + leaf for p in projections] for at in experts])
+
+    packed = make.ops.pack_experts(
+        stacked(inputs_of(m), ".weight"),
+        stacked(("down",), ".weight"),
+        stacked(inputs_of(m), ".bias") if m.bias else None,
+        stacked(("down",), ".bias") if m.bias else None,
+        stored_as,
+        make.segments(m.width, m.width, stored_as),
+    )
+    make.keep(name, packed)
+    return packed

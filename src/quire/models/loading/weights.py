@@ -10,6 +10,7 @@ a running engine must not change or kill it.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -177,6 +178,8 @@ def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
 
 def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
     length = decoder.context if max_model_len is None else max_model_len
+    if length is None:
+        return sys.maxsize  # nothing in the model has a size by positions
     if decoder.learned_positions and length > decoder.learned_positions:
         raise LoadError(
             f"max_model_len={length} is not possible: the model has learned "
