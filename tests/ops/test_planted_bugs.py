@@ -15,6 +15,7 @@ from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
 from tests.support.op_cases import CASES, FP8_CASES
 from tests.support.op_conformance import Fenced, check, check_error, results_of
+from tests.support.recurrent.planted import planted
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 DTYPE = torch.float32
@@ -373,6 +374,7 @@ BUGS = {
     "write beyond the output": {"add": add_into_neighbour},
     "sum in low precision": {"add": sloppy_sum},
     "uninitialised output": {"add": lambda x, delta, scale=1.0: torch.empty_like(x)},
+    **planted(PLAIN),
 }
 
 

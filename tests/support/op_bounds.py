@@ -36,6 +36,7 @@ from tests.support.op_oracle_rows import (
     near,
     to_array,
 )
+from tests.support.recurrent import bounds as state_bounds
 from tests.support.running_error import (
     FUNCTION,
     Approx,
@@ -550,6 +551,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "heads_linear": _heads_linear,
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,
+    **state_bounds.BOUNDS,
     "bias_logits": _bias_logits,
     "penalize": _penalize,
     "rank": _rank,

@@ -16,6 +16,7 @@ from tests.support import (
     op_oracle_paged,
     op_oracle_rows,
 )
+from tests.support.recurrent import oracle as state_oracle
 
 IMPLEMENTATIONS = tuple(
     Implementation(function.__name__, "oracle", function, lambda _: True, batch_invariant=True)
@@ -52,6 +53,11 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.latent_store,
         op_oracle_paged.plan_latent,
         op_oracle_paged.latent_attend,
+        state_oracle.short_conv,
+        state_oracle.mamba_scan,
+        state_oracle.mamba2_scan,
+        state_oracle.gated_delta,
+        state_oracle.gated_norm,
         op_oracle_masks.mask_logits,
         op_oracle_edits.bias_logits,
         op_oracle_edits.penalize,

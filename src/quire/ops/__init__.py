@@ -6,9 +6,9 @@ runner call. The rest of what is exported here are the values that travel throug
 """
 
 from quire.ops.attention import AttentionArgs, AttentionPlan
-from quire.ops.batch import PAD_SLOT, Batch, GroupBatch
+from quire.ops.batch import NO_BLOCK, PAD_SLOT, Batch, GroupBatch, LayerBatch, StateBatch
 from quire.ops.catalog import CATALOG
-from quire.ops.kv import LayerKV, LayerLatents
+from quire.ops.kv import LayerKV, LayerLatents, LayerState
 from quire.ops.linear import LinearWeight
 from quire.ops.mixers.latent import HeadsWeight
 from quire.ops.moe import ExpertWeights, MoeArgs
@@ -21,6 +21,7 @@ from quire.ops.select import Choice, Ops, bind, select
 
 __all__ = [
     "CATALOG",
+    "NO_BLOCK",
     "PAD_SLOT",
     "AttentionArgs",
     "AttentionPlan",
@@ -31,8 +32,10 @@ __all__ = [
     "GroupBatch",
     "HeadsWeight",
     "Implementation",
+    "LayerBatch",
     "LayerKV",
     "LayerLatents",
+    "LayerState",
     "LinearWeight",
     "MoeArgs",
     "NormWeight",
@@ -41,6 +44,7 @@ __all__ = [
     "QKNorm",
     "RotaryTable",
     "RouteArgs",
+    "StateBatch",
     "WeightFormat",
     "bind",
     "select",

@@ -17,6 +17,7 @@ from quire.ops.mixers.latent import (
     pack_heads,
     plan_latent,
 )
+from quire.ops.mixers.state import gated_delta, gated_norm, mamba2_scan, mamba_scan, short_conv
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, norm
 from quire.ops.registry import Op
@@ -59,6 +60,11 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             latent_store,
             plan_latent,
             latent_attend,
+            short_conv,
+            mamba_scan,
+            mamba2_scan,
+            gated_delta,
+            gated_norm,
             pack_experts,
             route,
             moe,

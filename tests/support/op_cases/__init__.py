@@ -2,11 +2,21 @@
 `tools/gpu_report.py` those with `is_bench`.
 """
 
-from tests.support.op_cases import collective, edits, latent, logits, masks, paged, products, rows
+from tests.support.op_cases import (
+    collective,
+    edits,
+    latent,
+    logits,
+    masks,
+    paged,
+    products,
+    rows,
+    state,
+)
 from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
-    *(*rows.CASES, *products.CASES, *paged.CASES, *latent.CASES),
+    *(*rows.CASES, *products.CASES, *paged.CASES, *latent.CASES, *state.CASES),
     *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
 )
 

@@ -214,6 +214,50 @@ def latent_attend(
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
 
 
+# recurrent states
+
+
+def _walked(states: Tensor, reads: Tensor, writes: Tensor) -> int:
+    """Bytes of the states that are read and written."""
+    count = int((reads >= 0).sum()) + int((writes >= 0).sum())
+    return count * states[:1].numel() * states.element_size()
+
+
+def short_conv(
+    x: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    act: str | None = None,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
+) -> Cost:
+    rows = 2 * x.numel() * x.element_size() + nbytes(before, after)
+    num_bytes = rows + nbytes(weight, bias) + _walked(states, reads, writes)
+    return Cost(num_bytes, 2 * x.numel() * len(weight))
+
+
+def mamba_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    rows = 2 * nbytes(x) + nbytes(*other.values())
+    per_token = states[:1].numel()
+    return Cost(rows + _walked(states, reads, writes), 6 * len(x) * per_token)
+
+
+def mamba2_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    return mamba_scan(x, states, reads, writes, **other)
+
+
+def gated_delta(v: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    return mamba_scan(v, states, reads, writes, **other)
+
+
+def gated_norm(y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool) -> Cost:
+    weight = None if n is None else n.weight
+    return Cost(2 * nbytes(y) + nbytes(gate, weight), 10 * y.numel())
+
+
 # logits
 
 
@@ -260,6 +304,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (zero_kv, rope_store, scale_queries, attend)},
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
+    **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
     **{f.__name__: f for f in (greedy, truncate)},
     **dict.fromkeys(("draw", "rank"), weighed),

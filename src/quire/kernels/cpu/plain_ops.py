@@ -34,6 +34,11 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "heads_linear": {"x": 0},
         "latent_store": {"q": 0, "x": 0, "slots": 0, "positions": 1},
         "latent_attend": {"q": 0, "q_rotated": 0},
+        "short_conv": {"x": 0, "reads": 0, "writes": 0, "before": 0, "after": 0},
+        "mamba_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0, "gate": 0},
+        "mamba2_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0},
+        "gated_delta": {"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
+        "gated_norm": {"y": 0, "gate": 0},
     }
 )
 """Op of a forward pass -> its arguments that have a row per token, and which axis T is."""
