@@ -67,7 +67,7 @@ class Batch:
     ids: Tensor | None
     embeds: Tensor | None
     positions: Tensor
-    groups: list[GroupBatch]
+    groups: list[LayerBatch]
     kv: list[BlockMemory | None]
     layer_groups: Sequence[int]
     num_tokens: int
