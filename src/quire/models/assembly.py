@@ -33,10 +33,12 @@ from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.latent import make_latent_attention
+from quire.models.mixers.recurrent.assembly import make_recurrent
 from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    LatentAttention,
     Mixer,
     Mlp,
     Moe,
@@ -163,7 +165,9 @@ class Assembly:
         self._place += 1
         if isinstance(m, Attention):
             return PlacedMixer(make_attention(self._make, at + "attn.", m), place)
-        return PlacedMixer(make_latent_attention(self._make, at + "attn.", m), place)
+        if isinstance(m, LatentAttention):
+            return PlacedMixer(make_latent_attention(self._make, at + "attn.", m), place)
+        return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)
 
     def _positions(self) -> Tensor | None:
         """The rows of the position table that positions from 0 on use."""

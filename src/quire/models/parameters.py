@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from quire.models.mixers.recurrent.leaves import leaves
 from quire.models.spec import (
     Attention,
     Block,
@@ -27,7 +28,9 @@ from quire.models.spec import (
 )
 
 Role = Literal["column", "row", "vocab", "replicated"]
-Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu"]
+Kind = Literal[
+    "matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu", "decay"
+]
 
 XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
 """The numbers of an xIELU activation, in the order in which the op takes them."""
@@ -142,8 +145,12 @@ def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
 def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
     if isinstance(m, Attention):
         yield from _attention(at + "attn.", m, dim)
-    else:
+    elif isinstance(m, LatentAttention):
         yield from _latent_attention(at + "attn.", m, dim)
+    else:
+        for leaf in leaves(m, dim):
+            name = f"{at}mixer.{leaf.name}"
+            yield Parameter(name, leaf.shape, "replicated", leaf.kind, leaf.heads)
 
 
 def _feed_forward(at: str, m: Mlp | Moe, dim: int) -> Iterator[Parameter]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
-from quire.models.kv_pool import memories_of, plan_kv_pool, token_bytes
+from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_bytes
 from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
+from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.spec import (
     Attention,
@@ -67,6 +68,8 @@ def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str
     memories = memories_of([d])
     if any(isinstance(memory, TokenMemory) for memory in memories):
         yield f"KV cache          {token_bytes(memories, number):,} bytes per token"
+    if state := state_bytes(memories, number):
+        yield f"recurrent state   {state:,} bytes per request"
     yield f"arithmetic        {flops_per_token(d) / 1e9:.2f} GFLOP per token, and attention"
 
 
@@ -127,7 +130,7 @@ def _mixer(b: Block) -> Iterator[str]:
 def _single_mixer(mixer: SingleMixer) -> Iterator[str]:
     if isinstance(mixer, Attention):
         return _attention(mixer)
-    return _latent_attention(mixer)
+    return _latent_attention(mixer) if isinstance(mixer, LatentAttention) else recurrent(mixer)
 
 
 def _parallel(b: Block) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory
+from quire.models.mixers.recurrent.spec import RecurrentMixer
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -265,7 +266,7 @@ class Moe:
     shared_gate: bool = False
 
 
-SingleMixer = Attention | LatentAttention
+SingleMixer = Attention | LatentAttention | RecurrentMixer
 """It states what it remembers of a request in `memory`, None where that is nothing."""
 
 
