@@ -23,6 +23,7 @@ from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
 from tests.models.hostile.published_latent import HARMLESS_WITH_LATENTS, PUBLISHED_LATENT
 from tests.models.hostile.published_mixtures import HARMLESS_IN_MIXTURES, PUBLISHED_MIXTURES
+from tests.models.hostile.published_state import HARMLESS_WITH_STATES, PUBLISHED_STATE
 
 NOISE = {
     "torch_dtype": "bfloat16",
@@ -203,6 +204,7 @@ PUBLISHED = {
     **PUBLISHED_DENSE,
     **PUBLISHED_MIXTURES,
     **PUBLISHED_LATENT,
+    **PUBLISHED_STATE,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -409,7 +411,7 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
         *("pretraining_tp", "router_aux_loss_coef", "output_router_logits", "embd_pdrop"),
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
         *("cache_implementation", "max_window_layers", *HARMLESS, *HARMLESS_IN_MIXTURES),
-        *HARMLESS_WITH_LATENTS,
+        *(*HARMLESS_WITH_LATENTS, *HARMLESS_WITH_STATES),
     }
     assert set(accepted) <= harmless
 

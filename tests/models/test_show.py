@@ -37,6 +37,10 @@ EXPECTED = {
     "phi": ["head[96 x 64] @ x + bias"],
     "apertus": ["xielu(Wu @ h)"],
     "llama4": ["the tokens of its chunk of 8", "chunks of 8: layers"],
+    "mamba": ["state   6,912 bytes per request", "s = e^(-e^a * d) * s + d * b * x"],
+    "falcon_h1": ["sum of the results", "states of 6 x 12 numbers", "bytes per token"],
+    "qwen3_5": ["s = s + k (b * (v - k s))", "recurrent state"],
+    "lfm2": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
     "gpt_oss": ["one sink per head", "bounded by 0.4", "softmax of the top 2 of Wr @ h"],
 }
 
@@ -46,4 +50,4 @@ def test_a_description_names_what_is_special(checkpoints, name):
     text = describe(read_spec(read_config(checkpoints[name].folder)))
     for phrase in EXPECTED.get(name, ["layers 0..2:"] if name == "llama" else []):
         assert phrase in text
-    assert "parameters" in text and "KV cache" in text
+    assert "parameters" in text and ("KV cache" in text or "recurrent state" in text)

@@ -64,8 +64,9 @@ class Hostile:
     `nulls` are keys that it has as null. Where transformers does not have it, `reference` makes an
     oracle from config.json and the stored tensors (references.py). `architecture` is what
     config.json says in place of transformers' name. `attention` is transformers' implementation.
-    Models that are not `is_default` run with `--full` only: one is where no other that runs by
-    default has a kind of fact that it has.
+    `lacks_embeddings`: transformers' hidden states begin with the output of the first layer. Models
+    that are not `is_default` run with `--full` only: one is where no other that runs by default has
+    a kind of fact that it has.
     """
 
     kind: str
@@ -77,4 +78,5 @@ class Hostile:
     nulls: tuple[str, ...] = ()
     length_key: str = "max_position_embeddings"
     attention: str = "eager"
+    lacks_embeddings: bool = False
     is_default: bool = False

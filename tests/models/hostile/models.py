@@ -24,11 +24,12 @@ from tests.models.hostile.first import FIRST
 from tests.models.hostile.form import Hostile, Oracle
 from tests.models.hostile.latent import LATENTS
 from tests.models.hostile.mixtures import MIXTURES
+from tests.models.hostile.state import STATE
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS
+HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE
 """Each of the tests takes all of them; those that are not `is_default` with `--full` only. For each
 kind of fact (kinds.py) there is one that is.
 """
