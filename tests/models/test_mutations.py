@@ -25,12 +25,15 @@ from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    LayerInputs,
     LinearScaling,
     Mlp,
     Moe,
     Norm,
     Rope,
+    Streams,
     Temperature,
+    shares,
     single_mixers,
 )
 from tests.models.hostile.models import cases
@@ -54,6 +57,7 @@ OTHER = {
         "relu2": "silu",
         "xielu": "silu",
     },
+    "input_act": {"gelu_tanh": "gelu"},
     "score": {
         "softmax": "softmax_topk",
         "softmax_topk": "sigmoid_topk",
@@ -67,6 +71,8 @@ OTHER = {
 }
 FIXED_EPS = ("olmo", "opt", "dbrx")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
+OF_OWN_KEYS = ("value_norm", "values_are_keys")
+"""Facts of keys and values, which other layers may have in a layer's place."""
 UNUSED_ROPE = {
     "short": ("short", "attention_factor"),
     "long": ("long", "long_attention_factor"),
@@ -91,6 +97,10 @@ WHERE_NONE = {
     "mlp": Mlp(80),
     "norm_eps": 0.05,
     "context": 64,
+    "shares": 0,
+    "input_act": "silu",
+    "layer_inputs": LayerInputs(8, 96, Norm()),
+    "streams": Streams(2, 0, True, 4),
 }
 
 
@@ -170,7 +180,9 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         # the other side of the border; the border itself, while it is not crossed
         unused = UNUSED_ROPE["short" if name == "phi3-long" else "long"]
         return last == "original" or last in unused
-    return isinstance(block.mlp, Moe) and is_explained_of_mixture(last, block.mlp)
+    if last in OF_OWN_KEYS and all(map(shares, single_mixers(block.mixer))):
+        return True
+    return block.experts is not None and is_explained_of_mixture(last, block.experts)
 
 
 def commutes(a: Attention) -> bool:
@@ -268,6 +280,9 @@ BLIND_KEYS: dict[str, set[str]] = {
     **dict.fromkeys(("falcon-new", "falcon-one-norm"), {"multi_query"}),  # heads are counted
     "falcon-alibi": {"rope_parameters.rope_type", "rope_parameters.rope_theta"},
     "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
+    # of layers that share keys and values, and of inputs of layers
+    **dict.fromkeys(("gemma3n", "gemma3n-plain"), {"altup_coef_clip"}),  # of training
+    "gemma4-experts": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
     "granite_swa": {"rope_parameters.rope_theta"},  # each layer has its own
 }
 """Keys that are read and cannot show in the model at hand."""

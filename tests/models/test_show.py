@@ -41,6 +41,18 @@ EXPECTED = {
     "falcon_h1": ["sum of the results", "states of 6 x 12 numbers", "bytes per token"],
     "qwen3_5": ["s = s + k (b * (v - k s))", "recurrent state"],
     "lfm2": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
+    "gemma4": [
+        "k, v are those of layer 0",
+        "of 16 frequencies the first 6",
+        "without a weight",
+        "each layer's",
+        "h = Wp @ (gelu_tanh(Wg @ x) * v)",
+        "x = s * x",
+        "full: layers 1 (32 tokens",
+        "sliding, window 4: layers 0 (32",
+    ],
+    "gemma4-experts": ["v = k", "w = w * scale[e]", "0.125 * rms_norm[eps 0.05](h)"],
+    "gemma3n": ["3 streams", "sparse(Wg @ h, 0.7)", "# rank 5", "all but the first +="],
     "gpt_oss": ["one sink per head", "bounded by 0.4", "softmax of the top 2 of Wr @ h"],
 }
 

@@ -50,6 +50,7 @@ from tests.support.running_error import (
     sqrt,
     tanh,
 )
+from tests.support.streams import bounds as streams_bounds
 
 exact = Approx.exact
 
@@ -93,6 +94,10 @@ def _add(stored: Stored, **arguments: Any) -> dict[str, Approx]:
 def _add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Approx]:
     total = _sum(stored, **arguments)
     return {"0": total, "1": _normed(stored, total, n)}
+
+
+def _multiply(stored: Stored, x: Tensor, factors: Tensor) -> dict[str, Approx]:
+    return {"0": stored(exact(x) * exact(factors))}
 
 
 def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
@@ -185,6 +190,21 @@ def _linear(
     return {"0": _product(stored, exact(x), w, addend)}
 
 
+def _modulate(stored: Stored, x: Tensor, by: Tensor, act: str) -> dict[str, Approx]:
+    return {"0": stored(stored(_activation(exact(x), act)) * exact(by))}
+
+
+def _sparse_gated(
+    stored: Stored, gate_up: Tensor, act: str, deviations: float
+) -> dict[str, Approx]:
+    h, half = exact(gate_up), gate_up.shape[1] // 2
+    gate = h[:, :half]
+    mean, deviation = streams_bounds.moments(gate)
+    sparse = gate - (mean + deviation * deviations)
+    sparse = stored(Approx(np.maximum(sparse.value, 0.0), sparse.error))
+    return {"0": stored(stored(_activation(sparse, act)) * h[:, half:])}
+
+
 def _hidden(
     stored: Stored,
     x: Tensor,
@@ -242,11 +262,18 @@ def _with(y: Approx, addend: Addend | None) -> Approx:
 
 
 def _route(
-    stored: Stored, logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+    stored: Stored,
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
 ) -> dict[str, Approx]:
     bias = None if select_bias is None else to_array(select_bias)
     rows = exact(logits)
     found = [_weights(rows[t], args, bias).reshape(1, -1) for t in range(len(logits))]
+    if expert_scales is not None:
+        chosen = [[e for e, _ in choose(row, args, bias)] for row in rows.value]
+        found = [w * exact(expert_scales)[e] for w, e in zip(found, chosen, strict=True)]
     return {"1": join(found, args.top_k)}
 
 
@@ -392,6 +419,22 @@ def _rope_store(
     return {"0": q} | _in_memory(kv, error)
 
 
+def _rope_queries(
+    stored: Stored,
+    q: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    q_norm: NormWeight | None,
+) -> dict[str, Approx]:
+    x = exact(q).reshape(len(q), heads, head_dim)
+    if q_norm is not None:
+        x = _normed(stored, x, q_norm)
+    return {"0": x if rotary is None else _turned(stored, x, rotary, positions[0])}
+
+
 def _normed_heads(stored: Stored, x: Approx, n: NormWeight, over: str) -> Approx:
     if over != "full":
         return _normed(stored, x, n)
@@ -535,7 +578,10 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "norm": _norm,
     "add": _add,
     "add_norm": _add_norm,
+    "multiply": _multiply,
     "scale_gate": _scale_gate,
+    "modulate": _modulate,
+    "sparse_gated": _sparse_gated,
     "xielu": _xielu,
     "linear": _linear,
     "hidden": _hidden,
@@ -546,12 +592,14 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "moe": _moe,
     "import_kv": _import_kv,
     "rope_store": _rope_store,
+    "rope_queries": _rope_queries,
     "scale_queries": _scale_queries,
     "attend": _attend,
     "heads_linear": _heads_linear,
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,
     **state_bounds.BOUNDS,
+    **streams_bounds.BOUNDS,
     "bias_logits": _bias_logits,
     "penalize": _penalize,
     "rank": _rank,

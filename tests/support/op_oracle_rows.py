@@ -72,6 +72,11 @@ def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tup
     return total, norm(total, n)
 
 
+def multiply(x: Tensor, factors: Tensor) -> Tensor:
+    """x times factors of columns."""
+    return to_tensor(to_array(x) * to_array(factors))
+
+
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
@@ -175,6 +180,12 @@ _ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,
 }
+
+
+def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
+    """act(x) times another tensor."""
+    y = np.vectorize(_ACTIVATIONS[act], otypes=[float])(to_array(x))
+    return to_tensor(y * to_array(by))
 
 
 def _hidden(h: Array, act: str, is_gated: bool) -> Array:
@@ -334,11 +345,17 @@ def _mix_sparsely(logits: Sequence[float], args: RouteArgs) -> list[tuple[int, f
 
 
 def route(
-    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token by token."""
     bias = None if select_bias is None else to_array(select_bias)
     found = [choose(row, args, bias) for row in to_array(logits)]
+    if expert_scales is not None:
+        scales = to_array(expert_scales)
+        found = [[(e, w * scales[e]) for e, w in row] for row in found]
     shape = len(found), args.top_k
     chosen = np.reshape([[e for e, _ in row] for row in found], shape).astype(np.int32)
     weights = np.reshape([[w for _, w in row] for row in found], shape)

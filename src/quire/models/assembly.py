@@ -4,8 +4,8 @@ are here and in the makers of mixers and feed-forward parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,6 +14,11 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.feed_forward.dense import make_dense
+from quire.models.feed_forward.layer_inputs import (
+    make_input_gate,
+    make_input_norm,
+    make_layer_inputs,
+)
 from quire.models.feed_forward.mixture import MixtureMaker
 from quire.models.heads import LanguageModelHead
 from quire.models.layers import (
@@ -28,6 +33,7 @@ from quire.models.layers import (
     make_join,
     make_look_up,
     make_parallel_join,
+    make_scaled_join,
 )
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.maker import Maker, Part
@@ -38,12 +44,21 @@ from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    DenseAndExperts,
+    FeedForward,
     LatentAttention,
     Mixer,
-    Mlp,
     Moe,
     SingleMixer,
+    Streams,
     single_mixers,
+)
+from quire.models.streams import (
+    NormedPart,
+    StreamsLayer,
+    make_entry,
+    make_exit,
+    make_streams_layer,
 )
 from quire.ops import LinearWeight, NormWeight, Ops
 from quire.quantization import Recipe
@@ -60,6 +75,11 @@ class _Piece:
     post: NormWeight | None
     join: MakeJoin
     scale: float
+
+
+def _normed(ops: Ops, piece: _Piece) -> NormedPart:
+    assert piece.post is not None, "norms after all parts"
+    return NormedPart(ops, piece.pre, piece.part, piece.post)
 
 
 class Assembly:
@@ -84,6 +104,7 @@ class Assembly:
         self._make = Maker(weights, ops, max_model_len, recipe, group)
         self._mixtures = MixtureMaker(self._make, spread, choices)
         self._place = first_place
+        self._first_places: list[int] = []
         self._tied_head: LinearWeight | None = None
 
     @property
@@ -102,11 +123,36 @@ class Assembly:
         # Gemma's scale is a tensor of the model's dtype, so it is rounded; those that are numbers
         # in a config (Granite) are exact in every dtype in use
         scale = torch.tensor(self._spec.embed_scale, dtype=self._make.dtype).item()
-        return Embedding(self._ops, make_look_up(self._ops, table, scale), positions, finish)
+        look_up, inputs = make_look_up(self._ops, table, scale), self._spec.layer_inputs
+        stage = None if inputs is None else make_layer_inputs(self._make, self._spec, inputs)
+        if self._spec.streams is not None:
+            assert norm is None, "streams are entered from the embedding"
+            finish = make_entry(self._make, self._spec.streams)
+        return Embedding(self._ops, look_up, positions, finish, stage)
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> Sequence[Layer | StreamsLayer]:
         """All layers and the final norm, which is part of the last one's end."""
-        layers = [list(self._pieces(f"layers.{i}.", b)) for i, b in enumerate(self._spec.blocks)]
+        streams = self._spec.streams
+        return self._layers() if streams is None else list(self._layers_of_streams(streams))
+
+    def _layers_of_streams(self, s: Streams) -> Iterator[StreamsLayer]:
+        built = [self._layer_of_streams(i, s) for i in range(len(self._spec.blocks))]
+        yield from built[:-1]
+        yield replace(built[-1], leave=make_exit(self._make, self._spec, s))
+
+    def _layer_of_streams(self, layer: int, s: Streams) -> StreamsLayer:
+        block = self._spec.blocks[layer]
+        pieces = list(self._layer(layer, block))
+        assert len(pieces) == 3 and block.parallel == "no", "mixer, feed-forward part and input"
+        assert block.residual_scale == 1.0 and not block.scaled, "sums without factors"
+        mix, feed, inputs = (_normed(self._ops, piece) for piece in pieces)
+        at = f"layers.{layer}."
+        return make_streams_layer(
+            self._make, at, s, block.norm, (mix, feed, inputs), leave=lambda x: x
+        )
+
+    def _layers(self) -> list[Layer]:
+        layers = [list(self._layer(i, block)) for i, block in enumerate(self._spec.blocks)]
         following = [piece.pre for pieces in layers for piece in pieces][1:]
         following.append(self._make.norm("norm", self._spec.final_norm))
         after = iter(following)
@@ -126,6 +172,26 @@ class Assembly:
         if weight is None:
             weight = self._make.linear("head", "head", role="head")
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
+
+    def _layer(self, layer: int, b: Block) -> Iterator[_Piece]:
+        """The pieces of a layer. Its own factor, where it has one, belongs to the last."""
+        at = f"layers.{layer}."
+        self._first_places.append(self._place)
+        *pieces, last = [*self._pieces(at, b), *self._input_gate(at, layer, b)]
+        yield from pieces
+        if b.scaled:
+            factor = self._make.tensor(at + "scale")
+            last = replace(last, join=partial(make_scaled_join, factor=factor))
+        yield last
+
+    def _input_gate(self, at: str, layer: int, b: Block) -> Iterator[_Piece]:
+        if b.input_act is None:
+            return
+        assert self._spec.layer_inputs is not None
+        at, width = at + "inputs.", self._spec.layer_inputs.width
+        gate = make_input_gate(self._make, at, layer, width, b.input_act)
+        post = make_input_norm(self._make, at, b.norm)
+        yield _Piece(None, gate, post, make_join, b.residual_scale)
 
     def _pieces(self, at: str, b: Block) -> Iterator[_Piece]:
         if b.mixer is not None:
@@ -150,7 +216,9 @@ class Assembly:
             scale=b.residual_scale,
         )
 
-    def _feed(self, at: str, m: Mlp | Moe) -> PlacedFeedForward:
+    def _feed(self, at: str, m: FeedForward) -> PlacedFeedForward:
+        if isinstance(m, DenseAndExperts):
+            return PlacedFeedForward(self._mixtures.beside_dense(at + "mlp.", m))
         if isinstance(m, Moe):
             return PlacedFeedForward(self._mixtures.mixture(at + "mlp.", m))
         return PlacedFeedForward(make_dense(self._make, at + "mlp.", m))
@@ -160,9 +228,14 @@ class Assembly:
         return placed[0] if len(placed) == 1 else SumOfMixers(self._ops, tuple(placed))
 
     def _placed(self, at: str, m: SingleMixer) -> PlacedMixer:
-        """Build a mixer, whose memory is the next one of the pool."""
+        """Build a mixer, whose memory is the next one of the pool, or that of an earlier layer."""
         place = self._place
-        self._place += 1
+        if isinstance(m, Attention) and m.shares is not None:
+            kept = self._spec.blocks[m.shares].memories
+            assert m.shares < len(self._first_places) - 1 and kept == (m.memory,), "not an earlier"
+            place = self._first_places[m.shares]
+        else:
+            self._place += 1
         if isinstance(m, Attention):
             return PlacedMixer(make_attention(self._make, at + "attn.", m), place)
         if isinstance(m, LatentAttention):

@@ -5,7 +5,7 @@ for all families.
 from __future__ import annotations
 
 from quire.models.parameters import num_parameters, outer_parameters
-from quire.models.spec import Block, Decoder, Moe
+from quire.models.spec import Block, Decoder
 
 __all__ = ["active_parameters", "flops_per_token", "num_parameters"]
 
@@ -15,10 +15,15 @@ def active_parameters(decoder: Decoder) -> int:
     with the head but without the embedding.
     """
     idle = sum(_idle_expert_weights(block, decoder.dim) for block in decoder.blocks)
+    embedding = 0 if decoder.tie else outer_parameters(decoder)["embed.weight"].size
+    return num_parameters(decoder) - embedding - table_parameters(decoder) - idle
+
+
+def table_parameters(decoder: Decoder) -> int:
+    """The number of weights of which a token looks up a row, apart from the embedding's."""
     leaves = outer_parameters(decoder)
-    looked_up = leaves["embed.weight"].size * (not decoder.tie)
-    positions = leaves["positions.weight"].size if decoder.learned_positions else 0
-    return num_parameters(decoder) - looked_up - positions - idle
+    tables = (leaves.get(name) for name in ("positions.weight", "inputs.embed.weight"))
+    return sum(0 if leaf is None else leaf.size for leaf in tables)
 
 
 def flops_per_token(decoder: Decoder, context: int = 0) -> int:
@@ -31,8 +36,8 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
 
 
 def _idle_expert_weights(block: Block, dim: int) -> int:
-    moe = block.mlp
-    if not isinstance(moe, Moe):
+    moe = block.experts
+    if moe is None:
         return 0
     inner = moe.width * (1 + moe.gated)
     biases = (inner + dim) * moe.bias

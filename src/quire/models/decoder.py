@@ -68,13 +68,16 @@ class DecoderModel:
         says how weights are stored. With `spread` the experts are distributed over several cores,
         and only this core's are loaded; the model may run only inside a round. With `group` the
         spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
-        Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L.
+        Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
+        with several residual streams.
         """
         if list(aux_layers) != sorted(set(aux_layers) & set(range(len(spec.blocks) + 1))):
             raise ValueError(
                 f"aux_layers={list(aux_layers)} are not ascending numbers of the layers 0 to "
                 f"{len(spec.blocks)} of this model"
             )
+        if aux_layers and spec.streams is not None:
+            raise ValueError(f"aux_layers: layers of this model have {spec.streams.count} inputs")
         self.spec = spec
         self.max_model_len = max_model_len
         self.first_layer = first_layer

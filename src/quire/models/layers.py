@@ -33,21 +33,26 @@ Projection = Callable[[Tensor], Tensor]
 class Embedding:
     """The first stage. `look_up` turns ids [T] into the scaled rows [T, C] of a table;
     `position_table` [P, C] where positions are learned; `finish` is the norm of the result.
+    `inputs` makes what layers have as inputs of their own, from ids and their rows.
     """
 
     ops: Ops
     look_up: Callable[[Tensor], Tensor]
     position_table: Tensor | None
     finish: Callable[[Tensor], Tensor]
+    inputs: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         """Embed `batch.ids`, or take `batch.embeds` as is, add learned positions and normalise ->
-        [T, C].
+        [T, C]. Sets `batch.layer_inputs` where layers have some, which needs ids.
         """
         x = batch.embeds
         if x is None:
             assert batch.ids is not None, "a batch has ids or embeddings"
             x = self.look_up(batch.ids)
+        if self.inputs is not None:
+            assert batch.ids is not None, "inputs of layers are looked up by ids"
+            batch.layer_inputs = self.inputs(batch.ids, x)
         if self.position_table is not None:
             x = self.ops.add(x, self.ops.embed(batch.positions[0], self.position_table))
         return self.finish(x)
@@ -157,6 +162,18 @@ def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: 
         return ops.add_norm(x, delta, pre, scale)
 
     return _after_norm(ops, post, plain if pre is None else normed)
+
+
+def make_scaled_join(
+    ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float, factor: Tensor
+) -> Join:
+    """Make the end of a layer whose result is multiplied with a learned `factor` [1]."""
+
+    def join(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = ops.multiply(ops.add(x, delta, scale), factor)
+        return total, total if pre is None else ops.norm(total, pre)
+
+    return _after_norm(ops, post, join)
 
 
 def make_parallel_join(

@@ -88,15 +88,25 @@ class Maker:
         """What stands for a norm's weight where it has none."""
         return torch.ones(count, dtype=self.dtype, device=self.device)
 
-    def norm(self, at: str, n: Norm) -> NormWeight:
-        """A norm over the last axis."""
+    def norm(self, at: str, n: Norm, divisor: float = 1.0) -> NormWeight:
+        """A norm over the last axis: of vectors that a model has divided by `divisor`, where what
+        is normalised here was not. Only epsilon shows it.
+        """
         assert n.kind != "rms_bare", "only of queries and keys"
         weight = None if n.kind == "none" else self.tensor(at + ".weight")
-        return NormWeight(n.kind, n.eps, weight, self.tensor(at + ".bias") if n.bias else None)
+        bias = self.tensor(at + ".bias") if n.bias else None
+        return NormWeight(n.kind, n.eps * divisor**2, weight, bias)
 
-    def linear(self, name: str, *leaves: str, role: Role = "projection") -> LinearWeight:
-        """A projection of several leaves, one above the other."""
-        packed = self.ops.pack_linear(*self.weights.linear(*leaves), self.format_of(role))
+    def linear(
+        self, name: str, *leaves: str, role: Role = "projection", repeated: int = 0
+    ) -> LinearWeight:
+        """A projection of several leaves, one above the other; the last `repeated` outputs twice.
+        """
+        weight, bias = self.weights.linear(*leaves)
+        if repeated:
+            weight = torch.cat((weight, weight[-repeated:]))
+            bias = None if bias is None else torch.cat((bias, bias[-repeated:]))
+        packed = self.ops.pack_linear(weight, bias, self.format_of(role))
         self.keep(name, packed)
         return packed
 

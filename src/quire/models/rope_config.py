@@ -16,6 +16,7 @@ from quire.models.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     RopeScaling,
     YarnScaling,
@@ -88,7 +89,10 @@ def rope_from(
     if section is None:
         return Rope(theta, _rotated(head_dim, partial))
     theta = section.number("rope_theta", theta, minimum=LEAST_THETA)
-    dim = _rotated(head_dim, section.number("partial_rotary_factor", partial, maximum=1.0))
+    partial = section.number("partial_rotary_factor", partial, maximum=1.0)
+    if "proportional" in kinds and section.raw("rope_type", None) == "proportional":
+        return _proportional(section, head_dim, theta, partial)
+    dim = _rotated(head_dim, partial)
     scaling = _scaling(section, context, kinds, original)
     section.finish()
     if isinstance(scaling, LongRopeScaling):
@@ -96,6 +100,13 @@ def rope_from(
     if isinstance(scaling, DynamicScaling) and dim == 2:
         raise unsupported("rope_type", "dynamic", "another where two values of a head are rotated")
     return Rope(theta, dim, scaling)
+
+
+def _proportional(section: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
+    """Frequencies of the whole head, of which the first share turns."""
+    scaling = ProportionalScaling(int(partial * head_dim // 2), section.number("factor", 1.0))
+    section.finish()
+    return Rope(theta, head_dim, scaling)
 
 
 def _rotated(head_dim: int, partial: float) -> int:

@@ -49,8 +49,9 @@ class Family:
     compare the family's logits with: transformers, or where it does not have the family a reference
     of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
     head's start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of
-    tensors that old files carry and that hold nothing of the model. drafts_after_layers: layers
-    beyond those of the config predict further tokens (MTP), and are ignored as well.
+    tensors that files carry and that hold nothing of the model, unless a rule names them.
+    drafts_after_layers: layers beyond those of the config predict further tokens (MTP), and are
+    ignored as well.
     """
 
     architectures: tuple[str, ...]

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from quire.errors import LoadError
 from quire.models.parameters import Parameter
-from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Moe
+from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, shares
 
 SIZES = (2, 4)
 """Over how many workers: sums of their parts have one order up to four."""
@@ -59,8 +59,12 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     attn, mlp = block.mixer, block.mlp
     if not isinstance(attn, Attention | LatentAttention) or mlp is None:
         _refuse(layer, "has no attention, or no feed-forward part")
-    if isinstance(mlp, Moe):
+    if not isinstance(mlp, Mlp):
         _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
+    if mlp.sparsity:
+        _refuse(layer, "cuts gates by the mean of those of all workers")
+    if block.input_act is not None or shares(attn):
+        _refuse(layer, "has inputs of its own, or keys and values of another layer")
     if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":
         _refuse(layer, "normalises queries and keys over the heads of all workers")
     counts = {"heads": attn.heads, "width": mlp.width}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
@@ -15,6 +16,7 @@ from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    DenseAndExperts,
     DynamicScaling,
     LatentAttention,
     LinearScaling,
@@ -23,8 +25,10 @@ from quire.models.spec import (
     Mlp,
     Moe,
     Norm,
+    ProportionalScaling,
     Rope,
     SingleMixer,
+    Streams,
     YarnScaling,
     single_mixers,
 )
@@ -58,7 +62,7 @@ def describe(decoder: Decoder, *, weight_bytes: int = 2, kv_bytes: int = 2) -> s
 def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str]:
     total, active = num_parameters(d), active_parameters(d)
     yield f"parameters        {total:,} ({total * weight_bytes / 2**30:.2f} GiB)"
-    if any(isinstance(b.mlp, Moe) for b in d.blocks):
+    if any(b.experts is not None for b in d.blocks):
         yield f"active per token  {active:,}"
     yield f"layers            {len(d.blocks)}"
     yield f"hidden width      {d.dim:,}"
@@ -82,14 +86,22 @@ def _program(d: Decoder) -> Iterator[str]:
         yield f"x = x + position_embedding[{rows} x {d.dim}](positions{offset})"
     if d.embed_norm is not None:
         yield f"x = {_norm(d.embed_norm)}(x)"
+    if (i := d.layer_inputs) is not None:
+        table = f"{i.width**0.5:g} * table[{i.vocab} x {i.width}](ids)"
+        yield f"v = ({table} + {_norm(i.norm)}(W @ x / {d.dim**0.5:g})) / sqrt(2)    # each layer's"
+    if d.streams is not None:
+        yield f"x = {d.streams.count} streams: x, and others = Wi @ x with its magnitude"
     start = 0
     for block, equal in groupby(d.blocks):
         count = len(list(equal))
         yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
         size = sum(p.size for p in layer_parameters(d, start).values())
         yield f"    # {size:,} parameters each" if count > 1 else f"    # {size:,} parameters"
-        yield from (f"    {line}" for line in _block(block))
+        lines = _block(block) if d.streams is None else _block_of_streams(d.streams, block)
+        yield from (f"    {line}" for line in lines)
         start += count
+    if d.streams is not None:
+        yield "x = mean of the first stream and of Wi @ the others with its magnitude"
     yield f"x = {_norm(d.final_norm)}(x)"
     yield from _head(d)
 
@@ -113,9 +125,30 @@ def _block(b: Block) -> Iterator[str]:
         yield from _mixer(b)
         yield _residual(b)
     if b.mlp is not None:
-        yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+        yield f"h = {_norm(b.norm)}(x)" if b.has_mlp_pre else "h = x"
         yield from _feed_forward(b, "h")
         yield _residual(b)
+    if b.input_act is not None:
+        yield f"h = Wp @ ({b.input_act}(Wg @ x) * v)"
+        yield _residual(replace(b, post=True))
+    if b.scaled:
+        yield "x = s * x    # one learned number"
+
+
+def _block_of_streams(s: Streams, b: Block) -> Iterator[str]:
+    router = f"tanh(Wr @ {_norm(b.norm)}(x) / dim)"
+    yield f"x, others = prediction by P @ {router}    # the active one is number {s.active}"
+    yield f"h = {_norm(b.norm)}(x)"
+    yield f"g = h + {_norm(b.norm)}(B @ A @ h)    # rank {s.low_rank}"
+    yield from _mixer(b)
+    yield f"x = (x + {_norm(b.norm)}(h) + g) / sqrt(2)"
+    yield f"h = {_norm(b.norm)}(x)"
+    yield from _feed_forward(b, "h")
+    yield _residual(b)
+    yield f"x, others += (1 + C @ {router}) * (x - its prediction)"
+    scaled = "s * x" if s.scaled else "x"
+    yield f"h = Wp @ ({b.input_act}(Wg @ ({scaled})) * v)"
+    yield f"all but the first += {_norm(b.norm)}(h)"
 
 
 def _mixer(b: Block) -> Iterator[str]:
@@ -144,7 +177,17 @@ def _parallel(b: Block) -> Iterator[str]:
 
 def _feed_forward(b: Block, x: str) -> Iterator[str]:
     assert b.mlp is not None
+    if isinstance(b.mlp, DenseAndExperts):
+        return _dense_and_experts(b.mlp, x)
     return _moe(b.mlp, x) if isinstance(b.mlp, Moe) else _mlp(b.mlp, x)
+
+
+def _dense_and_experts(m: DenseAndExperts, x: str) -> Iterator[str]:
+    norm = _norm(m.norm)
+    yield f"d, e, r = {norm}({x}), {norm}({x}), {m.router_scale:g} * {norm}({x})"
+    yield from _mlp(m.dense, "d", "d")
+    yield from _moe(m.experts, "e", "r")
+    yield f"h = {norm}(d) + {norm}(h)"
 
 
 def _residual(b: Block) -> str:
@@ -172,13 +215,20 @@ def _latent_attention(a: LatentAttention) -> Iterator[str]:
 
 def _attention(a: Attention) -> Iterator[str]:
     bias = " + bias" if a.qkv_bias else ""
-    heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
-    yield f"q, k, v = W @ h{bias}    # {heads}"
+    if a.shares is not None:
+        heads = f"{a.heads} heads of {a.head_dim}"
+        yield f"q = W @ h{bias}    # {heads}; k, v are those of layer {a.shares}"
+    else:
+        heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
+        yield f"q, k, v = W @ h{bias}    # {heads}{'; v = k' if a.values_are_keys else ''}"
     if a.clip is not None:
         yield f"q, k, v = clamp(q, k, v)    # to +-{a.clip:g}"
     normed = [] if a.qk_norm is None else [_qk_norm(a, a.qk_norm)]
-    turned = [] if a.rope is None else [f"q, k = rotate(q, k)    # {_rope(a.rope, a.head_dim)}"]
+    both = "q, k" if a.shares is None else "q"
+    turned = [] if a.rope is None else [f"{both} = rotate({both})    # {_rope(a.rope, a.head_dim)}"]
     yield from turned + normed if a.qk_norm_after_rope else normed + turned
+    if a.value_norm and a.qk_norm is not None:
+        yield f"v = {_norm(a.qk_norm)}(v)    # without a weight"
     if a.temperature is not None:
         t = a.temperature
         yield f"q = q * (1 + {t.strength:g} * ln(1 + floor((position + 1) / {t.interval:g})))"
@@ -201,17 +251,22 @@ def _qk_norm(a: Attention, n: Norm) -> str:
         "full": "all heads together",
         "per_head": "each head, with its own weight",
     }[a.qk_norm_over]
+    if a.shares is not None:
+        return f"q = {_norm(n)}(q)    # over {over}"
     return f"q, k = {_norm(n)}(q), {_norm(n)}(k)    # over {over}"
 
 
 def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     bias = " + bias" if m.bias else ""
-    inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
+    gate = f"Wg @ {x}" if not m.sparsity else f"sparse(Wg @ {x}, {m.sparsity:g})"
+    inner = f"{m.act}({gate}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
     yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}"
 
 
-def _moe(m: Moe, x: str) -> Iterator[str]:
-    yield f"w = {_choice(m, x)}    # {m.experts} experts"
+def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
+    yield f"w = {_choice(m, router or x)}    # {m.experts} experts"
+    if m.expert_scales:
+        yield "w = w * scale[e]"
     if m.shared is not None:
         yield from _mlp(m.shared, x, "shared")
         if m.shared_gate:
@@ -261,6 +316,9 @@ def _scaling(r: Rope) -> str:
         return f", llama3 scaling by {s.factor:g} from {s.original:,}"
     if isinstance(s, YarnScaling):
         return f", yarn by {s.factor:g} from {s.original:,}"
+    if isinstance(s, ProportionalScaling):
+        factor = "" if s.factor == 1 else f" divided by {s.factor:g}"
+        return f", of {r.dim // 2} frequencies the first {s.turning}{factor}"
     if isinstance(s, LongRopeScaling):
         return f", longrope: long factors if max_model_len exceeds {s.original:,}"
     return ""

@@ -90,7 +90,24 @@ class LongRopeScaling:
     long_attention_factor: float
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `turning` of the frequencies turn, divided by `factor`; the others are zero
+    (Gemma 4).
+    """
+
+    turning: int
+    factor: float = 1.0
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +149,13 @@ class Attention:
     bounds scores as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the
     softmax and has no value. `clip` bounds queries, keys and values as they are projected.
     `qk_norm` normalises queries and keys before or after rotation: over each head with one weight
-    for all of them (head) or one for each (per_head), or over the full width. `gate` full: the
-    attended values are multiplied by sigmoid(Wg @ h) before the output projection.
+    for all of them (head) or one for each (per_head), or over the full width. `value_norm`
+    normalises each head's values as its keys, without a weight. `values_are_keys`: values are the keys as they
+    are projected. `gate` full: the attended values are multiplied by sigmoid(Wg @ h) before the
+    output projection.
+
+    `shares` is the layer whose keys and values this one reads, in place of its own; it must be an
+    earlier one with heads and a window like these.
     """
 
     heads: int
@@ -154,6 +176,9 @@ class Attention:
     clip: float | None = None
     alibi: Alibi | None = None
     gate: Literal["none", "full"] = "none"
+    value_norm: bool = False
+    values_are_keys: bool = False
+    shares: int | None = None
 
     @property
     def memory(self) -> KeyValues:
@@ -217,13 +242,16 @@ class LatentAttention:
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
-    `xielu` has learned numbers (Huang & Schlag 2024) and is never gated.
+    `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
+    at the value that so large a share of them would be below if they were distributed normally,
+    and lessened by it (Gemma 3n).
     """
 
     width: int
     act: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    sparsity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +267,7 @@ class Moe:
     `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
     gate). `shared` is a feed-forward part that all tokens go through; its result is added to the
     rounded sum of the chosen experts', with `shared_gate` times the sigmoid of a projection to one
-    number.
+    number. `expert_scales`: a learned factor of each expert's results.
     """
 
     experts: int
@@ -262,8 +290,27 @@ class Moe:
     wide_router: bool = False
     weighs_input: bool = False
     clamp: float | None = None
+    expert_scales: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndExperts:
+    """A dense part and a mixture that read the residual stream x, each through a norm of its own,
+    with a norm of each result before they are added (Gemma 4). The router reads x / rms(x) * weight
+    * `router_scale`.
+    """
+
+    dense: Mlp
+    experts: Moe
+    norm: Norm
+    router_scale: float
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's widest activation."""
+        return max(self.dense.width, self.experts.width)
 
 
 SingleMixer = Attention | LatentAttention | RecurrentMixer
@@ -299,6 +346,27 @@ def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
     return () if mixer is None else (mixer,)
 
 
+def shares(mixer: SingleMixer) -> bool:
+    """Whether a mixer reads the memory of another layer's and has none of its own."""
+    return isinstance(mixer, Attention) and mixer.shares is not None
+
+
+FeedForward = Mlp | Moe | DenseAndExperts
+"""What treats each token by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A vector v of `width` numbers for each token and layer (per-layer embeddings, Gemma 3n): v =
+    (sqrt(width) * table[id] + norm(W @ x / sqrt(dim))) / sqrt(2), where x is the scaled embedding
+    and the table has `vocab` rows.
+    """
+
+    width: int
+    vocab: int
+    norm: Norm
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
@@ -307,25 +375,57 @@ class Block:
     `pre` and `post` say whether these norms exist. In a `parallel` block the feed-forward part
     reads the x that the mixer has read, through a norm of its own (two_norms) or the mixer's
     (one_norm).
+
+    `input_act`: a third part adds norm(Wp @ (act(Wg @ x) * v)), where v is the layer's vector of
+    `Decoder.layer_inputs`. `scaled`: the layer's result is x times one learned number.
     """
 
     mixer: Mixer | None
-    mlp: Mlp | Moe | None
+    mlp: FeedForward | None
     norm: Norm
     pre: bool = True
     post: bool = False
     residual_scale: float = 1.0
     parallel: Literal["no", "two_norms", "one_norm"] = "no"
+    input_act: Activation | None = None
+    scaled: bool = False
 
     @property
     def has_mlp_pre(self) -> bool:
         """Whether the feed-forward part has a norm of its own before it."""
-        return self.pre and self.parallel != "one_norm"
+        is_apart = self.parallel == "one_norm" or isinstance(self.mlp, DenseAndExperts)
+        return self.pre and not is_apart
+
+    @property
+    def experts(self) -> Moe | None:
+        """The layer's mixture."""
+        mlp = self.mlp.experts if isinstance(self.mlp, DenseAndExperts) else self.mlp
+        return mlp if isinstance(mlp, Moe) else None
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:
-        """What the layer remembers, one entry for each of its mixers."""
-        return tuple(mixer.memory for mixer in single_mixers(self.mixer))
+        """What the layer remembers, one entry for each of its mixers but those that read what
+        another layer remembers.
+        """
+        return tuple(mixer.memory for mixer in single_mixers(self.mixer) if not shares(mixer))
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """`count` n residual streams (alternating updates, Baykal et al. 2023): a layer predicts all of
+    them, runs on number `active`, and corrects all by the outcome; what is predicted and corrected
+    depends on tanh(R @ norm(stream) / dim), n numbers. Its block has norms before and
+    after each part and an `input_act`, whose part reads the corrected active stream, times a
+    learned vector if `scaled`, and is added to all streams but the first.
+
+    The sum after the mixer also has `low_rank` r: h + norm(B @ A @ h) of the mixer's input h, and
+    is divided by sqrt(2) (learned augmented residual layer, Gemma 3n).
+    """
+
+    count: int
+    active: int
+    scaled: bool
+    low_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +436,8 @@ class Decoder:
     `position_offset` rows that no token uses. `embed_norm` normalises what enters the first block.
     `context` is the number of positions that the config declares, None where it declares none.
     Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
-    `leaf_scales` are factors of leaves of every layer, by the ends of their names.
+    `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
+    are what layers with an `input_act` read. `streams`: in place of one residual stream.
     """
 
     vocab: int
@@ -353,3 +454,5 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     leaf_scales: tuple[tuple[str, float], ...] = ()
+    layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None

@@ -62,6 +62,9 @@ class Batch:
     positions [P, T] int64 (P = 1); one entry of `groups` per KV group. Of every layer of the pool,
     which may have those of several models: `kv`, its memory (None: it has none), and
     `layer_groups`, its KV group. Tokens of a row are consecutive.
+
+    layer_inputs [T, L * P]: what the embedding stage makes for each layer, in models whose layers
+    have inputs of their own.
     """
 
     ids: Tensor | None
@@ -71,3 +74,4 @@ class Batch:
     kv: list[BlockMemory | None]
     layer_groups: Sequence[int]
     num_tokens: int
+    layer_inputs: Tensor | None = None

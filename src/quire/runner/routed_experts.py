@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import HiddenStates
-from quire.models.spec import Decoder, Moe
+from quire.models.spec import Decoder
 from quire.ops import GroupBatch
 from quire.params import SamplingParams
 from quire.runner.batch import StepInputs
@@ -32,7 +32,7 @@ class ExpertRecorder:
     """
 
     def __init__(self, spec: Decoder, rows: Rows, kv_cache: KVCache, device: Device) -> None:
-        mixtures = {i: b.mlp for i, b in enumerate(spec.blocks) if isinstance(b.mlp, Moe)}
+        mixtures = {i: b.experts for i, b in enumerate(spec.blocks) if b.experts is not None}
         self._shape = len(spec.blocks), max(m.top_k for m in mixtures.values())
         assert all(m.experts < 2**15 for m in mixtures.values()), "numbers of experts in 16 bits"
         self._layers = torch.tensor(list(mixtures), device=device.torch)

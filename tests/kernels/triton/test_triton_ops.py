@@ -31,7 +31,8 @@ FLOAT32 = {
 """Ops on logits, which are float32 in a model of any type."""
 
 WITHOUT_KERNEL = {
-    *("row_peaks", "scale_queries", "xielu"),
+    *("row_peaks", "scale_queries", "xielu", "multiply", "modulate", "sparse_gated"),
+    *("enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched"),
     *("heads_linear", "latent_store", "latent_attend"),
 }
 """Ops that torch serves beside Triton's kernels."""

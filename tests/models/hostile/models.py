@@ -22,6 +22,7 @@ from quire.models.rules import tensor_map
 from tests.models.hostile.dense import DENSE
 from tests.models.hostile.first import FIRST
 from tests.models.hostile.form import Hostile, Oracle
+from tests.models.hostile.gemma import GEMMA
 from tests.models.hostile.latent import LATENTS
 from tests.models.hostile.mixtures import MIXTURES
 from tests.models.hostile.state import STATE
@@ -29,7 +30,10 @@ from tests.models.hostile.state import STATE
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE
+BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron")
+"""Their norms multiply with 1 + weight."""
+
+HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE | GEMMA
 """Each of the tests takes all of them; those that are not `is_default` with `--full` only. For each
 kind of fact (kinds.py) there is one that is.
 """
@@ -108,7 +112,8 @@ def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
 
 def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Weights that transformers keeps as buffers."""
-    return [(n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
+    names = ("e_score_correction_bias", "layer_scalar")
+    return [(n, b) for n, b in model.named_buffers() if n.endswith(names)]
 
 
 def random_model(hostile: Hostile) -> torch.nn.Module:
@@ -157,7 +162,8 @@ def rename(folder: Path, architecture: str) -> None:
 
 def centre(hostile: Hostile, name: str) -> float:
     """The mean of a tensor: norms by 1 + weight are centred like all others."""
+    if name.endswith(("layer_scalar", "scale")):
+        return 1.0
     own = ".".join(name.split(".")[-3:-1])  # DBRX has its attention in a module of norms
     is_norm = ("norm" in own or "ln_" in own) and name.endswith("weight")
-    is_plain = "gemma" not in hostile.kind and hostile.kind != "nemotron"
-    return 1.0 if is_norm and is_plain else 0.0
+    return 1.0 if is_norm and hostile.kind not in BY_ONE_MORE else 0.0

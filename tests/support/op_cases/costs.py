@@ -69,6 +69,27 @@ def scale_gate(y: Tensor, gate: Tensor) -> Cost:
     return Cost(2 * nbytes(y) + nbytes(gate), y.numel() + 4 * gate.numel())
 
 
+def multiply(x: Tensor, factors: Tensor) -> Cost:
+    return Cost(2 * nbytes(x), x.numel())
+
+
+def modulate(x: Tensor, by: Tensor, act: str) -> Cost:
+    return Cost(3 * nbytes(x), 5 * x.numel())
+
+
+def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Cost:
+    return Cost(3 * nbytes(gate_up) // 2, 7 * gate_up.numel())
+
+
+def streams(x: Tensor, **other: Any) -> Cost:
+    """All streams are read and written; a share of each joins each."""
+    return Cost(2 * nbytes(x) + nbytes(*other.values()), 4 * x.numel())
+
+
+def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Cost:
+    return Cost(4 * nbytes(total), 6 * total.numel())
+
+
 def xielu(x: Tensor, numbers: Tensor) -> Cost:
     return Cost(2 * nbytes(x), 10 * x.numel())
 
@@ -126,9 +147,14 @@ def linear_total(
     return Cost(nbytes(parts) + parts[:, 0].numel() * dtype.itemsize, parts.numel())
 
 
-def route(logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None) -> Cost:
+def route(
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+) -> Cost:
     chosen = 8 * len(logits) * args.top_k
-    return Cost(nbytes(logits, select_bias) + chosen, 4 * logits.numel())
+    return Cost(nbytes(logits, select_bias, expert_scales) + chosen, 4 * logits.numel())
 
 
 def moe(x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs) -> Cost:
@@ -165,6 +191,10 @@ def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Cost:
 
 def rope_store(qkv: Tensor, kv: LayerKV, slots: Tensor, **_: Any) -> Cost:
     return Cost(2 * nbytes(qkv) + 2 * nbytes(slots), 6 * qkv.numel())
+
+
+def rope_queries(q: Tensor, **_: Any) -> Cost:
+    return Cost(2 * nbytes(q), 6 * q.numel())
 
 
 def attend(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> Cost:
@@ -299,9 +329,12 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
+    **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched)},
+    **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
+    "add_to_streams": streams,
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total)},
-    **{f.__name__: f for f in (zero_kv, rope_store, scale_queries, attend)},
+    **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, scale_queries, attend)},
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},

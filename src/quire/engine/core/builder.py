@@ -24,7 +24,6 @@ from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.models.loading.weights import LoadFormat
-from quire.models.spec import Moe
 from quire.runner.sampling import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.scheduler import Scheduler
@@ -125,7 +124,7 @@ def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
             "Use LLM, AsyncLLM or quire serve, which start them.",
         )  # fmt: skip
     blocks = read_spec(plan.hf_config).blocks
-    layers = [block.mlp for block in blocks if isinstance(block.mlp, Moe)]
+    layers = [block.experts for block in blocks if block.experts is not None]
     return ExpertExchange(
         group,
         num_experts=layers[0].experts,

@@ -22,7 +22,7 @@ KV_OPS = (
     *("allocate_kv", "allocate_shared_kv"),
     *("export_kv", "import_kv", "copy_kv", "zero_kv"),
 )
-ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
+ATTENTION_OPS = ("rope_store", "rope_queries", "plan_attention", "attend")
 LINEAR_OPS = (
     *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
     *("linear_partial", "linear_total", "pack_experts", "moe"),

@@ -21,7 +21,10 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "norm": {"x": 0},
         "add": {"x": 0, "delta": 0},
         "add_norm": {"x": 0, "delta": 0},
+        "multiply": {"x": 0},
         "scale_gate": {"y": 0, "gate": 0},
+        "modulate": {"x": 0, "by": 0},
+        "sparse_gated": {"gate_up": 0},
         "xielu": {"x": 0},
         "linear": {"x": 0},
         "hidden": {"x": 0},
@@ -29,6 +32,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "moe": {"x": 0, "chosen": 0, "weights": 0},
         "logits": {"x": 0},
         "rope_store": {"qkv": 0, "slots": 0, "positions": 1},
+        "rope_queries": {"q": 0, "positions": 1},
         "scale_queries": {"q": 0, "positions": 1},
         "attend": {"q": 0},
         "heads_linear": {"x": 0},
@@ -39,6 +43,11 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "mamba2_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0},
         "gated_delta": {"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
         "gated_norm": {"y": 0, "gate": 0},
+        "enter_streams": {"x": 0, "others": 0},
+        "predict_streams": {"x": 0, "routed": 0},
+        "correct_streams": {"x": 0, "activated": 0, "routed": 0},
+        "add_to_streams": {"x": 0, "delta": 0},
+        "add_matched": {"total": 0, "y": 0, "like": 0},
     }
 )
 """Op of a forward pass -> its arguments that have a row per token, and which axis T is."""

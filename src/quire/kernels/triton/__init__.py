@@ -90,6 +90,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "copy_kv": copy_kv.definition,
         "zero_kv": zero_kv.definition,
         "rope_store": rope_store.rope_store,
+        "rope_queries": rope_store.rope_queries,
         "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
         "attend": attend.attend,
         "short_conv": state.short_conv,

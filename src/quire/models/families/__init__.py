@@ -41,6 +41,8 @@ _HOMES = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2.GEMMA2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma4ForCausalLM": "gemma4",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm.GLM4",
     "Glm4MoeForCausalLM": "glm4_moe",

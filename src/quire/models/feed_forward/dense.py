@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from torch import Tensor
 
@@ -42,9 +43,31 @@ class XieluFeedForward:
         return self.down(self.ops.xielu(self.ops.linear(h, self.up), self.numbers))
 
 
+@dataclass(frozen=True, slots=True)
+class SparseFeedForward:
+    """A gated feed-forward part that cuts its gates at their mean plus so many standard deviations,
+    see `ops.sparse_gated`.
+    """
+
+    ops: Ops
+    up: LinearWeight
+    down: Projection
+    act: str
+    deviations: float
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        ops = self.ops
+        return self.down(ops.sparse_gated(ops.linear(h, self.up), self.act, self.deviations))
+
+
 def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
     """Build the part whose leaves' names begin with `at`, in their order."""
     up = make.linear(at + "up", *[at + part for part in inputs_of(m)])
+    if m.sparsity:
+        assert m.gated and m.sparsity < 1.0, "a share of gates"
+        down, deviations = make.row_linear(at + "down", m.width), NormalDist().inv_cdf(m.sparsity)
+        return SparseFeedForward(make.ops, up, down, m.act, deviations)
     if m.act != "xielu":
         return DenseFeedForward(make.ops, up, make.row_linear(at + "down", m.width), m.act, m.gated)
     numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])

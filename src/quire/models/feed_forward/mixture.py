@@ -15,8 +15,8 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.models.feed_forward.dense import inputs_of, make_dense
 from quire.models.layers import FeedForward, Projection
 from quire.models.maker import Maker
-from quire.models.spec import Moe
-from quire.ops import ExpertWeights, LinearWeight, MoeArgs, Ops, RouteArgs
+from quire.models.spec import DenseAndExperts, Moe
+from quire.ops import ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
 from quire.ops.moe import grouped_mixture
 
 ChosenExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -31,10 +31,13 @@ class Router:
     logits: Projection
     args: RouteArgs
     select_bias: Tensor | None
+    expert_scales: Tensor | None
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """h [T, C] -> chosen experts [T, k] int32, and their weights [T, k] fp32."""
-        chosen, weights = self.ops.route(self.logits(h), self.args, self.select_bias)
+        chosen, weights = self.ops.route(
+            self.logits(h), self.args, self.select_bias, self.expert_scales
+        )
         return chosen, weights
 
 
@@ -93,6 +96,31 @@ class GatedFeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseAndMixture:
+    """A dense part and a mixture of the same residual stream, each between norms of its own; the
+    router reads the stream through a third.
+    """
+
+    ops: Ops
+    dense_pre: NormWeight
+    dense: FeedForward
+    dense_post: NormWeight
+    router_norm: NormWeight
+    experts_pre: NormWeight
+    mixture: MixtureOfExperts
+    experts_post: NormWeight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, C] -> [T, C]."""
+        ops, mixture = self.ops, self.mixture
+        dense = ops.norm(self.dense(ops.norm(x, self.dense_pre)), self.dense_post)
+        choice = mixture.router(ops.norm(x, self.router_norm))
+        routed = mixture.experts(ops.norm(x, self.experts_pre), *choice)
+        total: Tensor = ops.add(dense, ops.norm(routed, self.experts_post))
+        return total
+
+
+@dataclass(frozen=True, slots=True)
 class DistributedExperts:
     """Experts that are distributed over cores: `exchange` sends each token to its chosen experts on
     any core (distributed/expert_exchange.py).
@@ -135,13 +163,30 @@ class MixtureMaker:
         if spread is not None:
             spread.forget_layers()
 
+    def beside_dense(self, at: str, m: DenseAndExperts) -> FeedForward:
+        """Build a mixture and the dense part next to it, whose leaves' names begin with `at`."""
+        make = self._make
+        return DenseAndMixture(  # evaluated in this order, which is the order of the leaves
+            make.ops,
+            dense_pre=make.norm(at + "dense_pre", m.norm),
+            dense=make_dense(make, at + "dense.", m.dense),
+            dense_post=make.norm(at + "dense_post", m.norm),
+            router_norm=make.norm(at + "router_norm", m.norm),
+            experts_pre=make.norm(at + "experts_pre", m.norm),
+            mixture=self._routed(at, m.experts),
+            experts_post=make.norm(at + "experts_post", m.norm),
+        )
+
+    def _routed(self, at: str, m: Moe) -> MixtureOfExperts:
+        router: Router | RecordedRouter = _router(self._make, at, m)
+        if isinstance(router, Router) and self._choices is not None:
+            router = RecordedRouter(router, self._choices)
+        return MixtureOfExperts(router, self._chosen_experts(at, m))
+
     def mixture(self, at: str, m: Moe) -> FeedForward:
         """Build the part whose leaves' names begin with `at`, in their order."""
         make = self._make
-        router: Router | RecordedRouter = _router(make, at, m)
-        if isinstance(router, Router) and self._choices is not None:
-            router = RecordedRouter(router, self._choices)
-        routed = MixtureOfExperts(router, self._chosen_experts(at, m))
+        routed = self._routed(at, m)
         if m.shared is None:
             return routed
         shared: FeedForward = make_dense(make, at + "shared.", m.shared)
@@ -196,6 +241,7 @@ def _router(make: Maker, at: str, m: Moe) -> Router:
             jitter=m.jitter,
         ),
         make.tensor(at + "select_bias", torch.float32) if m.select_bias else None,
+        make.tensor(at + "expert_scales", torch.float32) if m.expert_scales else None,
     )
 
 

@@ -125,7 +125,11 @@ def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[Stor
     if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
         stored = [_without_prefix(s, family.prefix) for s in stored]
     expected, depth = {s.name: s.shape for s in stored}, len(decoder.blocks)
-    found = {n: e.shape for n, e in files.entries.items() if not family.ignores(n, depth)}
+    found = {
+        n: e.shape
+        for n, e in files.entries.items()
+        if n in expected or not family.ignores(n, depth)
+    }
     if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
         logger.info(
             "Not loaded: layers that predict further tokens, which are not run (%s).",

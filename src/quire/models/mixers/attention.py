@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.models.alibi import alibi_slopes
 from quire.models.layers import Projection
 from quire.models.maker import Maker
+from quire.models.parameters import projections_of
 from quire.models.rotary_tables import query_factors
 from quire.models.spec import Alibi, Attention, Temperature
 from quire.ops import (
@@ -37,6 +38,7 @@ class AttentionLayer:
     head_dim: int
     rotary: RotaryTable | None
     qk_norm: QKNorm | None
+    qkv_norm: NormWeight | None
     clip: float | None
     args: AttentionArgs
     gate: LinearWeight | None
@@ -45,8 +47,11 @@ class AttentionLayer:
     def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
         """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
         ops = self.ops
+        qkv = ops.linear(h, self.qkv)
+        if self.qkv_norm is not None:
+            qkv = ops.norm(qkv.unflatten(1, (-1, self.head_dim)), self.qkv_norm).flatten(1)
         q = ops.rope_store(
-            ops.linear(h, self.qkv),
+            qkv,
             kv,
             group.slots,
             positions,
@@ -63,15 +68,50 @@ class AttentionLayer:
         return self.out(attended)
 
 
-def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer:
+@dataclass(frozen=True, slots=True)
+class SharedAttentionLayer:
+    """Attention over the keys and values of another layer, whose memory it is called with."""
+
+    ops: Ops
+    queries: LinearWeight
+    out: Projection
+    heads: int
+    head_dim: int
+    rotary: RotaryTable | None
+    q_norm: NormWeight | None
+    args: AttentionArgs
+
+    def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
+        """h [T, C] -> [T, C]; the other layer has written this step's K/V."""
+        ops = self.ops
+        q = ops.rope_queries(
+            ops.linear(h, self.queries),
+            positions,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            rotary=self.rotary,
+            q_norm=self.q_norm,
+        )
+        return self.out(ops.attend(q, kv, group.plan, self.args))
+
+
+def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | SharedAttentionLayer:
     """Build the mixer whose leaves' names begin with `at`, in their order."""
-    qkv = make.linear(at + "qkv", at + "q", at + "k", at + "v")
-    qk_norm = _qk_norm(make, at, a)
+    if a.shares is not None:
+        return _shared(make, at, a)
+    qkv = make.linear(
+        at + "qkv",
+        *(at + part for part in projections_of(a)),
+        repeated=a.kv_heads * a.head_dim if a.values_are_keys else 0,
+    )
+    qk_norm = None if a.value_norm else _qk_norm(make, at, a)
+    qkv_norm = _qkv_norm(make, at, a) if a.value_norm else None
     gate = make.linear(at + "gate", at + "gate") if a.gate == "full" else None
     return AttentionLayer(
         ops=make.ops,
         qkv=qkv,
         qk_norm=qk_norm,
+        qkv_norm=qkv_norm,
         gate=gate,
         out=make.row_linear(at + "o", a.heads),
         heads=a.heads,
@@ -79,14 +119,33 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer:
         head_dim=a.head_dim,
         rotary=make.rotary(a.rope),
         clip=a.clip,
-        args=AttentionArgs(
-            scale=a.scale,
-            softcap=a.softcap,
-            window=a.window,
-            sinks=make.tensor(at + "sinks") if a.sinks else None,
-            alibi=None if a.alibi is None else _slopes(make, a.alibi, a.heads),
-        ),
+        args=_args(make, at, a),
         temper=_temper(make, a.temperature),
+    )
+
+
+def _shared(make: Maker, at: str, a: Attention) -> SharedAttentionLayer:
+    kinds = (a.qk_norm_over, a.qk_norm_after_rope, a.clip, a.temperature, a.gate)
+    assert kinds == ("head", False, None, None, "none"), "queries by themselves have no other form"
+    return SharedAttentionLayer(
+        ops=make.ops,
+        queries=make.linear(at + "q", at + "q"),
+        q_norm=None if a.qk_norm is None else make.norm(at + "q_norm", a.qk_norm),
+        out=make.row_linear(at + "o", a.heads),
+        heads=a.heads,
+        head_dim=a.head_dim,
+        rotary=make.rotary(a.rope),
+        args=_args(make, at, a),
+    )
+
+
+def _args(make: Maker, at: str, a: Attention) -> AttentionArgs:
+    return AttentionArgs(
+        scale=a.scale,
+        softcap=a.softcap,
+        window=a.window,
+        sinks=make.tensor(at + "sinks") if a.sinks else None,
+        alibi=None if a.alibi is None else _slopes(make, a.alibi, a.heads),
     )
 
 
@@ -99,6 +158,18 @@ def _qk_norm(make: Maker, at: str, a: Attention) -> QKNorm | None:
     else:
         q, k = (make.norm(at + part, a.qk_norm) for part in ("q_norm", "k_norm"))
     return QKNorm(q, k, over=a.qk_norm_over, after_rope=a.qk_norm_after_rope)
+
+
+def _qkv_norm(make: Maker, at: str, a: Attention) -> NormWeight:
+    """One norm of all heads of queries, keys and values, these with a weight of 1."""
+    n = a.qk_norm
+    assert n is not None and n.kind == "rms_late_cast" and not n.bias and a.clip is None
+    assert a.qk_norm_over == "head" and not a.qk_norm_after_rope, "a weight for a head"
+    q, k = (make.weights.tensor(f"{at}{part}_norm.weight") for part in "qk")
+    rows = ((q, a.heads), (k, a.kv_heads), (make.ones(a.head_dim), a.kv_heads))
+    weight = torch.cat([row.expand(heads, -1) for row, heads in rows])
+    make.keep(at + "qkv_norm.weight", weight)
+    return NormWeight(n.kind, n.eps, weight)
 
 
 def _slopes(make: Maker, alibi: Alibi, heads: int) -> Tensor:
