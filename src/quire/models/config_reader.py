@@ -73,6 +73,28 @@ _IRRELEVANT_BY_REASON = {
 IRRELEVANT = frozenset(key for keys in _IRRELEVANT_BY_REASON.values() for key in keys.split())
 """Keys that say nothing about the computation, whatever their value."""
 
+_OF_OTHER_PARTS = frozenset(
+    [
+        "vision_config",
+        "audio_config",
+        "image_token_id",
+        "image_token_index",
+        "video_token_id",
+        "audio_token_id",
+        "boi_token_id",
+        "boi_token_index",
+        "eoi_token_id",
+        "eoi_token_index",
+        "boa_token_id",
+        "eoa_token_id",
+        "eoa_token_index",
+        "mm_tokens_per_image",
+        "vision_soft_tokens_per_image",
+        "audio_soft_tokens_per_image",
+    ]
+)
+"""Keys of a model that also takes pictures or sound, next to its `text_config`."""
+
 # Keys at which only one value is implemented in any family: the one that changes nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
@@ -99,8 +121,8 @@ _REQUIRED: Any = object()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a model folder. Raises ModelNotFound when it is missing, LoadError
-    when it is no JSON object.
+    """The parsed config.json of a model folder, of a model that also takes pictures or sound what
+    is about text. Raises ModelNotFound when it is missing, LoadError when it is no JSON object.
     """
     path = folder / "config.json"
     if not has_file(path):
@@ -115,7 +137,19 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} has a value that is no plain data: a number of more than 64 bits, half a "
             f"character, or too deep a nesting ({error})."
         ) from error
-    return config
+    return text_part(config)
+
+
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """`config`, or where it consists of configs of several parts (`text_config` and others) that of
+    text, with what stands next to it. Keys about other parts are left out.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {k: v for k, v in config.items() if k not in _OF_OTHER_PARTS and v is not None}
+    del outer["text_config"]
+    return {**text, **outer}
 
 
 def unsupported(

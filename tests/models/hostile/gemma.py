@@ -42,6 +42,7 @@ GEMMA = {
             "use_double_wide_mlp": True,
             "attention_bias": True,
         },
+        part_of="Gemma4ForConditionalGeneration",
         is_default=True,
     ),
     "gemma4-experts": Hostile(
@@ -89,5 +90,6 @@ GEMMA = {
             "altup_correct_scale": False,
             "final_logit_softcapping": 2.0,
         },
+        part_of="Gemma3nForConditionalGeneration",
     ),
 }

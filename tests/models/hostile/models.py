@@ -30,6 +30,8 @@ from tests.models.hostile.state import STATE
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
+TEXT = "text"
+"""The folder of a text part by itself."""
 BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron")
 """Their norms multiply with 1 + weight."""
 
@@ -85,6 +87,8 @@ def write(hostile: Hostile, folder: Path) -> None:
         write_random(hostile, folder)
         return
     random_model(hostile).save_pretrained(folder)
+    if hostile.part_of is not None:
+        write_as_part(hostile.part_of, folder)
     if hostile.architecture is not None:
         rename(folder, hostile.architecture)
 
@@ -106,7 +110,9 @@ def oracle(hostile: Hostile, folder: Path) -> Oracle:
 def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
     """The checkpoint as transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=hostile.attention
+        folder if hostile.part_of is None else folder / TEXT,
+        dtype=torch.float32,
+        attn_implementation=hostile.attention,
     ).eval()
 
 
@@ -143,7 +149,9 @@ def write_random(hostile: Hostile, folder: Path) -> None:
 
 def config_of(hostile: Hostile) -> dict[str, Any]:
     """A config.json with just these keys."""
-    name = hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
+    name = (
+        hostile.part_of or hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
+    )
     return {"model_type": hostile.kind, "architectures": [name], **keys_of(hostile)}
 
 
@@ -151,6 +159,21 @@ def keys_of(hostile: Hostile) -> dict[str, Any]:
     """The keys of config.json; None takes one of the base away."""
     keys = {k: v for k, v in {**hostile.base, **hostile.keys}.items() if v is not None}
     return keys | dict.fromkeys(hostile.nulls)
+
+
+def write_as_part(architecture: str, folder: Path) -> None:
+    """Move the checkpoint to a folder of its own, and store it as the text part of a whole."""
+    files = list(folder.iterdir())
+    (folder / TEXT).mkdir()
+    for file in files:
+        file.rename(folder / TEXT / file.name)
+    config = json.loads((folder / TEXT / "config.json").read_text())
+    whole = {"architectures": [architecture], "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(whole | {"text_config": config}))
+    text = load_file(folder / TEXT / "model.safetensors")
+    tensors = {n.replace("model.", "model.language_model.", 1): t for n, t in text.items()}
+    tensors["model.vision_tower.layers.0.weight"] = torch.ones(3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def rename(folder: Path, architecture: str) -> None:

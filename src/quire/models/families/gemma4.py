@@ -31,7 +31,7 @@ from quire.models.families.llama import (
     with_windows,
 )
 from quire.models.rope_config import SCALINGS, rope_from
-from quire.models.rules import Family, rule
+from quire.models.rules import Family, rule, text_of
 from quire.models.spec import (
     Block,
     Decoder,
@@ -192,3 +192,4 @@ def _feeds(c: ConfigReader, norm: Norm, shared: int) -> list[FeedForward]:
 
 
 FAMILY = Family(("Gemma4ForCausalLM",), _describe, _RULES, ignored=UNUSED_TENSORS)
+CONDITIONAL = text_of(FAMILY, "Gemma4ForConditionalGeneration")
