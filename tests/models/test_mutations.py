@@ -67,7 +67,7 @@ OTHER = {
     },
     "qk_norm_over": {"head": "full", "full": "head", "per_head": "head"},
     "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
-    "gate": {"none": "full", "full": "none"},
+    "gate": {"none": "full", "full": "per_head", "per_head": "full"},
 }
 FIXED_EPS = ("olmo", "opt", "dbrx")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
@@ -90,6 +90,8 @@ WHERE_NONE = {
     "qk_norm": Norm(),
     "clamp": 0.5,
     "clip": 0.3,
+    "bound": 0.3,
+    "value_dim": 20,
     "alibi": Alibi(),
     "embed_norm": Norm(),
     "logit_softcap": 1.0,

@@ -390,6 +390,9 @@ BUGS = {
     "streams without a common size": {"enter_streams": lambda x, others: torch.cat((x, others), 1)},
     "share of the first stream": wrong_arguments("correct_streams", active=0),
     "matrix of streams transposed": {"predict_streams": transposed_matrix},
+    "bound forgotten": wrong_arguments("bounded_gated", bound=1e9),
+    "moe bound forgotten": wrong_args("moe", bound=None),
+    "gate of the first head": {"scale_heads": lambda y, gate: PLAIN.scale_gate(y, gate[:, :1])},
     "first stream changed": {
         "add_to_streams": lambda x, delta: x + delta.repeat(1, x.shape[1] // 7)
     },

@@ -104,6 +104,13 @@ def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
 
 
+def _scale_heads(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+    opened = stored(sigmoid(exact(gate)))
+    width = y.shape[1] // gate.shape[1]
+    each = Approx(np.repeat(opened.value, width, 1), np.repeat(opened.error, width, 1))
+    return {"0": stored(exact(y) * each)}
+
+
 def _scale_queries(
     stored: Stored, q: Tensor, positions: Tensor, factors: Tensor
 ) -> dict[str, Approx]:
@@ -192,6 +199,17 @@ def _linear(
 
 def _modulate(stored: Stored, x: Tensor, by: Tensor, act: str) -> dict[str, Approx]:
     return {"0": stored(stored(_activation(exact(x), act)) * exact(by))}
+
+
+def _bounded(stored: Stored, h: Approx, act: str, bound: float) -> Approx:
+    half = h.value.shape[1] // 2
+    gate = stored(_activation(h[:, :half], act))
+    gate = Approx(np.minimum(gate.value, bound), gate.error)
+    return stored(gate * Approx(np.clip(h.value[:, half:], -bound, bound), h.error[:, half:]))
+
+
+def _bounded_gated(stored: Stored, gate_up: Tensor, act: str, bound: float) -> dict[str, Approx]:
+    return {"0": stored(_bounded(stored, exact(gate_up), act, bound))}
 
 
 def _sparse_gated(
@@ -326,6 +344,8 @@ def _expert(
     h = _product(stored, x, up)
     if args.clamp is not None:
         return _product(stored, _gated_with_limit(stored, h, args.clamp), down)
+    if args.bound is not None:
+        return _product(stored, _bounded(stored, h, args.act, args.bound), down)
     h = _gated(stored, h, args.act) if args.gated else stored(_activation(h, args.act))
     return _product(stored, h, down)
 
@@ -582,6 +602,8 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "scale_gate": _scale_gate,
     "modulate": _modulate,
     "sparse_gated": _sparse_gated,
+    "bounded_gated": _bounded_gated,
+    "scale_heads": _scale_heads,
     "xielu": _xielu,
     "linear": _linear,
     "hidden": _hidden,

@@ -29,6 +29,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.add_norm,
         op_oracle_rows.multiply,
         op_oracle_rows.scale_gate,
+        op_oracle_rows.scale_heads,
         op_oracle_rows.modulate,
         op_oracle_rows.scale_queries,
         op_oracle_rows.xielu,

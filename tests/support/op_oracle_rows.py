@@ -86,6 +86,12 @@ def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
 
 
+def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
+    """Each head times the sigmoid of its gate."""
+    opened = np.vectorize(_sigmoid, otypes=[float])(to_array(gate))
+    return to_tensor(to_array(y) * np.repeat(opened, y.shape[1] // gate.shape[1], axis=1))
+
+
 def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
     """Each token's queries times the factor of its position."""
     found = [to_array(factors)[p] * to_array(q)[t] for t, p in enumerate(positions[0].tolist())]
@@ -293,6 +299,13 @@ def _limited(h: Array, limit: float) -> Array:
     return np.array([(u + 1) * g * _sigmoid(1.702 * g) for g, u in zip(gate, up, strict=True)])
 
 
+def bounded(h: Array, act: str, bound: float) -> Array:
+    """act(gate) up to the bound, times up within it."""
+    width, f = len(h) // 2, _ACTIVATIONS[act]
+    pairs = zip(h[:width], h[width:], strict=True)
+    return np.array([min(f(g), bound) * min(max(u, -bound), bound) for g, u in pairs])
+
+
 def _softmax(x: Sequence[float]) -> list[float]:
     top = max(x)
     powers = [math.exp(value - top) for value in x]
@@ -374,6 +387,8 @@ def moe(
             h = up(row * w if args.weighs_input else row)
             if args.clamp is not None:
                 h = _limited(h, args.clamp)
+            elif args.bound is not None:
+                h = bounded(h, args.act, args.bound)
             else:
                 h = _hidden(h, args.act, args.gated)
             total = total + (1 if args.weighs_input else w) * down(h)

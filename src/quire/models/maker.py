@@ -98,24 +98,29 @@ class Maker:
         return NormWeight(n.kind, n.eps * divisor**2, weight, bias)
 
     def linear(
-        self, name: str, *leaves: str, role: Role = "projection", repeated: int = 0
+        self,
+        name: str,
+        *leaves: str,
+        role: Role = "projection",
+        change: Callable[[Tensor], Tensor] | None = None,
     ) -> LinearWeight:
-        """A projection of several leaves, one above the other; the last `repeated` outputs twice.
-        """
+        """A projection of several leaves, one above the other; weight and bias after `change`."""
         weight, bias = self.weights.linear(*leaves)
-        if repeated:
-            weight = torch.cat((weight, weight[-repeated:]))
-            bias = None if bias is None else torch.cat((bias, bias[-repeated:]))
+        if change is not None:
+            weight, bias = change(weight), None if bias is None else change(bias)
         packed = self.ops.pack_linear(weight, bias, self.format_of(role))
         self.keep(name, packed)
         return packed
 
-    def row_linear(self, name: str, units: int) -> Projection:
+    def row_linear(
+        self, name: str, units: int, change: Callable[[Tensor], Tensor] | None = None
+    ) -> Projection:
         """A projection whose inputs workers may share, cut between `units` (heads, or the width),
-        of which this worker has so many.
+        of which this worker has so many; its weight after `change`.
         """
         stored_as, group = self.format_of("projection"), self.group
         weight, bias = self.weights.linear(name)
+        weight = weight if change is None else change(weight)
         segments, peaks = self.segments(units, weight.shape[1], stored_as), None
         if group is not None and stored_as is not None:
             peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)

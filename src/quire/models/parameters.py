@@ -207,15 +207,17 @@ def _feed_forward(at: str, m: FeedForward, dim: int) -> Iterator[Parameter]:
 
 def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
     heads_of = {"q": a.heads, "k": a.kv_heads, "v": a.kv_heads}
+    value_dim = a.head_dim if a.value_dim is None else a.value_dim
     for part in projections_of(a):
-        heads = heads_of[part]
-        yield from _linear(at + part, heads * a.head_dim, dim, "column", a.qkv_bias, heads)
+        heads, width = heads_of[part], value_dim if part == "v" else a.head_dim
+        yield from _linear(at + part, heads * width, dim, "column", a.qkv_bias, heads)
     if a.qk_norm is not None:
         for part in "q" if a.shares is not None else "qk":
             yield from _qk_norm(f"{at}{part}_norm", a, a.qk_norm, heads_of[part])
-    if a.gate == "full":
-        yield from _linear(at + "gate", a.heads * a.head_dim, dim, "column", False, a.heads)
-    yield from _linear(at + "o", dim, a.heads * a.head_dim, "row", a.o_bias)
+    if a.gate != "none":
+        width = a.heads if a.gate == "per_head" else a.heads * a.head_dim
+        yield from _linear(at + "gate", width, dim, "column", False, a.heads)
+    yield from _linear(at + "o", dim, a.heads * value_dim, "row", a.o_bias)
     if a.sinks:
         yield Parameter(at + "sinks", (a.heads,), "column", "sink")
 

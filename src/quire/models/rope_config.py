@@ -58,10 +58,15 @@ def read_rope(
 
 
 def read_ropes(
-    c: ConfigReader, head_dim: int, defaults: dict[str, float], *, context: int
+    c: ConfigReader,
+    head_dim: int,
+    defaults: dict[str, float],
+    *,
+    context: int,
+    partial: float = 1.0,
 ) -> dict[str, Rope]:
-    """One rope per layer type; `defaults` gives each type's base. Old files scale only
-    `full_attention`.
+    """One rope per layer type; `defaults` gives each type's base, `partial` is the family's default
+    share of a head. Old files scale only `full_attention`.
     """
     section = c.section("rope_parameters")
     scaling = c.section("rope_scaling")
@@ -71,7 +76,7 @@ def read_ropes(
         sections = {kind: section.section(kind) for kind in defaults}
         section.finish()
     return {
-        kind: rope_from(sections.get(kind), head_dim, theta, 1.0, context, SCALINGS, None)
+        kind: rope_from(sections.get(kind), head_dim, theta, partial, context, SCALINGS, None)
         for kind, theta in defaults.items()
     }
 

@@ -63,6 +63,8 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
         _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
     if mlp.sparsity:
         _refuse(layer, "cuts gates by the mean of those of all workers")
+    if isinstance(attn, Attention) and attn.value_dim is not None:
+        _refuse(layer, "has values that are shorter than its keys")
     if block.input_act is not None or shares(attn):
         _refuse(layer, "has inputs of its own, or keys and values of another layer")
     if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":

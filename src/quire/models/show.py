@@ -221,6 +221,8 @@ def _attention(a: Attention) -> Iterator[str]:
     else:
         heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
         yield f"q, k, v = W @ h{bias}    # {heads}{'; v = k' if a.values_are_keys else ''}"
+        if a.value_dim is not None:
+            yield f"v = v, zeros    # {a.value_dim} values, kept as {a.head_dim}"
     if a.clip is not None:
         yield f"q, k, v = clamp(q, k, v)    # to +-{a.clip:g}"
     normed = [] if a.qk_norm is None else [_qk_norm(a, a.qk_norm)]
@@ -242,7 +244,8 @@ def _attention(a: Attention) -> Iterator[str]:
     seen = seen if a.chunk is None else f"the tokens of its chunk of {a.chunk}"
     sinks = " and one sink per head" if a.sinks else ""
     values = "(softmax(s) @ v)" if a.gate == "none" else "(sigmoid(Wg @ h) * (softmax(s) @ v))"
-    yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}"
+    gates = ", one gate for each head" if a.gate == "per_head" else ""
+    yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}{gates}"
 
 
 def _qk_norm(a: Attention, n: Norm) -> str:
@@ -260,7 +263,8 @@ def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     bias = " + bias" if m.bias else ""
     gate = f"Wg @ {x}" if not m.sparsity else f"sparse(Wg @ {x}, {m.sparsity:g})"
     inner = f"{m.act}({gate}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
-    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}"
+    bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
+    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}{bound}"
 
 
 def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
@@ -278,7 +282,8 @@ def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
         inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x})"
     weight = "" if m.weighs_input else "w[e] * "
     also = "" if m.shared is None else " + shared"
-    yield f"h = sum of {weight}Wd[e] @ ({inner}){also}    # width {m.width:,}"
+    bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
+    yield f"h = sum of {weight}Wd[e] @ ({inner}){also}    # width {m.width:,}{bound}"
 
 
 def _choice(m: Moe, x: str) -> str:

@@ -144,15 +144,16 @@ class Temperature:
 class Attention:
     """Causal softmax attention with H query heads over K key/value heads of D values.
 
-    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `chunk`:
-    it sees the tokens since the last position that is a multiple of `chunk`. `softcap` c
-    bounds scores as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the
-    softmax and has no value. `clip` bounds queries, keys and values as they are projected.
-    `qk_norm` normalises queries and keys before or after rotation: over each head with one weight
-    for all of them (head) or one for each (per_head), or over the full width. `value_norm`
-    normalises each head's values as its keys, without a weight. `values_are_keys`: values are the keys as they
-    are projected. `gate` full: the attended values are multiplied by sigmoid(Wg @ h) before the
-    output projection.
+    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `chunk`: it
+    sees the tokens since the last position that is a multiple of `chunk`. `softcap` c bounds scores
+    as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the softmax and
+    has no value. `clip` bounds queries, keys and values as they are projected. `qk_norm` normalises
+    queries and keys before or after rotation: over each head with one weight for all of them (head)
+    or one for each (per_head), or over the full width. `value_norm` normalises each head's values
+    as its keys, without a weight. `values_are_keys`: values are the keys as they are projected.
+    `value_dim`: values have fewer numbers than keys, and are kept with zeros after them. `gate`
+    full: the attended values are multiplied by sigmoid(Wg @ h) before the output projection;
+    per_head: each head with one number.
 
     `shares` is the layer whose keys and values this one reads, in place of its own; it must be an
     earlier one with heads and a window like these.
@@ -175,9 +176,10 @@ class Attention:
     temperature: Temperature | None = None
     clip: float | None = None
     alibi: Alibi | None = None
-    gate: Literal["none", "full"] = "none"
+    gate: Literal["none", "full", "per_head"] = "none"
     value_norm: bool = False
     values_are_keys: bool = False
+    value_dim: int | None = None
     shares: int | None = None
 
     @property
@@ -243,8 +245,9 @@ class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
     `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
-    at the value that so large a share of them would be below if they were distributed normally,
-    and lessened by it (Gemma 3n).
+    at the value that so large a share of them would be below if they were distributed normally, and
+    lessened by it (Gemma 3n). `bound`: act(gate) is at most so large, up(x) within its bounds on
+    both sides (Step-3.5).
     """
 
     width: int
@@ -252,6 +255,7 @@ class Mlp:
     gated: bool = True
     bias: bool = False
     sparsity: float = 0.0
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +269,9 @@ class Moe:
     inputs, not their results.
 
     `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
-    gate). `shared` is a feed-forward part that all tokens go through; its result is added to the
-    rounded sum of the chosen experts', with `shared_gate` times the sigmoid of a projection to one
-    number. `expert_scales`: a learned factor of each expert's results.
+    gate). `bound` is that of `Mlp`. `shared` is a feed-forward part that all tokens go through; its
+    result is added to the rounded sum of the chosen experts', with `shared_gate` times the sigmoid
+    of a projection to one number. `expert_scales`: a learned factor of each expert's results.
     """
 
     experts: int
@@ -290,6 +294,7 @@ class Moe:
     wide_router: bool = False
     weighs_input: bool = False
     clamp: float | None = None
+    bound: float | None = None
     expert_scales: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False

@@ -47,6 +47,15 @@ def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
     return up.add_(1).mul_(gate * (gate * 1.702).sigmoid_())
 
 
+@op(is_invariant=True, only_for="bounded activations")
+def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
+    """`gated` with act(gate) at most `bound` and up within +-bound: gate_up [*, 2F] -> [*, F]
+    (Step-3.5).
+    """
+    gate, up = gate_up.chunk(2, -1)
+    return ACTIVATIONS[act](gate).clamp_(max=bound).mul_(up.clamp(-bound, bound))
+
+
 @op(is_invariant=True, only_for="sparse activations")
 def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
     """`gated` for gates [T, F] that are cut at their mean plus so many standard deviations, and
@@ -86,6 +95,13 @@ def xielu(x: Tensor, numbers: Tensor) -> Tensor:
 def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
     """act(x) * by, both [T, F] of one dtype -> [T, F]; `act` is a name in `ACTIVATIONS`."""
     return ACTIVATIONS[act](x) * by
+
+
+@op(is_invariant=True, only_for="gates of heads")
+def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
+    """y [T, H*D] with each head times sigmoid of its gate [T, H] -> [T, H*D]."""
+    heads = y.unflatten(1, (gate.shape[1], -1))
+    return (heads * gate.sigmoid().unsqueeze(2)).flatten(1)
 
 
 @op()

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from quire.ops.activation import modulate, scale_gate, sparse_gated, xielu
+from quire.ops.activation import (
+    bounded_gated,
+    modulate,
+    scale_gate,
+    scale_heads,
+    sparse_gated,
+    xielu,
+)
 from quire.ops.attention import attend, plan_attention
 from quire.ops.collective import linear_partial, linear_total, row_peaks
 from quire.ops.embed import embed, embed_packed
@@ -45,7 +52,9 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             multiply,
             add_norm,
             scale_gate,
+            scale_heads,
             modulate,
+            bounded_gated,
             sparse_gated,
             xielu,
             pack_linear,

@@ -32,6 +32,7 @@ FLOAT32 = {
 
 WITHOUT_KERNEL = {
     *("row_peaks", "scale_queries", "xielu", "multiply", "modulate", "sparse_gated"),
+    *("bounded_gated", "scale_heads"),
     *("enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched"),
     *("heads_linear", "latent_store", "latent_attend"),
 }

@@ -32,7 +32,7 @@ transformers.utils.logging.disable_progress_bar()
 
 TEXT = "text"
 """The folder of a text part by itself."""
-BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron")
+BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron", "step3p5")
 """Their norms multiply with 1 + weight."""
 
 HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE | GEMMA

@@ -81,6 +81,14 @@ def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Cost:
     return Cost(3 * nbytes(gate_up) // 2, 7 * gate_up.numel())
 
 
+def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Cost:
+    return Cost(3 * nbytes(gate_up) // 2, 4 * gate_up.numel())
+
+
+def scale_heads(y: Tensor, gate: Tensor) -> Cost:
+    return scale_gate(y, gate)
+
+
 def streams(x: Tensor, **other: Any) -> Cost:
     """All streams are read and written; a share of each joins each."""
     return Cost(2 * nbytes(x) + nbytes(*other.values()), 4 * x.numel())
@@ -330,6 +338,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
     **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched)},
+    **{f.__name__: f for f in (bounded_gated, scale_heads)},
     **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
     "add_to_streams": streams,
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},

@@ -220,6 +220,7 @@ def _moes() -> list[Case]:
         _moe("not_gated-relu2", 5, 2, 4, MoeArgs("relu2", gated=False), bias=True),
         _moe("weighs_input", 6, 1, 4, MoeArgs(weighs_input=True)),
         _moe("weighs_input-several", 5, 3, 4, MoeArgs(weighs_input=True), bias=True),
+        _moe("bound", 7, 3, 6, MoeArgs(bound=0.4), bias=True),
         _moe("clamp-bias", 7, 3, 6, gpt_oss, bias=True),
         _moe("clamp-nan", 7, 3, 6, gpt_oss, bias=True, has_nan=True),
     ]

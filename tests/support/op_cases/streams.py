@@ -1,4 +1,4 @@
-"""Cases of the ops of several residual streams."""
+"""Cases of the ops of several residual streams, and of gates in other forms."""
 
 from __future__ import annotations
 
@@ -70,6 +70,22 @@ def _sparse(rows: int, act: str, deviations: float) -> Case:
     return Case("sparse_gated", f"{rows}-{act}-{deviations:g}", prepare)
 
 
+def _bounded(rows: int, act: str, bound: float) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"gate_up": draw.normal(rows, 18), "act": act, "bound": bound}
+        return by_row(arguments, {"gate_up": 0})
+
+    return Case("bounded_gated", f"{rows}-{act}-{bound:g}", prepare)
+
+
+def _heads(rows: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"y": draw.strided(rows, 12), "gate": draw.normal(rows, 3)}
+        return by_row(arguments, {"y": 0, "gate": 0})
+
+    return Case("scale_heads", str(rows), prepare)
+
+
 CASES = (
     *(_enter(rows, 3) for rows in (0, 1, 5)),
     _enter(4, 2, scale=1e-3),
@@ -80,4 +96,6 @@ CASES = (
     _matched(4, scale=1e-3),
     *(_sparse(rows, "gelu_tanh", 0.4) for rows in (0, 1, 5)),
     _sparse(5, "silu", -0.3),
+    *(_bounded(rows, "silu", 0.3) for rows in (0, 1, 5)),
+    *map(_heads, (0, 1, 5)),
 )

@@ -9,7 +9,14 @@ import math
 import numpy as np
 from torch import Tensor
 
-from tests.support.op_oracle_rows import _ACTIVATIONS, Array, stack, to_array, to_tensor
+from tests.support.op_oracle_rows import (
+    _ACTIVATIONS,
+    Array,
+    bounded,
+    stack,
+    to_array,
+    to_tensor,
+)
 
 
 def _rms(x: Array) -> float:
@@ -86,7 +93,14 @@ def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
     return to_tensor(stack(rows, width))
 
 
+def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
+    """Token by token."""
+    width = gate_up.shape[1] // 2
+    rows = [bounded(row, act, bound) for row in to_array(gate_up)]
+    return to_tensor(stack(rows, width))
+
+
 ORACLE = (
     *(enter_streams, predict_streams, correct_streams, add_to_streams, add_matched),
-    sparse_gated,
+    *(sparse_gated, bounded_gated),
 )

@@ -74,6 +74,7 @@ _HOMES = {
     "MambaForCausalLM": "mamba",
     "MPTForCausalLM": "mpt",
     "MiMoForCausalLM": "mimo",
+    "MiMoV2FlashForCausalLM": "mimo_v2",
     "MiniCPM3ForCausalLM": "minicpm3",
     "MiniCPMForCausalLM": "minicpm",
     "MiniMaxM2ForCausalLM": "minimax_m2",
@@ -105,6 +106,7 @@ _HOMES = {
     "SolarOpenForCausalLM": "solar_open",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "Step3p5ForCausalLM": "step3p5",
     "VaultGemmaForCausalLM": "gemma2.VAULT",
     "YoutuForCausalLM": "youtu",
 }

@@ -44,6 +44,22 @@ class XieluFeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundedFeedForward:
+    """A gated feed-forward part whose gates and inputs have a bound, see `ops.bounded_gated`."""
+
+    ops: Ops
+    up: LinearWeight
+    down: Projection
+    act: str
+    bound: float
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        ops = self.ops
+        return self.down(ops.bounded_gated(ops.linear(h, self.up), self.act, self.bound))
+
+
+@dataclass(frozen=True, slots=True)
 class SparseFeedForward:
     """A gated feed-forward part that cuts its gates at their mean plus so many standard deviations,
     see `ops.sparse_gated`.
@@ -64,6 +80,10 @@ class SparseFeedForward:
 def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
     """Build the part whose leaves' names begin with `at`, in their order."""
     up = make.linear(at + "up", *[at + part for part in inputs_of(m)])
+    if m.bound is not None:
+        assert m.gated and not m.sparsity, "gates without another form"
+        down = make.row_linear(at + "down", m.width)
+        return BoundedFeedForward(make.ops, up, down, m.act, m.bound)
     if m.sparsity:
         assert m.gated and m.sparsity < 1.0, "a share of gates"
         down, deviations = make.row_linear(at + "down", m.width), NormalDist().inv_cdf(m.sparsity)

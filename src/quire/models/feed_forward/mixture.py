@@ -196,7 +196,7 @@ class MixtureMaker:
         return WithSharedExpert(make.ops, routed, shared)
 
     def _chosen_experts(self, at: str, m: Moe) -> ChosenExperts:
-        args = MoeArgs(m.act, m.gated, m.clamp, m.weighs_input)
+        args = MoeArgs(m.act, m.gated, m.clamp, m.weighs_input, m.bound)
         if self._spread is not None:
             return self._spread_experts(at, m, args, self._spread)
         every = [f"{at}experts.{e}." for e in range(m.experts)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.models.alibi import alibi_slopes
@@ -27,6 +28,14 @@ from quire.ops import (
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """A projection to gates, and the op that opens heads by them."""
+
+    weight: LinearWeight
+    scale: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """Attention over the paged KV cache: project, rotate and store, attend, project."""
 
@@ -41,7 +50,7 @@ class AttentionLayer:
     qkv_norm: NormWeight | None
     clip: float | None
     args: AttentionArgs
-    gate: LinearWeight | None
+    gate: Gate | None
     temper: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
@@ -64,7 +73,7 @@ class AttentionLayer:
         )
         attended = ops.attend(self.temper(q, positions), kv, group.plan, self.args)
         if self.gate is not None:
-            attended = ops.scale_gate(attended, ops.linear(h, self.gate))
+            attended = self.gate.scale(attended, ops.linear(h, self.gate.weight))
         return self.out(attended)
 
 
@@ -102,18 +111,18 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
     qkv = make.linear(
         at + "qkv",
         *(at + part for part in projections_of(a)),
-        repeated=a.kv_heads * a.head_dim if a.values_are_keys else 0,
+        change=_change_of_inputs(a),
     )
     qk_norm = None if a.value_norm else _qk_norm(make, at, a)
     qkv_norm = _qkv_norm(make, at, a) if a.value_norm else None
-    gate = make.linear(at + "gate", at + "gate") if a.gate == "full" else None
+    gate = None if a.gate == "none" else _gate(make, at, a)
     return AttentionLayer(
         ops=make.ops,
         qkv=qkv,
         qk_norm=qk_norm,
         qkv_norm=qkv_norm,
         gate=gate,
-        out=make.row_linear(at + "o", a.heads),
+        out=make.row_linear(at + "o", a.heads, _change_of_outputs(a)),
         heads=a.heads,
         kv_heads=a.kv_heads,
         head_dim=a.head_dim,
@@ -124,9 +133,42 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
     )
 
 
+def _change_of_inputs(a: Attention) -> Callable[[Tensor], Tensor] | None:
+    """What makes rows of queries, keys and values of the stored ones: keys twice where they are the
+    values, too, and zeros after each head's values where these are shorter than keys.
+    """
+    own = a.kv_heads * a.head_dim
+    if a.values_are_keys:
+        return lambda rows: torch.cat((rows, rows[-own:]))
+    if a.value_dim is None:
+        return None
+    before, missing = (a.heads + a.kv_heads) * a.head_dim, a.head_dim - a.value_dim
+    assert missing > 0, "values are shorter than keys"
+
+    def padded(rows: Tensor) -> Tensor:
+        values = rows[before:].unflatten(0, (a.kv_heads, -1))
+        zeros = values.new_zeros(a.kv_heads, missing, *values.shape[2:])
+        return torch.cat((rows[:before], torch.cat((values, zeros), 1).flatten(0, 1)))
+
+    return padded
+
+
+def _change_of_outputs(a: Attention) -> Callable[[Tensor], Tensor] | None:
+    """Zeros after the columns of each head whose values are shorter than keys."""
+    if a.value_dim is None:
+        return None
+    missing = a.head_dim - a.value_dim
+    return lambda weight: F.pad(weight.unflatten(1, (a.heads, -1)), (0, missing)).flatten(1)
+
+
+def _gate(make: Maker, at: str, a: Attention) -> Gate:
+    scale = make.ops.scale_gate if a.gate == "full" else make.ops.scale_heads
+    return Gate(make.linear(at + "gate", at + "gate"), scale)
+
+
 def _shared(make: Maker, at: str, a: Attention) -> SharedAttentionLayer:
-    kinds = (a.qk_norm_over, a.qk_norm_after_rope, a.clip, a.temperature, a.gate)
-    assert kinds == ("head", False, None, None, "none"), "queries by themselves have no other form"
+    kinds = (a.qk_norm_over, a.qk_norm_after_rope, a.clip, a.temperature, a.gate, a.value_dim)
+    assert kinds == ("head", False, None, None, "none", None), "queries alone have no other form"
     return SharedAttentionLayer(
         ops=make.ops,
         queries=make.linear(at + "q", at + "q"),
