@@ -383,7 +383,7 @@ REFUSED = {
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),
         UnsupportedArchitecture,
-        "never executes",
+        "never executed",
     ),
 }
 

@@ -172,6 +172,6 @@ def _refusal(named: list[str], config: Mapping[str, Any]) -> str:
             f'hf_overrides={{"architectures": [...]}}; known are {known}.'
         )
     text = f"The architecture {', '.join(named)} is not supported; known are {known}."
-    if config.get("auto_map"):
-        text += " The model brings its own Python code (auto_map), which Quire never executes."
+    if config.get("auto_map"):  # before the names, which are more than an error shows
+        text = f"The model's own Python code (auto_map) is never executed by Quire. {text}"
     return text
