@@ -162,13 +162,12 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return not any(leaf.endswith(last) for leaf in parameters(spec))
     if last == "parallel" and block.mixer is None:
         return True
-    attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
     if path[-3:] == ("mixer", "norm", "eps"):
         return True  # of latents, always 1e-6
+    own = [m for m in single_mixers(block.mixer) if isinstance(m, Attention)]
     if last == "qk_norm_over":
-        return all(mixer.qk_norm is None for mixer in attentions)
+        return all(mixer.qk_norm is None for mixer in own)
     if last == "qk_norm_after_rope":
-        own = [m for m in single_mixers(block.mixer) if isinstance(m, Attention)]
         return all(mixer.qk_norm is None or commutes(mixer) for mixer in own)
     if last in ("norm_groups", "gate_first"):
         return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
