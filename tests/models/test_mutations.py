@@ -102,7 +102,7 @@ WHERE_NONE = {
     "shares": 0,
     "input_act": "silu",
     "layer_inputs": LayerInputs(8, 96, Norm()),
-    "streams": Streams(2, 0, True, 4),
+    "streams": Streams(2, 0, 4),
 }
 
 
@@ -283,7 +283,7 @@ BLIND_KEYS: dict[str, set[str]] = {
     "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
     # of layers that share keys and values, and of inputs of layers
     **dict.fromkeys(("gemma3n", "gemma3n-plain"), {"altup_coef_clip"}),  # of training
-    "gemma4-experts": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
+    "gemma4-dense": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
     "granite_swa": {"rope_parameters.rope_theta"},  # each layer has its own
 }
 """Keys that are read and cannot show in the model at hand."""

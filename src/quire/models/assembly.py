@@ -231,8 +231,8 @@ class Assembly:
         """Build a mixer, whose memory is the next one of the pool, or that of an earlier layer."""
         place = self._place
         if isinstance(m, Attention) and m.shares is not None:
-            kept = self._spec.blocks[m.shares].memories
-            assert m.shares < len(self._first_places) - 1 and kept == (m.memory,), "not an earlier"
+            assert m.shares < len(self._first_places) - 1, "not an earlier layer"
+            assert self._spec.blocks[m.shares].memories == (m.memory,), "other keys and values"
             place = self._first_places[m.shares]
         else:
             self._place += 1

@@ -181,8 +181,7 @@ def _streams(at: str, s: Streams, norm: Norm, dim: int) -> Iterator[Parameter]:
     yield from _linear(at + "streams.router", s.count, dim, "replicated", False)
     yield from _linear(at + "streams.predict", s.count**2, s.count, "replicated", False)
     yield from _linear(at + "streams.correct", s.count, s.count, "replicated", False)
-    if s.scaled:
-        yield Parameter(at + "streams.scale", (dim,), "replicated", "norm")
+    yield Parameter(at + "streams.scale", (dim,), "replicated", "norm")
 
 
 def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:

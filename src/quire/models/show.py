@@ -146,8 +146,7 @@ def _block_of_streams(s: Streams, b: Block) -> Iterator[str]:
     yield from _feed_forward(b, "h")
     yield _residual(b)
     yield f"x, others += (1 + C @ {router}) * (x - its prediction)"
-    scaled = "s * x" if s.scaled else "x"
-    yield f"h = Wp @ ({b.input_act}(Wg @ ({scaled})) * v)"
+    yield f"h = Wp @ ({b.input_act}(Wg @ (s * x)) * v)"
     yield f"all but the first += {_norm(b.norm)}(h)"
 
 

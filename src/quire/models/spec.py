@@ -421,7 +421,7 @@ class Streams:
     them, runs on number `active`, and corrects all by the outcome; what is predicted and corrected
     depends on tanh(R @ norm(stream) / dim), n numbers. Its block has norms before and
     after each part and an `input_act`, whose part reads the corrected active stream, times a
-    learned vector if `scaled`, and is added to all streams but the first.
+    learned vector, and is added to all streams but the first.
 
     The sum after the mixer also has `low_rank` r: h + norm(B @ A @ h) of the mixer's input h, and
     is divided by sqrt(2) (learned augmented residual layer, Gemma 3n).
@@ -429,7 +429,6 @@ class Streams:
 
     count: int
     active: int
-    scaled: bool
     low_rank: int
 
 

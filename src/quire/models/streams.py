@@ -79,7 +79,7 @@ class StreamsLayer:
     router: StreamRouter
     predict: Tensor
     correct: Tensor
-    scale: Tensor | None
+    scale: Tensor
     mixer_norm: NormWeight
     mix: NormedPart
     low_rank: LowRank
@@ -98,9 +98,7 @@ class StreamsLayer:
         activated = self._run(self._active(x), batch)
         active = self.streams.active
         x = ops.correct_streams(x, activated, router(activated), self.correct, active)
-        corrected = self._active(x)
-        if self.scale is not None:
-            corrected = ops.multiply(corrected, self.scale)
+        corrected = ops.multiply(self._active(x), self.scale)
         x = ops.add_to_streams(x, self.inputs(corrected, batch))
         return x, self.leave(x)
 
@@ -170,7 +168,7 @@ def make_streams_layer(
         router,
         predict=make.tensor(at + "streams.predict.weight"),
         correct=make.tensor(at + "streams.correct.weight"),
-        scale=make.tensor(at + "streams.scale") if s.scaled else None,
+        scale=make.tensor(at + "streams.scale"),
         mixer_norm=mix.pre,
         mix=replace(mix, pre=None),
         low_rank=low_rank,

@@ -15,15 +15,24 @@ ROPES = {
     },
 }
 SHARING = {
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "sliding_window": 4,
-    "num_kv_shared_layers": 2,
+    "num_kv_shared_layers": 1,
     "final_logit_softcapping": 1.5,
     "tie_word_embeddings": True,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 90,
 }
+LONGER = {
+    "num_hidden_layers": 7,
+    "layer_types": [
+        *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
+        *("full_attention", "sliding_attention", "full_attention"),
+    ],
+    "num_kv_shared_layers": 2,
+}
+"""A layer before the last of its type is none that others share."""
 EXPERTS = {
     "enable_moe_block": True,
     "num_experts": 5,
@@ -37,35 +46,36 @@ GEMMA = {
         {
             **SHARING,
             **ROPES,
+            **EXPERTS,
             "vocab_size_per_layer_input": 96,
-            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "global_head_dim": 40,
+            "num_global_key_value_heads": 1,
             "use_double_wide_mlp": True,
             "attention_bias": True,
+            "use_bidirectional_attention": "vision",
         },
         part_of="Gemma4ForConditionalGeneration",
         is_default=True,
     ),
-    "gemma4-experts": Hostile(
+    "gemma4-dense": Hostile(
         "gemma4_text",
         {
             **SHARING,
             **ROPES,
-            **EXPERTS,
+            **LONGER,
             "num_kv_shared_layers": 0,
+            "global_head_dim": 32,
             "hidden_size_per_layer_input": 0,
             "final_logit_softcapping": None,
-            "attention_k_eq_v": True,
-            "global_head_dim": 40,
-            "num_global_key_value_heads": 1,
-            "use_bidirectional_attention": "vision",
         },
     ),
     "gemma3n": Hostile(
         "gemma3n_text",
         {
             **SHARING,
-            "intermediate_size": [80, 72, 80, 64],
-            "activation_sparsity_pattern": [0.7, 0.0, 0.0, 0.6],
+            "intermediate_size": [80, 72, 64],
+            "activation_sparsity_pattern": [0.7, 0.0, 0.0],
             "laurel_rank": 5,
             "altup_num_inputs": 3,
             "altup_active_idx": 1,
@@ -80,14 +90,10 @@ GEMMA = {
         "gemma3n_text",
         {
             **SHARING,
-            "num_hidden_layers": 7,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2
-            + ["full_attention"],
-            "num_kv_shared_layers": 2,
+            **LONGER,
             "attention_bias": True,
             "activation_sparsity_pattern": [0.0] * 7,
             "laurel_rank": 5,
-            "altup_correct_scale": False,
             "final_logit_softcapping": 2.0,
         },
         part_of="Gemma3nForConditionalGeneration",

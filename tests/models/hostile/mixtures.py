@@ -182,13 +182,8 @@ MIXTURES = {
         {
             "num_key_value_heads": None,
             "num_attention_groups": 2,
-            "num_hidden_layers": 4,
             "layer_types": [
-                "full_attention",
-                "sliding_attention",
-                "full_attention",
-                "sliding_attention",
-                "full_attention",
+                *("full_attention", "sliding_attention", "full_attention", "sliding_attention")
             ],
             "num_nextn_predict_layers": 1,
             "attention_other_setting": {
@@ -200,8 +195,8 @@ MIXTURES = {
             },
             "sliding_window": 4,
             "attention_bias": True,
-            "rope_theta": [5e2, 1e2, 5e2, 1e2, 5e2],
-            "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0, 0.5],
+            "rope_theta": [5e2, 1e2, 5e2, 1e2],
+            "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0],
             "rope_scaling": {
                 "rope_type": "llama3",
                 "factor": 8.0,
@@ -211,7 +206,7 @@ MIXTURES = {
             },
             "yarn_only_types": ["full_attention"],
             "use_head_wise_attn_gate": True,
-            "moe_layers_enum": "1,2,3",
+            "moe_layers_enum": "1,2",
             "moe_num_experts": 5,
             "moe_top_k": 2,
             "moe_intermediate_size": 40,
@@ -221,11 +216,12 @@ MIXTURES = {
             "norm_expert_weight": True,
             "use_moe_router_bias": True,
             "need_fp32_gate": True,
-            "swiglu_limits": [0.0, 0.0, 0.4, 0.0, 0.0],
-            "swiglu_limits_shared": [0.5, 0.0, 0.3, 0.0, 0.0],
+            "swiglu_limits": [0.0, 0.0, 0.4, 0.0],
+            "swiglu_limits_shared": [0.5, 0.0, 0.3, 0.0],
         },
         architecture="Step3p5ForCausalLM",
         reference=step3p5,
+        is_default=True,
     ),
     "mimo_v2": Hostile(
         "mimo_v2_flash",
@@ -249,5 +245,6 @@ MIXTURES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
         },
+        is_default=True,
     ),
 }

@@ -35,8 +35,6 @@ from quire.models.rules import Family, Rule, rule, text_of
 from quire.models.spec import Activation, Block, Decoder, Mlp, Streams
 
 _MOST_STREAMS = 64
-_UNUSED_SCALE = r"layers\.\d+\.altup\.correct_output_scale"
-"""With `altup_correct_scale` false."""
 _LAYER_RULES = layer_rules(
     {
         "laurel.linear_left": "low_rank.left",
@@ -94,11 +92,11 @@ def _describe(c: ConfigReader) -> Decoder:
 def _streams(c: ConfigReader) -> Streams:
     for key in ("altup_coef_clip", "altup_lr_multiplier"):  # of training
         c.raw(key, None)
+    c.only("altup_correct_scale", True)
     count = c.integer("altup_num_inputs", 4, minimum=2, maximum=_MOST_STREAMS)
     return Streams(
         count,
         active=c.integer("altup_active_idx", 0, minimum=0, maximum=count - 1),
-        scaled=c.flag("altup_correct_scale", True),
         low_rank=c.integer("laurel_rank", 64),
     )
 
@@ -120,7 +118,5 @@ def _feeds(c: ConfigReader, act: Activation) -> list[Mlp]:
     ]
 
 
-FAMILY = Family(
-    ("Gemma3nForCausalLM",), _describe, _rules, ignored=(*UNUSED_TENSORS, _UNUSED_SCALE)
-)
+FAMILY = Family(("Gemma3nForCausalLM",), _describe, _rules, ignored=UNUSED_TENSORS)
 CONDITIONAL = text_of(FAMILY, "Gemma3nForConditionalGeneration")
