@@ -97,6 +97,8 @@ def test_the_tokenizer_has_the_models_vocabulary(tmp_path):
         ("1b", 1_235_814_400),
         ("8b", 8_030_261_248),
         ("0.9b-latent", 899_753_984),
+        ("0.8b-mamba2", 780_161_280),
+        ("0.8b-delta", 752_393_024),
     ],
 )
 def test_named_shapes_are_the_published_ones(shape, count):
