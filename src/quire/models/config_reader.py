@@ -46,8 +46,8 @@ _IRRELEVANT_BY_REASON = {
     "how states of Mamba are initialised, or computed by another library": (
         "time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor "
         "rescale_prenorm_residual use_mambapy use_associative_scan use_falcon_mambapy "
-        "use_mamba_kernels chunk_size mamba_chunk_size residual_in_fp32 mamba_ssm_cache_dtype "
-        "num_logits_to_keep"
+        "use_mamba_kernels use_mem_eff_path chunk_size mamba_chunk_size residual_in_fp32 "
+        "mamba_ssm_cache_dtype num_logits_to_keep"
     ),
     "token ids and labels: text and sampling, not the decoder": (
         "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "

@@ -4,7 +4,7 @@ for all families.
 
 from __future__ import annotations
 
-from quire.models.parameters import num_parameters, outer_parameters
+from quire.models.parameters import num_parameters, num_repeated_parameters, outer_parameters
 from quire.models.spec import Block, Decoder
 
 __all__ = ["active_parameters", "flops_per_token", "num_parameters"]
@@ -30,7 +30,8 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     """Multiplications and additions for one new token that sees `context` tokens in its full
     layers.
     """
-    return 2 * active_parameters(decoder) + sum(
+    weights = active_parameters(decoder) + num_repeated_parameters(decoder)
+    return 2 * weights + sum(
         block.mixer.flops(context) for block in decoder.blocks if block.mixer is not None
     )
 

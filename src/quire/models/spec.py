@@ -340,13 +340,55 @@ class ParallelMixers:
         return sum(mixer.flops(context) for mixer in self.mixers)
 
 
-Mixer = SingleMixer | ParallelMixers
+@dataclass(frozen=True, slots=True)
+class SharedTransformer:
+    """One use of a transformer that several layers share (Zamba2): number `number` of them.
+
+    For the residual stream x and the embeddings e it is W @ mlp(norm(attention(norm([x, e])))). W
+    is the layer's own, and so are products through `rank` numbers that are added to the
+    feed-forward part's gates and inputs, and through `attention_rank` to queries, keys and values
+    (0: not).
+    """
+
+    number: int
+    attention: Attention
+    mlp: Mlp
+    norm: Norm
+    rank: int
+    attention_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixerAfterShared:
+    """A mixer that reads norm(x + t), where t is what a shared transformer makes of x; t is no part
+    of the residual sum.
+    """
+
+    shared: SharedTransformer
+    mixer: RecurrentMixer
+
+    @property
+    def mixers(self) -> tuple[SingleMixer, ...]:
+        """In the order of their memories."""
+        return (self.shared.attention, self.mixer)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return max(2 * self.shared.mlp.width, *(mixer.widest for mixer in self.mixers))
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token."""
+        return sum(mixer.flops(context) for mixer in self.mixers)
+
+
+Mixer = SingleMixer | ParallelMixers | MixerAfterShared
 """What mixes tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
     """The mixers of a layer, in the order of their memories."""
-    if isinstance(mixer, ParallelMixers):
+    if isinstance(mixer, ParallelMixers | MixerAfterShared):
         return mixer.mixers
     return () if mixer is None else (mixer,)
 
@@ -460,3 +502,13 @@ class Decoder:
     leaf_scales: tuple[tuple[str, float], ...] = ()
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
+
+
+def shared_transformers(decoder: Decoder) -> dict[int, SharedTransformer]:
+    """By number, the first use of each shared transformer; all uses have the same parts."""
+    found: dict[int, SharedTransformer] = {}
+    for block in decoder.blocks:
+        if isinstance(block.mixer, MixerAfterShared):
+            use = block.mixer.shared
+            assert found.setdefault(use.number, use) == use, "another transformer of this number"
+    return found

@@ -38,6 +38,17 @@ EXPERTS = {
     "shared_expert_intermediate_size": 56,
 }
 
+ZAMBA2 = {
+    "head_dim": None,
+    "adapter_rank": 8,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 3,
+    "mamba_expand": 1,
+    "n_mamba_heads": 8,
+    "time_step_min": 0.3,
+    "tie_word_embeddings": True,  # without it transformers shares nothing
+}
+
 STATE = {
     "mamba": Hostile(
         "mamba",
@@ -205,6 +216,28 @@ STATE = {
             "routed_scaling_factor": 1.7,
         },
         is_default=True,
+    ),
+    "zamba2": Hostile(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "num_key_value_heads": None,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "add_bias_linear": True,
+        },
+        is_default=True,
+    ),
+    "zamba2-several": Hostile(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "mamba_ngroups": 2,
+        },
     ),
     "lfm2": Hostile(
         "lfm2",

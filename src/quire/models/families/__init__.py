@@ -109,6 +109,7 @@ _HOMES = {
     "Step3p5ForCausalLM": "step3p5",
     "VaultGemmaForCausalLM": "gemma2.VAULT",
     "YoutuForCausalLM": "youtu",
+    "Zamba2ForCausalLM": "zamba2",
 }
 """Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
 
