@@ -90,6 +90,12 @@ _OF_OTHER_PARTS = frozenset(
         "eoa_token_index",
         "mm_tokens_per_image",
         "vision_soft_tokens_per_image",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_feature_layer",
+        "spatial_merge_size",
+        "projector_hidden_act",
+        "multimodal_projector_bias",
         "audio_soft_tokens_per_image",
     ]
 )
@@ -142,13 +148,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """`config`, or where it consists of configs of several parts (`text_config` and others) that of
-    text, with what stands next to it. Keys about other parts are left out.
+    text, with what stands next to it, but for the type of the whole. Keys about other parts are
+    left out.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
     outer = {k: v for k, v in config.items() if k not in _OF_OTHER_PARTS and v is not None}
     del outer["text_config"]
+    outer.pop("model_type", None)
     return {**text, **outer}
 
 
