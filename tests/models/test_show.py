@@ -45,7 +45,7 @@ EXPECTED = {
         "h = rms_norm[eps 0.05](x + t)",
     ],
     "qwen3_5": ["s = s + k (b * (v - k s))", "recurrent state"],
-    "lfm2": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
+    "lfm2_moe": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
     "gemma4": [
         "k, v are those of layer 1",
         "of 20 frequencies the first 8",

@@ -339,6 +339,34 @@ ZAMBA2 = STEPS | {
     "vocab_size": 32000,
 }
 
+LFM2_MOE = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "layer_types": [
+        *(["conv"] * 2 + ["full_attention"]),
+        *(["conv"] * 3 + ["full_attention"]) * 4,
+        *(["conv"] * 2 + ["full_attention"]),
+        *["conv"] * 2,
+    ],
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 1.0,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
+
 PUBLISHED_STATE: dict[str, tuple[dict[str, Any], int]] = {
     "Mamba-2.8B": (MAMBA, 2_768_345_600),
     "FalconMamba-7B": (FALCON_MAMBA, 7_272_665_088),
@@ -349,6 +377,7 @@ PUBLISHED_STATE: dict[str, tuple[dict[str, Any], int]] = {
     "Granite-4.0-H-Tiny": (GRANITE_4_TINY, 6_939_037_248),
     "Jamba-v0.1": (JAMBA, 51_570_323_328),
     "Nemotron-H-8B": (NEMOTRON_H, 8_100_852_736),
+    "LFM2-8B-A1B": (LFM2_MOE, 8_339_930_560),
     "Zamba2-1.2B": (ZAMBA2, 1_215_064_704),
 }
 HARMLESS_WITH_STATES = {

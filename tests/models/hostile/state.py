@@ -252,6 +252,21 @@ STATE = {
             "block_ffn_dim_multiplier": 1.3,
             "layer_types": ["conv", "full_attention", "conv"],
         },
+    ),
+    "lfm2_moe": Hostile(
+        "lfm2_moe",
+        {
+            "head_dim": None,
+            "norm_eps": 0.05,
+            "rms_norm_eps": None,
+            "conv_bias": True,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.7,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
         is_default=True,
     ),
 }

@@ -69,6 +69,7 @@ _HOMES = {
     "JambaForCausalLM": "jamba",
     "LLaMAForCausalLM": "llama",
     "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2.MOE",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4.TEXT",
     "LlamaForCausalLM": "llama",
