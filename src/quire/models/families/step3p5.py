@@ -52,6 +52,17 @@ _RULES = (
 )
 
 
+_USUAL = {
+    "att_impl_type": "GQA",
+    "sink": False,
+    "use_moe": True,
+    "moe_every_n_layer": 1,
+    "moe_layer_offset": 0,
+    "use_rope_layers": [],
+}
+"""Keys of published files at the one value that they have."""
+
+
 def _describe(c: ConfigReader) -> Decoder:
     c.rename(
         num_key_value_heads="num_attention_groups",
@@ -61,6 +72,8 @@ def _describe(c: ConfigReader) -> Decoder:
     )
     for key in ("use_head_wise_attn_gate", "zero_centered", "use_qk_norm"):
         c.only(key, True)
+    for key, value in _USUAL.items():
+        c.only(key, value)
     norm, window = rms(c, 1e-5, "rms1p"), window_of(c)
     kinds = _per_layer(c, "layer_types", lambda kind: kind in _KINDS, "full_attention")
     blocks = []
