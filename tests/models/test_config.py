@@ -19,8 +19,8 @@ from quire.models.costs import active_parameters, num_parameters
 from quire.models.kv_pool import token_bytes
 from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
+from quire.models.positions import LinearScaling, LongRopeScaling, YarnScaling
 from quire.models.show import describe
-from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
 from tests.models.hostile.published_gemma import HARMLESS_IN_GEMMA, PUBLISHED_GEMMA
 from tests.models.hostile.published_latent import HARMLESS_WITH_LATENTS, PUBLISHED_LATENT

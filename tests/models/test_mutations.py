@@ -19,21 +19,23 @@ from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
 from quire.models.parameters import parameters
+from quire.models.positions import (
+    Alibi,
+    LinearScaling,
+    Rope,
+    Temperature,
+)
 from quire.models.rules import RuleError
 from quire.models.spec import (
-    Alibi,
     Attention,
     Block,
     Decoder,
     LayerInputs,
-    LinearScaling,
     MixerAfterShared,
     Mlp,
     Moe,
     Norm,
-    Rope,
     Streams,
-    Temperature,
     shares,
     single_mixers,
 )

@@ -12,26 +12,28 @@ from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_b
 from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
 from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
+from quire.models.positions import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
 from quire.models.spec import (
     Attention,
     Block,
     Decoder,
     DenseAndExperts,
-    DynamicScaling,
     LatentAttention,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
     MixerAfterShared,
     Mlp,
     Moe,
     Norm,
-    ProportionalScaling,
-    Rope,
     SharedTransformer,
     SingleMixer,
     Streams,
-    YarnScaling,
     single_mixers,
 )
 

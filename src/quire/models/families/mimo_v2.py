@@ -20,9 +20,10 @@ from quire.models.families.llama import (
     with_windows,
 )
 from quire.models.families.mixtures import DEEPSEEK_RULES, deepseek_experts_of, sparse_by_type
+from quire.models.positions import Rope
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Rope
+from quire.models.spec import Attention, Block, Decoder
 
 _RULES = (
     rule(LAYER + "self_attn.attention_sink_bias", "layers.{layer}.attn.sinks"),

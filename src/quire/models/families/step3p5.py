@@ -30,9 +30,10 @@ from quire.models.families.mixtures import (
     shared_expert,
     shared_rules,
 )
+from quire.models.positions import Rope
 from quire.models.rope_config import LEAST_THETA, SCALINGS, rope_from
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 _KINDS = ("full_attention", "sliding_attention")
 _RULES = (

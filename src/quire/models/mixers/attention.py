@@ -14,8 +14,9 @@ from quire.models.alibi import alibi_slopes
 from quire.models.layers import Projection
 from quire.models.maker import Maker
 from quire.models.parameters import projections_of
+from quire.models.positions import Alibi, Temperature
 from quire.models.rotary_tables import query_factors
-from quire.models.spec import Alibi, Attention, Temperature
+from quire.models.spec import Attention
 from quire.ops import (
     AttentionArgs,
     GroupBatch,
