@@ -229,6 +229,18 @@ STATE = {
         },
         is_default=True,
     ),
+    "zamba2-groups": Hostile(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "num_key_value_heads": None,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "add_bias_linear": True,
+            "mamba_ngroups": 2,
+        },
+    ),
     "zamba2-several": Hostile(
         "zamba2",
         {
@@ -236,7 +248,6 @@ STATE = {
             "num_hidden_layers": 4,
             "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
             "num_mem_blocks": 2,
-            "mamba_ngroups": 2,
         },
     ),
     "lfm2": Hostile(
