@@ -102,7 +102,8 @@ def _starcoder2(s: ModelShape) -> dict[str, Any]:
 def _mamba2(s: ModelShape) -> dict[str, Any]:
     llama = _llama(s, "Mamba2ForCausalLM", "mamba2")
     kept = ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-    keys = {"num_heads": s.heads, "head_dim": s.head_dim, "expand": s.heads * s.head_dim // s.width}
+    keys: dict[str, Any] = {"num_heads": s.heads, "head_dim": s.head_dim}
+    keys |= {"expand": s.heads * s.head_dim // s.width}
     keys |= {"n_groups": 1, "state_size": 128, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}
     keys |= {"tie_word_embeddings": s.tie}
     return {key: llama[key] for key in kept} | keys
