@@ -13,7 +13,9 @@
 
 namespace quire::QUIRE_LEVEL {
 
-constexpr int64_t kChunk = 240;  // rows whose sums stay in the second-level cache
+constexpr int64_t kChunk = 240;  // the most rows, whose sums stay in the second-level cache
+// Of all rows' inputs as they are multiplied, which stay there from one panel to the next.
+constexpr int64_t kChunkBytes = 768 * 1024;
 // Work of a tile, in multiplications: some microseconds, however it is limited.
 constexpr int64_t kTileWork = 131072;
 
@@ -151,11 +153,22 @@ struct Chunk {
     }
 };
 
+// Rows that are multiplied with each panel while it is read: whole register blocks, and at least so
+// many that reading weights again takes less time than multiplying.
+template <class Product>
+inline int64_t chunk_rows(const LinearArgs& a) {
+    constexpr int64_t kLeast = 4 * kRowBlock;
+    const int64_t bytes = Product::num_bytes(a, 1);
+    const int64_t fitting = kChunkBytes / (bytes + !bytes) / kRowBlock * kRowBlock;
+    return fitting < kLeast ? kLeast : fitting < kChunk ? fitting : kChunk;
+}
+
 // y = finish(x @ weight).
 template <class Product>
 inline Status multiply(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    for (int64_t first = 0; first < tokens; first += kChunk) {
-        const int64_t rows = tokens - first < kChunk ? tokens - first : kChunk;
+    const int64_t most = chunk_rows<Product>(a);
+    for (int64_t first = 0; first < tokens; first += most) {
+        const int64_t rows = tokens - first < most ? tokens - first : most;
         const Chunk<Product> chunk(a, first, rows,
                                    shared_scratch(pool, Product::num_bytes(a, rows)), pool);
         parallel_rows(pool, rows, a.weight.in, [&](int64_t row, int64_t stop) {
@@ -183,8 +196,9 @@ inline LinearArgs product_of(const HeadsArgs& a, int64_t head, int64_t element_b
 // The products of all heads, whose elements have so many bytes; a tile is of one head.
 template <class Product>
 inline Status multiply_heads(const HeadsArgs& a, int64_t tokens, Pool& pool, int64_t bytes) {
-    for (int64_t first = 0; first < tokens; first += kChunk) {
-        const int64_t rows = tokens - first < kChunk ? tokens - first : kChunk;
+    const int64_t most = chunk_rows<Product>(a.first);
+    for (int64_t first = 0; first < tokens; first += most) {
+        const int64_t rows = tokens - first < most ? tokens - first : most;
         const int64_t apart = (Product::num_bytes(a.first, rows) + 63) / 64 * 64;
         char* memory = static_cast<char*>(shared_scratch(pool, a.heads * apart));
         parallel_rows(pool, rows * a.heads, a.first.weight.in, [&](int64_t i, int64_t stop) {
