@@ -51,6 +51,16 @@ void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t sour
     c.submit(c.kernels.pack_quantized, args, weight.out);
 }
 
+// Fill the panels of a weight from codes, scales and zero points (or 0).
+template <class Context>
+void pack_coded(Context& c, const PackedWeight& weight, uintptr_t codes, uintptr_t scales,
+                uintptr_t zeros, uintptr_t panels) {
+    const PackCodedArgs args{
+        weight, reinterpret_cast<const uint8_t*>(codes), reinterpret_cast<const void*>(scales),
+        reinterpret_cast<const uint8_t*>(zeros), reinterpret_cast<uint8_t*>(panels)};
+    c.submit(c.kernels.pack_coded, args, weight.out);
+}
+
 template <class Context>
 void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
     namespace nb = nanobind;
@@ -70,11 +80,14 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
     nb::enum_<WeightForm>(m, "WeightForm")
         .value("plain", WeightForm::plain)
         .value("int8", WeightForm::int8)
-        .value("int4", WeightForm::int4);
+        .value("int4", WeightForm::int4)
+        .value("codes4", WeightForm::codes4)
+        .value("codes8", WeightForm::codes8);
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def("__init__", [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
                             int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
-                            bool is_weight_only, int64_t segments) {
+                            bool is_weight_only, int64_t segments, Type scale_type, bool has_zeros,
+                            uintptr_t order) {
             new (self) PackedWeight{type,
                                     form,
                                     in,
@@ -84,12 +97,16 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                     reinterpret_cast<const float*>(scales),
                                     reinterpret_cast<const float*>(bias),
                                     is_weight_only,
-                                    segments};
+                                    segments,
+                                    scale_type,
+                                    has_zeros,
+                                    reinterpret_cast<const int64_t*>(order)};
         });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>)
         .def("heads_linear", &heads_linear<Context>)
-        .def("pack", &pack<Context>);
+        .def("pack", &pack<Context>)
+        .def("pack_coded", &pack_coded<Context>);
 }
 
 }  // namespace quire

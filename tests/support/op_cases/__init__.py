@@ -2,12 +2,22 @@
 `tools/gpu_report.py` those with `is_bench`.
 """
 
-from tests.support.op_cases import collective, edits, latent, logits, masks, paged, products, rows
+from tests.support.op_cases import (
+    coded,
+    collective,
+    edits,
+    latent,
+    logits,
+    masks,
+    paged,
+    products,
+    rows,
+)
 from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
     *(*rows.CASES, *products.CASES, *paged.CASES, *latent.CASES),
-    *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
+    *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES, *coded.CASES),
 )
 
 FP8_CASES: tuple[Case, ...] = paged.FP8_CASES

@@ -6,6 +6,8 @@ bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,17 +18,21 @@ from torch import Tensor
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 from quire.ops.collective import linear_total
+from quire.ops.formats.coded import CodedWeight
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
 from quire.ops.quantized import MOST, WeightFormat
 from quire.ops.rounding import scales_of
 from quire.ops.segments import Addend
+
+_CODED_GROUP = 128
+"""Inputs of a group of codes that share a scale in a panel, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
     """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
     look); `dtype` is that of the activations. form: "plain", or how it is rounded; rounds_rows: see
-    `WeightFormat`.
+    `WeightFormat`. order: that of a weight in codes.
     """
 
     native: Any
@@ -39,6 +45,7 @@ class CpuLinear:
     segments: int
     form: str
     rounds_rows: bool
+    order: Tensor | None = None
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""
@@ -53,9 +60,11 @@ class CpuLinear:
 class LinearOps:
     """What packs weights, multiplies with them and looks up their rows; see quire.ops for each."""
 
-    def __init__(self, runtime: CpuRuntime) -> None:
+    def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
+        """dtype: that of the model's activations."""
         native = runtime.native
         self._runtime = runtime
+        self._dtype = dtype
         self._context = runtime.context
         self._make = native.PackedWeight
         self._width = native.panel_width
@@ -66,7 +75,7 @@ class LinearOps:
 
     def pack_linear(
         self,
-        weight: Tensor,
+        weight: Tensor | CodedWeight,
         bias: Tensor | None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
@@ -74,6 +83,8 @@ class LinearOps:
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
         assert self._runtime.program is None, "weights are packed before recording"
+        if isinstance(weight, CodedWeight):
+            return self._pack_coded(weight, bias, segments)
         if stored_as is not None and stored_as.name == "fp8":
             raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
         weight = self._runtime.dense(weight)
@@ -83,10 +94,7 @@ class LinearOps:
         scales = None
         if stored_as is not None and stored_as.name == "int8":
             scales = torch.zeros(num_panels * self._width)
-        wide_bias = None
-        if bias is not None:
-            wide_bias = torch.zeros((num_panels + 1) * self._width)
-            wide_bias[:out_features] = bias
+        wide_bias = self._wide_bias(bias, num_panels)
         assert in_features % segments == 0, "segments are of equal length"
         form = "plain" if stored_as is None else stored_as.name
         rounds_rows = stored_as is not None and stored_as.rounds_rows
@@ -101,6 +109,9 @@ class LinearOps:
             0 if wide_bias is None else wide_bias.data_ptr(),
             form != "plain" and not rounds_rows,
             segments,
+            self._types[torch.float32],
+            False,
+            0,
         )
         whole = 0 if peaks is None else peaks.data_ptr()
         self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr(), whole)
@@ -115,6 +126,54 @@ class LinearOps:
             segments,
             form,
             rounds_rows,
+        )
+
+    def _wide_bias(self, bias: Tensor | None, num_panels: int) -> Tensor | None:
+        if bias is None:
+            return None
+        wide = torch.zeros((num_panels + 1) * self._width)
+        wide[: len(bias)] = bias
+        return wide
+
+    def _pack_coded(self, weight: CodedWeight, bias: Tensor | None, segments: int) -> CpuLinear:
+        weight = weight.with_group(math.gcd(weight.group, _CODED_GROUP)).each(Tensor.contiguous)
+        out_features, in_features = weight.shape
+        assert segments == 1 or in_features % (segments * weight.group) == 0
+        num_panels, groups = -(-out_features // self._width), weight.scales.shape[1]
+        has_zeros, dtype = weight.zeros is not None, self._dtype
+        row = groups * (weight.group * weight.bits // 8 + weight.scales.itemsize + has_zeros)
+        panels = huge_tensor((num_panels, -(-row * self._width // 64) * 64), torch.uint8)
+        wide_bias = self._wide_bias(bias, num_panels)
+        native = self._make(
+            self._types[dtype],
+            self._forms[f"codes{weight.bits}"],
+            in_features,
+            out_features,
+            weight.group,
+            panels.data_ptr(),
+            0,
+            0 if wide_bias is None else wide_bias.data_ptr(),
+            True,
+            segments,
+            self._types[weight.scales.dtype],
+            has_zeros,
+            0 if weight.order is None else weight.order.data_ptr(),
+        )
+        parts = (weight.codes, weight.scales, weight.zeros, panels)
+        addresses = (0 if part is None else part.data_ptr() for part in parts)
+        self._context.pack_coded(native, *addresses)
+        return CpuLinear(
+            native,
+            dtype,
+            in_features,
+            out_features,
+            panels,
+            None,
+            wide_bias,
+            segments,
+            f"codes{weight.bits}",
+            False,
+            weight.order,
         )
 
     def _panels(
@@ -188,8 +247,8 @@ class LinearOps:
 
     def pack_experts(
         self,
-        up: Tensor,
-        down: Tensor,
+        up: Tensor | Sequence[CodedWeight],
+        down: Tensor | Sequence[CodedWeight],
         up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
@@ -266,7 +325,7 @@ class LinearOps:
         values, rows = (None, None) if addend is None else (addend.values, addend.rows)
         if values is not None:
             assert values.shape[1] == w.out_features and values.is_contiguous()
-        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, values, rows, peaks)
+        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, w.order, values, rows, peaks)
         dtype = torch.float32 if finish in ("logits", "partial") else x.dtype
         y = runtime.output((num_tokens, width), dtype)
         self._context.linear(
