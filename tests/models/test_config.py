@@ -272,7 +272,7 @@ def test_a_window_as_long_as_the_context_is_none():
 
 def test_mxfp4_is_refused_by_name():
     assert isinstance(read_spec(GPT_OSS).blocks[0].mixer.rope.scaling, YarnScaling)
-    with pytest.raises(UnsupportedConfigValue, match="quantization_config='mxfp4'"):
+    with pytest.raises(UnsupportedConfigValue, match="quantization_config.quant_method='mxfp4'"):
         read_spec({**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}})
 
 
@@ -335,9 +335,9 @@ REFUSED = {
     "flag": (llama(tie_word_embeddings="yes"), UnsupportedConfigValue, "tie_word_embeddings"),
     "nan": (llama(rms_norm_eps=float("nan")), UnsupportedConfigValue, "rms_norm_eps=nan"),
     "quantised": (
-        llama(quantization_config={"quant_method": "gptq", "bits": 4}),
+        llama(quantization_config={"quant_method": "hqq", "bits": 4}),
         UnsupportedConfigValue,
-        "quantization_config='gptq'",
+        "quantization_config.quant_method='hqq'",
     ),
     "encoder": (llama(is_encoder_decoder=True), UnsupportedConfigValue, "is_encoder_decoder=True"),
     "bidirectional": (

@@ -61,6 +61,7 @@ from quire.models.spec import (
 )
 from quire.ops import (
     AttentionArgs,
+    CodedWeight,
     ExpertWeights,
     HeadsWeight,
     LinearWeight,
@@ -324,14 +325,16 @@ class Assembly:
         return DistributedExperts(m.experts, spread, args)
 
     def _experts(self, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
-        stored_as = self._recipe.format_of("projection")
+        up = self._stacked(experts, _inputs(m), ".weight")
+        down = self._stacked(experts, ("down",), ".weight")
+        stored_as = self._format("projection", down[0])
         packed = self._ops.pack_experts(
-            self._stacked(experts, _inputs(m), ".weight"),
-            self._stacked(experts, ("down",), ".weight"),
+            up,
+            down,
             self._stacked(experts, _inputs(m), ".bias") if m.bias else None,
             self._stacked(experts, ("down",), ".bias") if m.bias else None,
             stored_as,
-            self._segments(m.width, m.width, stored_as),
+            self._segments(m.width, m.width, down[0], stored_as),
         )
         self.parts.append((name, packed))
         return packed
@@ -353,8 +356,8 @@ class Assembly:
         return tensor
 
     def _linear(self, name: str, *leaves: str, role: Role = "projection") -> LinearWeight:
-        stored_as = self._recipe.format_of(role)
-        packed = self._ops.pack_linear(*self._weights.linear(*leaves), stored_as)
+        weight, bias = self._weights.linear(*leaves)
+        packed = self._ops.pack_linear(weight, bias, self._format(role, weight))
         self.parts.append((name, packed))
         return packed
 
@@ -362,9 +365,9 @@ class Assembly:
         """A projection whose inputs workers may share, cut between `units` (heads, or the width),
         of which this worker has so many.
         """
-        stored_as, group = self._recipe.format_of("projection"), self._group
         weight, bias = self._weights.linear(name)
-        segments, peaks = self._segments(units, weight.shape[1], stored_as), None
+        stored_as, group = self._format("projection", weight), self._group
+        segments, peaks = self._segments(units, weight.shape[1], weight, stored_as), None
         if group is not None and stored_as is not None:
             peaks = group.all_gather(self._ops.row_peaks(weight)).amax(0)
         packed = self._ops.pack_linear(weight, bias, stored_as, segments, peaks)
@@ -375,10 +378,18 @@ class Assembly:
             self._ops, group, packed, stored_as is not None and stored_as.rounds_rows
         )
 
-    def _segments(self, units: int, inputs: int, stored_as: WeightFormat | None) -> int:
+    def _format(self, role: Role, weight: Tensor | CodedWeight) -> WeightFormat | None:
+        """What the recipe makes of a weight; one in codes stays as it is."""
+        return None if isinstance(weight, CodedWeight) else self._recipe.format_of(role)
+
+    def _segments(
+        self, units: int, inputs: int, weight: Tensor | CodedWeight, stored_as: WeightFormat | None
+    ) -> int:
         """Of a worker's inputs."""
         workers = 1 if self._group is None else self._group.size
         group = 0 if stored_as is None else stored_as.group
+        if isinstance(weight, CodedWeight):
+            group = weight.group
         return num_segments(units * workers, inputs * workers, group) // workers
 
     def _table(self) -> Tensor | LinearWeight:
@@ -394,7 +405,9 @@ class Assembly:
         self.parts.append(("embed.weight", table))
         return table
 
-    def _stacked(self, experts: list[str], projections: tuple[str, ...], leaf: str) -> Tensor:
+    def _stacked(
+        self, experts: list[str], projections: tuple[str, ...], leaf: str
+    ) -> Tensor | list[CodedWeight]:
         return self._weights.stacked([[at + p + leaf for p in projections] for at in experts])
 
 

@@ -4,10 +4,12 @@ for all families.
 
 from __future__ import annotations
 
+from quire.models.formats import Storage
 from quire.models.parameters import num_parameters, parameters
+from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Block, Decoder, LatentAttention, Mixer, Moe
 
-__all__ = ["active_parameters", "flops_per_token", "num_parameters"]
+__all__ = ["active_parameters", "flops_per_token", "num_parameters", "size_in_codes"]
 
 
 def active_parameters(decoder: Decoder) -> int:
@@ -29,6 +31,24 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
         2 * _numbers_per_key(mixer) * mixer.memory.num_seen(context)
         for mixer in (block.mixer for block in decoder.blocks)
     )
+
+
+def size_in_codes(family: Family, decoder: Decoder, storage: Storage) -> tuple[int, int]:
+    """How many weights are stored as codes, and their bytes with scales and zero points; those of
+    layers alone where the config does not say which.
+    """
+    stored = [tensor.in_codes(storage) for tensor in tensor_map(family, decoder)]
+    coded = [t for t in stored if t.layout is not None and not _is_left_to_files(t, storage)]
+    count = sum(leaf.size for tensor in coded for leaf in tensor.leaves)
+    return count, sum(t.layout.num_bytes(*t.shape) for t in coded if t.layout is not None)
+
+
+def _is_left_to_files(tensor: StoredTensor, storage: Storage) -> bool:
+    in_layer = all(
+        leaf.name.startswith("layers.") and not leaf.name.endswith("router.weight")
+        for leaf in tensor.leaves
+    )
+    return storage.is_decided_by_files and not in_layer
 
 
 def _numbers_per_key(mixer: Mixer) -> int:

@@ -1,0 +1,47 @@
+"""How a checkpoint stores the weights that are quantised: what `quantization_config` says, read as
+strictly as the rest of config.json. Free of torch; `models/loading/code_layouts.py` reads the
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.awq import read_awq
+from quire.models.formats.compressed_tensors import read_compressed_tensors
+from quire.models.formats.gptq import read_gptq
+from quire.models.formats.storage import FLOATS, CodeLayout, Storage, StoredPart
+
+__all__ = ["FLOATS", "METHODS", "CodeLayout", "Storage", "StoredPart", "read_storage"]
+
+METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
+    {
+        "awq": read_awq,
+        "compressed-tensors": read_compressed_tensors,
+        "gptq": read_gptq,
+    }
+)
+"""`quant_method` -> what reads the rest of the object."""
+
+_KEYS = ("quantization_config", "compression_config")
+"""Of config.json, the second in old files of compressed-tensors."""
+
+
+def read_storage(config: Mapping[str, Any]) -> Storage | None:
+    """What a config.json says about quantised weights; None where none are.
+
+    Raises UnsupportedConfigValue, UnknownConfigKey or LoadError for what is not known here.
+    """
+    reader = ConfigReader({key: config.get(key) for key in _KEYS}, is_part=True)
+    found = [section for key in _KEYS if (section := reader.section(key)) is not None]
+    if not found:
+        return None
+    method = found[0].choice("quant_method", METHODS)
+    storage = method(found[0])
+    found[0].finish()
+    if len(found) > 1:
+        raise unsupported(_KEYS[1], config[_KEYS[1]], f"null beside {_KEYS[0]}")
+    return storage

@@ -1,0 +1,164 @@
+"""What a checkpoint's quantisation is to the loader: the layout of each module's codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.models.config_reader import ConfigReader, unsupported
+
+Packing = Literal["awq", "gptq", "compressed-tensors"]
+"""How codes, scales and zero points are packed into tensors."""
+
+SMALLEST_GROUP = 8
+"""Inputs with one scale: what products read at once."""
+
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""Types of numbers that a weight may be stored in as it is."""
+_SCALES = FLOATS[:3]
+_MOST_PATTERN = 400
+"""Characters of a regular expression in a config."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One of the tensors in which a module's weight is stored: its shape, and the types that it may
+    have. An optional one may be missing.
+    """
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLayout:
+    """How the weight of a module is stored as codes of `bits` bits.
+
+    group: inputs with one scale; None: all of them. has_zeros: with a zero point each, else it is
+    the middle of the codes. is_reordered: each input has the group that g_idx names.
+    is_one_less: zero points are stored as one less than they are.
+    """
+
+    packing: Packing
+    bits: Literal[4, 8]
+    group: int | None
+    has_zeros: bool
+    is_reordered: bool = False
+    is_one_less: bool = False
+
+    def parts(self, outputs: int, inputs: int) -> dict[str, StoredPart]:
+        """The tensors of a weight [outputs, inputs], by what follows the module's name."""
+        return _PARTS[self.packing](self, outputs, inputs)
+
+    @property
+    def marker(self) -> str:
+        """The tensor that every module with this layout has, and no other."""
+        return "weight_packed" if self.packing == "compressed-tensors" else "qweight"
+
+    def num_bytes(self, outputs: int, inputs: int) -> int:
+        """Of the weight, with scales of 16 bits."""
+        groups = self.groups(inputs)
+        return outputs * (_words(inputs, self.bits) * 4 + groups * (2 + self.has_zeros))
+
+    def groups(self, inputs: int) -> int:
+        """How many scales an output has."""
+        return 1 if self.group is None else -(-inputs // self.group)
+
+
+def _words(count: int, bits: int) -> int:
+    """Words of 32 bits that hold so many codes."""
+    return -(-count * bits // 32)
+
+
+def _packed_along_outputs(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    groups, words = layout.groups(inputs), _words(outputs, layout.bits)
+    return {
+        "qweight": StoredPart((inputs, words), ("I32",)),
+        "qzeros": StoredPart((groups, words), ("I32",)),
+        "scales": StoredPart((groups, outputs), _SCALES),
+    }
+
+
+def _packed_along_inputs(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    groups, words = layout.groups(inputs), _words(outputs, layout.bits)
+    return {
+        "qweight": StoredPart((_words(inputs, layout.bits), outputs), ("I32",)),
+        "qzeros": StoredPart((groups, words), ("I32",)),
+        "scales": StoredPart((groups, outputs), _SCALES),
+        "g_idx": StoredPart((inputs,), ("I32",), is_optional=not layout.is_reordered),
+    }
+
+
+def _compressed(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    groups = layout.groups(inputs)
+    parts = {
+        "weight_packed": StoredPart((outputs, _words(inputs, layout.bits)), ("I32",)),
+        "weight_scale": StoredPart((outputs, groups), _SCALES),
+        "weight_shape": StoredPart((2,), ("I64", "I32")),
+    }
+    if layout.has_zeros:
+        packed = _words(outputs, layout.bits), groups
+        parts["weight_zero_point"] = StoredPart(packed, ("I32",))
+    if layout.is_reordered:
+        parts["weight_g_idx"] = StoredPart((inputs,), ("I32",))
+    return parts
+
+
+_PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] = {
+    "awq": _packed_along_outputs,
+    "gptq": _packed_along_inputs,
+    "compressed-tensors": _compressed,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A checkpoint's quantisation.
+
+    method: its name. layout_of: the layout of a module's weight by its name in the checkpoint, or
+    None for one that is stored as it is. is_decided_by_files: modules that have no codes in the
+    files are stored as they are, too; the config does not list them. group: the largest number of
+    inputs with one scale, 0 where all of them have one.
+    """
+
+    method: str
+    layout_of: Callable[[str], CodeLayout | None]
+    is_decided_by_files: bool
+    group: int
+
+
+def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:
+    """A number of inputs with one scale; None for -1, all of them."""
+    value = reader.integer(key, absent, minimum=-1)
+    if value == -1:
+        return None
+    if value < 1 or value % SMALLEST_GROUP:
+        raise unsupported(reader.at(key), value, f"-1 or a multiple of {SMALLEST_GROUP}")
+    return int(value)
+
+
+def names(reader: ConfigReader, key: str) -> tuple[str, ...]:
+    """A list of names; empty when absent."""
+    value = reader.raw(key, [])
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise unsupported(reader.at(key), value, "a list of names")
+    return tuple(value)
+
+
+def pattern(text: str, key: str) -> re.Pattern[str]:
+    """A regular expression of a config, which matches from the beginning of a module's name."""
+    try:
+        if len(text) > _MOST_PATTERN:
+            raise ValueError
+        return re.compile(text)
+    except (ValueError, re.error, RecursionError, OverflowError):
+        allowed = f"a regular expression of at most {_MOST_PATTERN} characters"
+        raise unsupported(key, text, allowed) from None
+
+
+def has_segment(name: str, listed: Sequence[str]) -> bool:
+    """Whether one of `listed` is within a module's name, as `modules_to_not_convert` means it."""
+    return any(part in name for part in listed)

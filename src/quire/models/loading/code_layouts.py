@@ -1,0 +1,115 @@
+"""From the tensors in which a checkpoint stores a module's codes to one `CodedWeight`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from quire.errors import CorruptCheckpoint
+from quire.models.formats import CodeLayout
+from quire.ops import CodedWeight
+
+Parts = Mapping[str, Tensor]
+"""A module's tensors by what follows its name."""
+
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs the four bits of a word hold, from the lowest on."""
+_ONES = {4: 0x11111111, 8: 0x01010101}
+"""A one in each of a word's codes."""
+_LARGEST_GROUP = 128
+"""Of those into which one group over all inputs is divided."""
+
+
+def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> CodedWeight:
+    """The weight of a module with these tensors, some of them views. Raises CorruptCheckpoint for
+    numbers that no quantiser writes.
+    """
+    codes, scales, zeros = _UNPACK[layout.packing](layout, parts, inputs)
+    if not bool(scales.isfinite().all()):
+        raise CorruptCheckpoint(f"{module} has a scale that is no finite number.")
+    if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
+        zeros = None
+    group = min(layout.group or inputs, inputs)
+    weight = CodedWeight(layout.bits, inputs, group, codes, scales, zeros)
+    if layout.group is None:
+        weight = weight.with_group(_divided(inputs))
+    index = parts.get("g_idx", parts.get("weight_g_idx"))
+    if index is None or layout.group is None:
+        return weight
+    return _in_order_of_groups(weight, module, index)
+
+
+def _divided(inputs: int) -> int:
+    """The size of groups that divide all inputs, and a quarter of them if possible."""
+    least = math.gcd(inputs // 4, _LARGEST_GROUP) if inputs % 4 == 0 else 0
+    return least if least >= 32 else _LARGEST_GROUP
+
+
+def _in_order_of_groups(weight: CodedWeight, module: str, index: Tensor) -> CodedWeight:
+    """index [in]: the group of each input. Groups of a weight are of neighbours, so inputs that
+    are spread over groups get an order.
+    """
+    index = index.long()
+    in_place = torch.arange(weight.in_features) // weight.group
+    if torch.equal(index, in_place):
+        return weight
+    order = index.argsort(stable=True)
+    if not torch.equal(index[order], in_place):
+        raise CorruptCheckpoint(
+            f"{module} has groups (g_idx) that are not of {weight.group} inputs each."
+        )
+    return weight.reordered(order)
+
+
+def _unpack_compressed(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Words along the inputs, which are bytes in the order of a `CodedWeight`."""
+    row = -(-inputs * layout.bits // 8)
+    codes = parts["weight_packed"].view(torch.uint8)[:, :row]
+    scales, zeros = parts["weight_scale"], None
+    if layout.has_zeros:
+        words = parts["weight_zero_point"].t().contiguous()
+        zeros = _codes_of(words, layout.bits)[:, : len(scales)].t()
+    return codes, scales, zeros
+
+
+def _unpack_gptq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Words along the inputs, but one above the other."""
+    row = -(-inputs * layout.bits // 8)
+    words, scales = parts["qweight"], parts["scales"]
+    codes = words.t().contiguous().view(torch.uint8)[:, :row]
+    stored = parts["qzeros"].contiguous()
+    if layout.is_one_less:  # of whole words, as it was subtracted: a zero has borrowed
+        stored = stored + _ONES[layout.bits]
+    zeros = _codes_of(stored, layout.bits)[:, : scales.shape[1]]
+    return codes, scales.t(), zeros.t()
+
+
+def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Words along the outputs, whose outputs are shuffled."""
+    place = torch.tensor(_AWQ_COLUMNS).argsort()
+    codes, zeros = (
+        _codes_of(parts[name].contiguous(), 4).unflatten(1, (-1, 8))[..., place].flatten(1)
+        for name in ("qweight", "qzeros")
+    )
+    even, odd = codes.t()[:, 0::2], codes.t()[:, 1::2]
+    packed = even.contiguous()
+    packed[:, : odd.shape[1]] |= odd << 4
+    return packed, parts["scales"].t(), zeros.t()
+
+
+def _codes_of(words: Tensor, bits: int) -> Tensor:
+    """int32 [*, W] -> uint8 [*, W * 32 / bits], the lowest bits first."""
+    found = words.view(torch.uint8)
+    return found if bits == 8 else torch.stack((found & 15, found >> 4), -1).flatten(-2)
+
+
+_UNPACK: Mapping[str, Callable[[CodeLayout, Parts, int], tuple[Tensor, Tensor, Tensor | None]]] = {
+    "awq": _unpack_awq,
+    "gptq": _unpack_gptq,
+    "compressed-tensors": _unpack_compressed,
+}
