@@ -2,12 +2,18 @@
 same weights in plain numbers.
 """
 
+import dataclasses
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from quire.errors import WeightMismatch
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models import read_spec
 from quire.models.config_reader import read_config
+from quire.models.formats import read_storage
 from quire.models.loading.weights import load_model
 from quire.ops import select
 from tests.models.hostile.models import HOSTILE, Library, oracle
@@ -18,6 +24,8 @@ NATIVE, REASON = find_native()
 PROVIDERS = ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NATIVE is None, reason=REASON))]
 OTHERS = {"qwen2": "gptq-v1", "phi3": "compressed-w4a16", "mixtral": "awq"}
 """Families with biases, fused projections and experts, in one layout each."""
+FIRST = ("awq", "gptq-v1-symmetric-act_order", "compressed-w8a16-channel-asymmetric")
+"""Layouts that are tested by default, one of each kind."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +49,9 @@ def logits(model, prompts, ops):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FIRST else [pytest.mark.full]) for n in FORMATS]
+)
 def test_logits_are_those_of_the_plain_numbers(library, tmp_path, name, provider):
     made = library["llama"]
     plain = write(made.folder, tmp_path / "model", FORMATS[name])
@@ -50,3 +60,62 @@ def test_logits_are_those_of_the_plain_numbers(library, tmp_path, name, provider
     expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
     assert model.weight_bytes < load(plain, ops, made).weight_bytes
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_with_other_modules(library, tmp_path, family):
+    made = library[family]
+    plain = write(made.folder, tmp_path / "model", FORMATS[OTHERS[family]])
+    ops = ops_of("torch")
+    model = load(tmp_path / "model", ops, made)
+    expected = [oracle(HOSTILE[family], plain)(p) for p in made.prompts]
+    assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
+    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+
+
+def test_modules_on_a_list_are_stored_as_they_are(library, tmp_path):
+    made = library["llama"]
+    config = FORMATS["gptq-v1"].config | {"dynamic": {r"-:.*layers\.1\.": {}}}
+    how = dataclasses.replace(FORMATS["gptq-v1"], config=config)
+    write(made.folder, tmp_path / "model", how)
+    with pytest.raises(WeightMismatch, match=r"missing model\.layers\.1\..*weight"):
+        load(tmp_path / "model", ops_of("torch"), made)
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    source = load_file(made.folder / "model.safetensors")
+    for name in [n for n in tensors if ".layers.1." in n]:
+        del tensors[name]
+    tensors |= {name: t for name, t in source.items() if ".layers.1." in name}
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    load(tmp_path / "model", ops_of("torch"), made)
+
+
+SCHEMES = {
+    "model.layers.0.mlp.up_proj": 8,
+    "model.layers.0.mlp.down_proj": 4,
+    "model.layers.1.mlp.up_proj": None,
+    "lm_head": None,
+}
+
+
+def test_groups_of_modules_have_schemes_of_their_own():
+    config = json.loads(json.dumps(FORMATS["compressed-w4a16"].config))
+    own = json.loads(json.dumps(config["config_groups"]["group_0"]))
+    own |= {"targets": ["re:.*up_proj"]}
+    own["weights"]["num_bits"] = 8
+    config["config_groups"] |= {"group_1": own}
+    config["ignore"] = ["lm_head", "model.layers.1.mlp.up_proj"]
+    storage = read_storage({"quantization_config": config})
+    for module, bits in SCHEMES.items():
+        layout = storage.layout_of(module)
+        assert (layout and layout.bits) == bits
+
+
+def test_rules_of_gptq_override_bits_and_groups():
+    rules = {r"+:.*down_proj": {"bits": 8, "group_size": 32}, r"-:.*layers\.1\.": {}}
+    config = FORMATS["gptq-v1"].config | {"dynamic": rules}
+    storage = read_storage({"quantization_config": config})
+    found = storage.layout_of("model.layers.0.mlp.down_proj")
+    assert (found.bits, found.group) == (8, 32)
+    assert storage.layout_of("model.layers.0.mlp.up_proj").bits == 4
+    assert storage.layout_of("model.layers.1.mlp.down_proj") is None
+    assert storage.group == 32

@@ -309,5 +309,10 @@ class ConfigReader:
             raise UnknownConfigKey(
                 f"config.json has keys whose meaning is not known here: {names}. Ignoring them "
                 "could change the answers; if they are harmless, remove them with "
-                f'hf_overrides={{"{unknown[0]}": null}}.'
+                f"hf_overrides={self._without(unknown[0])}."
             )
+
+    def _without(self, key: str) -> str:
+        """The override that removes a key, as JSON."""
+        path = [*self._where.split(".")[:-1], key]
+        return "".join(f'{{"{part}": ' for part in path) + "null" + "}" * len(path)

@@ -27,7 +27,13 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     """The weight of a module with these tensors, some of them views. Raises CorruptCheckpoint for
     numbers that no quantiser writes.
     """
+    shape = parts.get("weight_shape")
     codes, scales, zeros = _UNPACK[layout.packing](layout, parts, inputs)
+    if shape is not None and shape.tolist() != [len(scales), inputs]:
+        raise CorruptCheckpoint(
+            f"{module}.weight_shape is {shape.tolist()}, but its codes are of [{len(scales)}, "
+            f"{inputs}]."
+        )
     if not bool(scales.isfinite().all()):
         raise CorruptCheckpoint(f"{module} has a scale that is no finite number.")
     if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
