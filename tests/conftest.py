@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False  # by pytest_collection_modifyitems
     return LoadFileScheduling(config, log)
+
+
+def pytest_itemcollected(item):
+    """Mark `full` what is not sharp of a product of parameters."""
+    if (sharp := item.get_closest_marker("sharp")) is None:
+        return
+    is_sharp = sharp.kwargs["when"]
+    values = {name: item.callspec.params[name] for name in signature(is_sharp).parameters}
+    if not is_sharp(**values):
+        item.add_marker(pytest.mark.full)
 
 
 def pytest_collection_modifyitems(config, items):

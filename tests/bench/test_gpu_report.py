@@ -194,12 +194,27 @@ def test_an_engine_of_a_named_shape_is_timed():
     assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [20] * 3
     settings = {"max_num_seqs": 4, "max_model_len": 256, "kv_cache_memory_bytes": 4 << 20}
     with engines.engine("tiny", device="cpu", **settings) as llm:
-        assert engines.itl_seconds(llm, prompts, 8) > 0
-        (rate, share) = engines._together(
-            llm, "tiny", shape_of(), ceilings.Ceilings(1e9, 1e9), 3, 8
-        )
-    assert (rate.unit, share.unit, share.target) == ("tokens/s", "%", 70)
-    assert rate.value > 0 and share.value > 0
+        assert engines.generate_seconds(llm, prompts, 8, is_greedy=False) > 0
+        rate, _ = engines._together(llm, "tiny", shape_of(), ceilings.Ceilings(1e9, 1e9), 3, 8)
+    assert rate.value > 0
+
+
+def test_a_step_is_the_time_between_the_first_token_and_the_last(llama_8b, monkeypatch):
+    def generate_seconds(llm, prompts, num_tokens, *, is_greedy=True):
+        return len(prompts) * (0.5 if is_greedy else 1.0) + 0.25 * (num_tokens - 1)
+
+    monkeypatch.setattr(engines, "generate_seconds", generate_seconds)
+    prompts = engines.prompts_of("tiny", 4, 20)
+    assert engines.itl_seconds(None, prompts, 9) == 0.25
+    assert engines.itl_seconds(None, prompts, 9, is_greedy=False) == 0.25
+    limits = ceilings.Ceilings(1e9, 1e12)
+    rate, share = engines._together(None, "tiny", llama_8b, limits, 4, 9)
+    floor = ceilings.decode_seconds(llama_8b, limits, 4, 128 + 4)
+    assert (rate.what, rate.unit) == ("TINY 4 together, 128 in / 9 out: output", "tokens/s")
+    assert rate.value == 4 * 9 / (4 * 0.5 + 8 * 0.25)
+    assert (share.what, share.unit) == ("TINY 4 together, 128 in / 9 out: of roofline", "%")
+    assert share.value == pytest.approx(100 * floor / 0.25) and share.target == 70
+    assert share.note == f"step 250.00 ms, roofline {floor * 1e3:.2f} ms"
 
 
 def test_8_bit_floats_are_measured_against_a_roofline_of_half_the_bytes(llama_8b, monkeypatch):

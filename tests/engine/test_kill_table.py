@@ -16,6 +16,7 @@ def assert_sound(row, num_failed=0):
 
 
 @pytest.mark.parametrize(("num_cores", "how"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)])
+@pytest.mark.sharp(when=lambda num_cores: num_cores == 2)  # of one: client/test_supervisor.py
 def test_streams_survive_their_core(num_cores, how):
     row = asyncio.run(table.signal_cores(how, 1, num_cores=num_cores))
     assert_sound(row)

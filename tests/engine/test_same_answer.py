@@ -136,9 +136,8 @@ def metric(llm, ending):
     return sum(m.value for m in found if m.name.endswith(ending))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == "chunked")) for n in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sharp(when=lambda name: name != "chunked")
 def test_an_answer_does_not_depend_on_the_load(name, folders):
     prompts, params = requests()
     with open_llm(folders, name, **ALONE) as llm:

@@ -7,6 +7,7 @@ from quire.models import memories_of, plan_kv_pool, read_spec
 from quire.models.config_reader import read_config
 from quire.models.families import architectures, family_of
 from quire.models.layer_memory import NumberBytes
+from tests.models.hostile.kinds import kinds_of
 from tests.models.hostile.models import DENSE, HOSTILE, cases, config_of, theirs
 from tests.models.paged_driver import (
     TOLERANCE,
@@ -74,6 +75,13 @@ def test_every_family_has_an_oracle():
         assert compared, f"no model of {name}"
         for hostile in compared:
             assert (family.oracle == "reference") == (hostile.reference is not None)
+
+
+def test_the_default_run_has_every_kind_of_fact():
+    kinds = {name: kinds_of(hostile) for name, hostile in HOSTILE.items()}
+    default = set().union(*(kinds[name] for name in HOSTILE if HOSTILE[name].is_default))
+    for name, found in kinds.items():
+        assert found <= default, f"{name} alone has {found - default}: make it is_default"
 
 
 def test_a_decoder_can_be_cut_anywhere(checkpoints):

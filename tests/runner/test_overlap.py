@@ -49,6 +49,7 @@ def break_launches(core, handle, at_output, kind):
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sharp(when=lambda seed: seed < 12)
 def test_any_life_has_the_answers_of_one_step_at_a_time(folder, seed):
     life = Life(seed)
     blocks = {} if seed % 3 else {"num_gpu_blocks_override": 15}  # too few for five requests

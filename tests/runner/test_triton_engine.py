@@ -34,6 +34,7 @@ SHAPE = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_triton_engine_with_graphs(tmp_path, run_triton_script):
     folder = make_checkpoint(tmp_path, SHAPE, "mistral", dtype="float32")
     ops = select(device="cpu", dtype=torch.float32, providers=["torch"])

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ NUM_STREAMS = 64
 NUM_TOKENS = 48
 PROMPTS = ("def add(a, b):", "import os\n\n", "class Stack:\n    def __init__(self", "x = [")
 POISON_AT = 20
+_WAIT_S = 30.0
 
 Answer = tuple[list[int], str | None]
 """A stream's ids, and why it ended."""
@@ -281,7 +283,7 @@ def kill_front_end(num_moments: int, *, seed: int = 0) -> Row:
             time.sleep(pick.random())
             child.kill()
             start = time.monotonic()
-            _, alive = psutil.wait_procs(cores, timeout=10)
+            _, alive = psutil.wait_procs(cores, timeout=_WAIT_S)
             row.resumed_s.append(time.monotonic() - start)
             row.leaks += [f"core {process.pid}" for process in alive]
             child.wait()
@@ -320,7 +322,7 @@ class _no_leaks:
         self._before = _things()
 
     def __exit__(self, *exc: object) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + _WAIT_S
         while (left := _things() - self._before) and time.monotonic() < deadline:
             time.sleep(0.05)
         self._row.leaks += sorted(left)
@@ -329,10 +331,19 @@ class _no_leaks:
 def _things() -> set[str]:
     children = psutil.Process().children(recursive=True)
     found = {f"process {child.pid}" for child in children if child.status() != "zombie"}
-    found |= {str(path) for path in Path("/dev/shm").glob("*")}
+    found |= {path for path in map(str, Path("/dev/shm").glob("*")) if not _is_mapped(path)}
     pids = {os.getpid(), *(child.pid for child in children)}
     folders = Path(tempfile.gettempdir()).glob("quire-*-*")
     return found | {str(path) for path in folders if int(path.name.split("-")[1]) in pids}
+
+
+def _is_mapped(path: str) -> bool:
+    """Whether a living process has it, others at work on this machine for example."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            if path in maps.read_text():
+                return True
+    return False
 
 
 async def _serve_for_ever() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 CMAKE = Path(__file__).parents[2] / "CMakeLists.txt"
 
 
+@cache
 def levels_with(*kernels: str) -> set[str]:
     """The levels for which one of these files of csrc/kernels is compiled; at the others its
     functions are those of the level before, which need no second test.

@@ -85,7 +85,7 @@ def no_orphans():
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before
-    psutil.wait_procs(left, timeout=10)
+    psutil.wait_procs(left, timeout=60)
     assert not [process for process in left if process.is_running()]
 
 
@@ -125,12 +125,12 @@ def test_a_poisonous_request_costs_only_itself(engine, expected):
 def test_a_core_that_dies_idle_is_missed_by_nobody(engine, expected):
     process = psutil.Process(pid_of(engine))
     process.kill()
-    process.wait(10)
+    process.wait(60)
     assert serve(engine) == expected
 
 
 def test_a_loop_that_hangs_is_a_death(engine):
-    engine.front_end.client.remote.longest_turn_s = 1.0
+    engine.front_end.client.remote.longest_turn_s = 3.0
     engine.add_request("0", PROMPTS[0], params(KINDS[0], extra_args={"hang_at": 2}))
     outputs = []
     while engine.has_unfinished_requests():

@@ -179,9 +179,8 @@ def test_a_rank_pins_a_request(plan):
         client.shutdown()
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGABRT, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT])
+@pytest.mark.sharp(when=lambda how: how == signal.SIGKILL)  # SIGSTOP: client/test_supervisor.py
 def test_a_death_is_told_and_a_restart_serves_again(plan, how):
     client = launch_sync(plan)
     try:
@@ -414,10 +413,11 @@ def test_no_core_and_no_socket_outlives_a_killed_front_end(short_path):
     assert left == []
 
 
-def test_a_core_leaves_sigterm_to_its_owner_which_ends_it_in_order(plan):
-    client = launch_sync(plan)
+def test_a_core_leaves_sigterm_to_its_owner_which_ends_it_in_order():
+    roomy = SMALL | {"max_model_len": 4096, "num_gpu_blocks_override": 300}
+    client = launch_sync(EngineArgs(**roomy).create_engine_config())
     try:
-        client.add_request(request(1, max_tokens=200))
+        client.add_request(request(1, max_tokens=4000))  # more than it makes until it is asked
         client.get_output()
         os.kill(client.core_status(0).pid, signal.SIGTERM)
         for _ in range(20):

@@ -1,6 +1,7 @@
-"""A process that has some of a product's inputs: writes the sums of its segments.
+"""A process that has some of a product's inputs: writes the sums of its segments, for groups of two
+and of four workers.
 
-python -m tests.kernels.cpu.segment_worker FOLDER RANK SIZE
+python -m tests.kernels.cpu.segment_worker FOLDER HALF
 """
 
 from __future__ import annotations
@@ -64,14 +65,16 @@ def partial(
     return found
 
 
-def main(folder: Path, rank: int, size: int) -> None:
+def main(folder: Path, half: int) -> None:
+    """Rank 0 or 1 of two; every second of four."""
     for dtype in DTYPES:
         ops = cpu_ops(dtype)
         x, weight = draw(ROWS, INPUTS, dtype=dtype), draw(OUT, INPUTS, dtype=dtype, seed=1)
         for name, stored_as in FORMATS.items():
-            sums = partial(ops, x, weight, stored_as, rank, size)
-            torch.save(sums, folder / f"{name}-{dtype}-{size}-{rank}.pt")
+            for rank, size in ((half, 2), (half, 4), (half + 2, 4)):
+                sums = partial(ops, x, weight, stored_as, rank, size)
+                torch.save(sums, folder / f"{name}-{dtype}-{size}-{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -9,7 +9,7 @@ import torch
 
 from quire.kernels.cpu import ATTENTION_OPS, KV_OPS
 from quire.kernels.cpu.runtime import find_native
-from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
 from tests.support.op_cases import CASES
 from tests.support.op_cases.paged import PagedShape
 from tests.support.op_cases.token_by_token import token_by_token
@@ -26,6 +26,7 @@ HOSTILE = [case for case in CASES if case.op in KV_OPS + ATTENTION_OPS and not c
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
     check(case, dtype, cpu_ops(isa, dtype))
 
@@ -40,5 +41,6 @@ CHUNKED = [
 
 @pytest.mark.parametrize("case", CHUNKED, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_new_tokens_of_a_request_have_the_bits_of_one_after_the_other(isa, dtype, case):
     check(case, dtype, dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True))

@@ -11,7 +11,7 @@ from quire.kernels.cpu import LATENT_OPS
 from quire.kernels.cpu.runtime import find_native
 from quire.ops import NormWeight
 from quire.ops.kv import LatentShape
-from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
 from tests.support.op_cases import CASES
 from tests.support.op_cases.latent import ODD, WIDE, Sizes, token_by_token
 from tests.support.op_conformance import check
@@ -27,6 +27,7 @@ HOSTILE = [case for case in CASES if case.op in LATENT_OPS and not case.is_bench
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
     check(case, dtype, cpu_ops(isa, dtype))
 
@@ -36,6 +37,7 @@ CHUNKED = [token_by_token(s) for s in (WIDE, ODD, Sizes(130, 16, 8, 16), Sizes(1
 
 @pytest.mark.parametrize("case", CHUNKED, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_new_tokens_of_a_request_have_the_bits_of_one_after_the_other(isa, dtype, case):
     check(case, dtype, dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True))
 

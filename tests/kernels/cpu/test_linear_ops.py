@@ -13,11 +13,12 @@ from quire.kernels.cpu.program import Program
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import select
 from quire.ops.activation import ACTIVATIONS
-from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, has_own_code, is_sharp
 from tests.support.op_cases import CASES
 from tests.support.op_cases.costs import nbytes
 from tests.support.op_conformance import check, relative_error
 
+KERNELS = ("linear", "linear_pack", "finish")
 NATIVE, REASON = find_native()
 pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
@@ -48,6 +49,7 @@ def error_limit(x, weight, bias, truth):
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
     ops = dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True)
     check(case, dtype, ops)
@@ -55,6 +57,7 @@ def test_native_op_conforms(isa, dtype, case):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=has_own_code)
 def test_products_of_any_shape_are_right(isa, dtype, shape):
     ops = cpu_ops(isa, dtype)
     width, out = shape
@@ -70,6 +73,7 @@ def test_products_of_any_shape_are_right(isa, dtype, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=has_own_code)
 def test_a_row_has_the_same_bits_in_any_company(isa, dtype, shape):
     one, two = cpu_ops(isa, dtype, num_threads=1), cpu_ops(isa, dtype, num_threads=2)
     width, out = shape
@@ -128,6 +132,7 @@ def test_not_a_number_and_infinity_come_through(isa):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=has_own_code)
 def test_capped_logits(isa, dtype):
     ops = cpu_ops(isa, dtype)
     head = ops.pack_linear(draw(70, 48, dtype=dtype), None)

@@ -1,4 +1,4 @@
-"""The native masks against the rules of every provider, at each level."""
+"""The native masks, which have one code for all levels, against the rules of every provider."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ HOSTILE = [case for case in CASES if case.op in MASK_OPS and not case.is_bench]
 
 
 @cache
-def native_ops(isa=None, num_threads=2):
-    runtime = CpuRuntime(num_threads=num_threads, isa=isa)
+def native_ops(num_threads=2):
+    runtime = CpuRuntime(num_threads=num_threads)
     return select(device="cpu", dtype=torch.float32, providers=["cpu"], runtime=runtime)
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case.name)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_native_op_conforms(isa, num_threads, case):
-    check(case, torch.float32, native_ops(isa, num_threads))
+def test_native_op_conforms(num_threads, case):
+    check(case, torch.float32, native_ops(num_threads))
 
 
 def test_rows_apart_and_masks_apart():

@@ -61,7 +61,7 @@ def test_threads_start_with_the_first_work_for_them():
 def test_threads_end_with_their_pool_and_on_resizing():
     gc.collect()  # pools of earlier tests
     before = num_pool_threads(0)
-    for _ in range(20):
+    for _ in range(5):
         runtime, add = make_add(4)
         add(big(1), big(2))
         assert num_pool_threads(before + 3) == before + 3

@@ -11,9 +11,11 @@ from quire.kernels.cpu.runtime import find_native
 from quire.ops import MoeArgs, RouteArgs, WeightFormat, select
 from quire.ops.quantized import quantize_rows, quantize_weight
 from tests.kernels.cpu.native_ops import DTYPES, cpu_ops
+from tests.support.native_levels import levels_with
 from tests.support.op_cases.costs import nbytes
 
 NATIVE, REASON = find_native()
+KERNELS = ("quantized", "dequantized")
 pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
 FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
 KEPT_ROWS = [WeightFormat("int8", 0, False), WeightFormat("int4", 64, False)]
@@ -29,6 +31,11 @@ def name_of(value):
     return str(value).removeprefix("torch.")
 
 
+def has_own_code(isa, format):
+    """Whether a level's products with a format are not those of the level before."""
+    return isa in levels_with("quantized" if format.rounds_rows else "dequantized")
+
+
 def draw(*shape, dtype=torch.float32, seed=0):
     """Rows of very different sizes, a row of zeros, one of almost nothing."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
@@ -42,6 +49,7 @@ def draw(*shape, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
+@pytest.mark.sharp(when=has_own_code)
 def test_native_products_are_the_definition(isa, format, shape):
     width, out = shape
     for dtype in DTYPES:
@@ -62,6 +70,7 @@ def test_native_products_are_the_definition(isa, format, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
+@pytest.mark.sharp(when=has_own_code)
 def test_a_row_has_the_same_bits_in_any_company(isa, format, shape):
     one, two = cpu_ops(isa, num_threads=1), cpu_ops(isa, num_threads=2)
     width, out = shape
@@ -98,6 +107,7 @@ def test_a_weight_of_sixteen_steps_is_exact_in_int4(isa):
 
 
 @pytest.mark.parametrize("format", FORMATS + KEPT_ROWS, ids=name_of)
+@pytest.mark.sharp(when=has_own_code)
 def test_a_row_that_is_not_finite_stays_alone(isa, format):
     ops = cpu_ops(isa)
     packed = ops.pack_linear(draw(40, 70), None, format)

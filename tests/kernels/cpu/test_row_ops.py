@@ -13,7 +13,7 @@ from quire.kernels.cpu import ROW_OPS
 from quire.kernels.cpu.runtime import find_native
 from quire.ops import NormWeight
 from tests.kernels.cpu import native_ops
-from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id
+from tests.kernels.cpu.native_ops import DTYPES, case_id, dtype_id, is_sharp
 from tests.support.op_cases import CASES
 from tests.support.op_conformance import check
 
@@ -38,6 +38,7 @@ def cpu_ops(isa, dtype, num_threads=2):
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
     check(case, dtype, cpu_ops(isa, dtype))
 

@@ -57,16 +57,13 @@ CHOSEN_FAST = {
 """Of the slow ops: each feature in one case."""
 
 
-ALTERNATING = {"linear", "rope_store", "norm", "hidden"}
-"""Ops with many quick cases: one in float32, the next in float16."""
-
-
 def is_run(kind, case, number):
-    """Whether a case is run by default; `number` counts the cases."""
-    if case.op in ALTERNATING:
-        return KINDS[number % 2] == kind
-    chosen = CHOSEN if kind == KINDS[0] else CHOSEN_FAST
-    return case.op not in SLOW or f"{case.op}/{case.name}" in chosen
+    """Whether a case is run by default; `number` counts the cases: of the quick ones, one runs in
+    float32, the next in float16.
+    """
+    if case.op in SLOW:
+        return f"{case.op}/{case.name}" in (CHOSEN if kind == KINDS[0] else CHOSEN_FAST)
+    return case.op in FLOAT32 or KINDS[number % 2] == kind
 
 
 def pytest_generate_tests(metafunc):

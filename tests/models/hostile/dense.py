@@ -1,6 +1,4 @@
-"""Dense families beyond the first fifteen. One for each kind of norm, position and block is part of
-the default run.
-"""
+"""Dense families beyond the first fifteen."""
 
 from tests.models.hostile.form import LLAMA3, WINDOWS, YARN, Hostile, rope
 from tests.models.hostile.references import chatglm, exaone, internlm2, minicpm
@@ -151,9 +149,7 @@ DENSE = {
     "gpt_neox-sequential": Hostile(
         "gpt_neox", {**LAYER, "num_key_value_heads": None, "use_parallel_residual": False}
     ),
-    "gptj": Hostile(
-        "gptj", {**GPT, "rotary_dim": 8}, base={}, length_key="n_positions", is_default=True
-    ),
+    "gptj": Hostile("gptj", {**GPT, "rotary_dim": 8}, base={}, length_key="n_positions"),
     "opt": Hostile(
         "opt",
         {
@@ -190,6 +186,7 @@ DENSE = {
         {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
         base={},
         attention="sdpa",  # transformers 5.23 adds the biases twice in its eager attention
+        is_default=True,
     ),
     "stablelm": Hostile(
         "stablelm", {**LAYER, "use_qkv_bias": True, **rope("default", partial_rotary_factor=0.25)}
@@ -212,7 +209,7 @@ DENSE = {
     ),
     "apertus": Hostile("apertus", {**SQUARE, **LLAMA3, "attention_bias": True}, is_default=True),
     "ernie4_5": Hostile("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
-    "hunyuan": Hostile("hunyuan_v1_dense", {"attention_bias": True}, is_default=True),
+    "hunyuan": Hostile("hunyuan_v1_dense", {"attention_bias": True}),
     "hunyuan-alpha": Hostile("hunyuan_v1_dense", rope("dynamic", factor=1.0, alpha=50.0)),
     "helium": Hostile(
         "helium",

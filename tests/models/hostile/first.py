@@ -1,20 +1,20 @@
-"""The first fifteen families: each is part of the default run."""
-
-from dataclasses import replace
+"""The first fifteen families."""
 
 from tests.models.hostile.form import EXPERTS, LLAMA3, LONG, WINDOWS, YARN, Hostile, rope
 
 FIRST = {
-    "llama": Hostile("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama": Hostile("llama", {"attention_bias": True, "mlp_bias": True}, is_default=True),
     "llama-llama3": Hostile("llama", LLAMA3),
     "llama-linear": Hostile("llama", rope("linear", factor=3.0)),
     "llama-yarn": Hostile("llama", rope("yarn", **YARN, truncate=False)),
     "llama-yarn-mscale": Hostile("llama", rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.9)),
-    "llama-dynamic": Hostile("llama", rope("dynamic", factor=4.0)),
+    "llama-dynamic": Hostile("llama", rope("dynamic", factor=4.0), is_default=True),
     "mistral": Hostile("mistral", {"sliding_window": 4}),
     "qwen2": Hostile("qwen2", {"use_sliding_window": True, **WINDOWS, "head_dim": None}),
     "qwen3": Hostile(
-        "qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+        is_default=True,
     ),
     "gemma": Hostile("gemma", {"tie_word_embeddings": True, "attention_bias": True}),
     "gemma2": Hostile(
@@ -26,6 +26,7 @@ FIRST = {
             "tie_word_embeddings": True,
             "sliding_window": 4,
         },
+        is_default=True,
     ),
     "gemma3": Hostile(
         "gemma3_text",
@@ -39,6 +40,7 @@ FIRST = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
         },
+        is_default=True,
     ),
     "phi3": Hostile(
         "phi3",
@@ -58,7 +60,7 @@ FIRST = {
             "original_max_position_embeddings": 8,
         },
     ),
-    "olmo2": Hostile("olmo2", {"attention_bias": True}),
+    "olmo2": Hostile("olmo2", {"attention_bias": True}, is_default=True),
     "gpt2": Hostile(
         "gpt2",
         {
@@ -75,6 +77,7 @@ FIRST = {
         },
         base={},
         length_key="n_positions",
+        is_default=True,
     ),
     "granite": Hostile(
         "granite",
@@ -120,6 +123,6 @@ FIRST = {
             "swiglu_limit": 0.4,
             **rope("yarn", **YARN, truncate=True),
         },
+        is_default=True,
     ),
 }
-FIRST = {name: replace(hostile, is_default=True) for name, hostile in FIRST.items()}

@@ -64,7 +64,8 @@ class Hostile:
     `nulls` are keys that it has as null. Where transformers does not have it, `reference` makes an
     oracle from config.json and the stored tensors (references.py). `architecture` is what
     config.json says in place of transformers' name. `attention` is transformers' implementation.
-    Models that are not `is_default` run with `--full` only.
+    Models that are not `is_default` run with `--full` only: one is where no other that runs by
+    default has a kind of fact that it has.
     """
 
     kind: str

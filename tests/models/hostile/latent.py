@@ -51,6 +51,7 @@ LATENTS = {
             "topk_group": 2,
             "first_k_dense_replace": 1,
         },
+        is_default=True,
     ),
     "deepseek_v3": Hostile("deepseek_v3", {**V3, **SCALED}, is_default=True),
     "deepseek_v3-one_group": Hostile(

@@ -79,7 +79,6 @@ MIXTURES = {
     "glm4_moe": Hostile(
         "glm4_moe",
         {**DEEPSEEK, "attention_bias": True, "use_qk_norm": True, **rope("default")},
-        is_default=True,
     ),
     "solar_open": Hostile(
         "solar_open", {**DEEPSEEK, "first_k_dense_replace": None, "intermediate_size": None}
@@ -151,9 +150,9 @@ MIXTURES = {
         },
         is_default=True,
     ),
-    "granite_moe": Hostile("granitemoe", GRANITE),
+    "granite_moe": Hostile("granitemoe", GRANITE, is_default=True),
     "granite_moe_shared": Hostile("granitemoeshared", {**GRANITE, "shared_intermediate_size": 56}),
-    "dbrx": Hostile("dbrx", DBRX, base={}, length_key="max_seq_len"),
+    "dbrx": Hostile("dbrx", DBRX, base={}, length_key="max_seq_len", is_default=True),
     "mimo": Hostile(
         "qwen2",
         {"head_dim": None, "attention_bias": True, "num_nextn_predict_layers": 1},

@@ -29,7 +29,9 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS
-"""Each of the tests takes all of them; those that are not `is_default` with `--full` only."""
+"""Each of the tests takes all of them; those that are not `is_default` with `--full` only. For each
+kind of fact (kinds.py) there is one that is.
+"""
 
 
 def cases(names: Iterable[str] = HOSTILE) -> list[Any]:

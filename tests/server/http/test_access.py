@@ -184,7 +184,7 @@ def test_t23_a_large_body_is_refused_before_it_is_read(tight):
     told = HEAD + b"Content-Type: application/json\r\nContent-Length: 1000000000\r\n\r\n"
     assert status(drip(tight, told, b" " * 1000, 10)) == 413
     untold = HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert status(drip(tight, untold, b"400\r\n" + b" " * 1024 + b"\r\n", 10_000)) == 413
+    assert status(drip(tight, untold, b"2000\r\n" + b" " * 8192 + b"\r\n", 10_000)) == 413
 
 
 def test_t23_slow_heads_and_bodies_are_cut_off(tight):

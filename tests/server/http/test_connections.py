@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 
 import psutil
 import pytest
@@ -18,17 +17,18 @@ from quire.server.http.listening import Listening, bind, make_listener
 from tests.server.serve_process import serving
 
 OFFER = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+WAIT_S = 60
 HALF = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Le"
 
 
 class Echo:
-    """An app that answers with the body; `release` lets requests to /held go on. `left`: one to
-    /waits was told that its client has disconnected.
+    """An app that answers with the body; `release` lets requests to /held go on. `begun`: there is
+    one to /waits; `left`: it was told that its client has disconnected.
     """
 
     def __init__(self):
         self.release = threading.Event()
-        self.left = threading.Event()
+        self.begun, self.left = threading.Event(), threading.Event()
 
     async def __call__(self, scope, receive, send):
         body, more = b"", True
@@ -38,6 +38,7 @@ class Echo:
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
         if scope["path"] == "/waits":
+            self.begun.set()
             message = await receive()
             assert message["type"] == "http.disconnect"
             self.left.set()
@@ -66,17 +67,17 @@ def listening(most=1000):
         port = listener.getsockname()[1]
         thread = threading.Thread(target=lambda: asyncio.run(serve(listener)))
         thread.start()
-        assert up.wait(20)
+        assert up.wait(WAIT_S)
         try:
             yield app, port
         finally:
             app.release.set()
             made[0].should_exit = made[0].force_exit = True
-            thread.join(20)
+            thread.join(WAIT_S)
 
 
 def connected(port):
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    return socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
 
 
 def answer(sock):
@@ -86,7 +87,7 @@ def answer(sock):
 
 
 def ask(port, body="x", path="/echo"):
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     with contextlib.closing(client):
         client.request("POST", path, body)
         return json.loads(client.getresponse().read())
@@ -201,7 +202,7 @@ def test_t34_requests_that_run_are_never_cut_for_new_ones():
         with pytest.raises(TimeoutError):
             late.recv(1)
         app.release.set()
-        late.settimeout(10)
+        late.settimeout(WAIT_S)
         assert [answer(sock)[2] for sock in (*held, late)] == [*"yyyyz"]
 
 
@@ -225,5 +226,5 @@ def test_the_request_that_is_answered_learns_that_its_client_left():
     with listening() as (app, port):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(head * 3)
-            time.sleep(0.1)
-        assert app.left.wait(10)
+            assert app.begun.wait(WAIT_S)
+        assert app.left.wait(WAIT_S)

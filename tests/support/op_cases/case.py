@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,10 @@ class Case:
     def draw(self, dtype: torch.dtype, device: str = "cpu") -> Draw:
         """This case's source of inputs: equal for equal arguments."""
         return Draw(self._seed, dtype, device)
+
+    def one_of(self, dtypes: Sequence[torch.dtype]) -> torch.dtype:
+        """The dtype that runs where one has to do: of all cases, each dtype gets its share."""
+        return dtypes[self._seed % len(dtypes)]
 
     def run(self, ops: Ops, arguments: Arguments) -> Any:
         """Call the op; a tensor that it changes is a copy, and the result."""
