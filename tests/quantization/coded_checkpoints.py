@@ -207,9 +207,9 @@ def write(source: Path, target: Path, how: Written) -> Path:
     """
     plain = target / "plain"
     for folder in (target, plain):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for file in source.glob("*.json"):
-            shutil.copy(file, folder)
+            shutil.copy(file, folder / file.name)
     tensors = load_file(source / "model.safetensors")
     coded, values = dict(tensors), dict(tensors)
     for name in filter(LAYERS.fullmatch, tensors):
