@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint
@@ -97,15 +98,17 @@ def _unpack_gptq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor,
 
 def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
     """Words along the outputs, whose outputs are shuffled."""
-    place = torch.tensor(_AWQ_COLUMNS).argsort()
-    codes, zeros = (
-        _codes_of(parts[name].contiguous(), 4).unflatten(1, (-1, 8))[..., place].flatten(1)
-        for name in ("qweight", "qzeros")
-    )
-    even, odd = codes.t()[:, 0::2], codes.t()[:, 1::2]
-    packed = even.contiguous()
-    packed[:, : odd.shape[1]] |= odd << 4
-    return packed, parts["scales"].t(), zeros.t()
+    words = parts["qweight"].contiguous().view(torch.uint8)
+    even, odd = words[0::2], words[1::2]
+    if inputs % 2:
+        odd = F.pad(odd, (0, 0, 0, 1))
+    pairs = (even & 15) | (odd << 4), (even >> 4) | (odd & 240)  # of an output's inputs
+    codes = torch.empty(words.shape[1] // 4, 8, len(even), dtype=torch.uint8)
+    for i, column in enumerate(_AWQ_COLUMNS):
+        codes[:, column] = pairs[i % 2][:, i // 2 :: 4].t()
+    zeros = _codes_of(parts["qzeros"].contiguous(), 4).unflatten(1, (-1, 8))
+    zeros = zeros[..., torch.tensor(_AWQ_COLUMNS).argsort()].flatten(1).t()
+    return codes.flatten(0, 1), parts["scales"].t(), zeros
 
 
 def _codes_of(words: Tensor, bits: int) -> Tensor:
