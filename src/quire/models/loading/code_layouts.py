@@ -103,9 +103,10 @@ def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, 
     if inputs % 2:
         odd = F.pad(odd, (0, 0, 0, 1))
     pairs = (even & 15) | (odd << 4), (even >> 4) | (odd & 240)  # of an output's inputs
+    across = [both.view(torch.int32).t().contiguous().view(torch.uint8) for both in pairs]
     codes = torch.empty(words.shape[1] // 4, 8, len(even), dtype=torch.uint8)
     for i, column in enumerate(_AWQ_COLUMNS):
-        codes[:, column] = pairs[i % 2][:, i // 2 :: 4].t()
+        codes[:, column] = across[i % 2][:, i // 2 :: 4]
     zeros = _codes_of(parts["qzeros"].contiguous(), 4).unflatten(1, (-1, 8))
     zeros = zeros[..., torch.tensor(_AWQ_COLUMNS).argsort()].flatten(1).t()
     return codes.flatten(0, 1), parts["scales"].t(), zeros
