@@ -8,6 +8,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -21,6 +22,7 @@
 #include "bind/linear.hpp"
 #include "bind/mask.hpp"
 #include "bind/sample.hpp"
+#include "bind/state.hpp"
 #include "core/arena.hpp"
 #include "core/level.hpp"
 #include "core/memory.hpp"
@@ -260,6 +262,7 @@ void bind_context(nb::module_& m) {
     bind_linear(m, context);
     bind_mask(context);
     bind_sample(context);
+    bind_state(context);
 }
 
 }  // namespace

@@ -326,6 +326,104 @@ struct LatentAttendArgs {
     double scale;
 };
 
+// Where rows find and keep their recurrent state, by token; see ops/batch.py (StateBatch). The part
+// of a state that an operation works on begins at data + block * block_bytes.
+struct States {
+    char* data;
+    int64_t block_bytes;
+    int64_t num_blocks;
+    const int64_t* reads;
+    const int64_t* writes;
+};
+
+// out = after * act(conv(before * x)) over channels; see ops/mixers/state.py, as for those below.
+// weight [kernel, width] and bias [width] in the type; bias, before and after may be null. act: none
+// or silu.
+struct ShortConvArgs {
+    Type type;
+    int64_t width;
+    int64_t kernel;
+    Act act;
+    Rows x;
+    Rows before;
+    Rows after;
+    Rows out;
+    const void* weight;
+    const void* bias;
+    States states;
+};
+
+// A state [size, width] in fp32. decay [size, width], skip [width]; gate may be null.
+struct MambaScanArgs {
+    Type type;
+    int64_t width;
+    int64_t size;
+    Rows x;
+    Rows dt;
+    Rows b;
+    Rows c;
+    Rows gate;
+    Rows out;
+    const float* decay;
+    const float* skip;
+    States states;
+};
+
+// States [heads, size, dim] in fp32; b and c have a row of `size` for each group of heads. decay,
+// skip and dt_bias [heads].
+struct Mamba2ScanArgs {
+    Type type;
+    int64_t heads;
+    int64_t dim;
+    int64_t size;
+    int64_t groups;
+    Rows x;
+    Rows dt;
+    Rows b;
+    Rows c;
+    Rows out;
+    const float* decay;
+    const float* skip;
+    const float* dt_bias;
+    float least_step;
+    float largest_step;
+    States states;
+};
+
+// States [heads, size, dim] in fp32; q and k have a row of `size` for each of key_heads. decay and
+// dt_bias [heads].
+struct GatedDeltaArgs {
+    Type type;
+    int64_t heads;
+    int64_t key_heads;
+    int64_t dim;
+    int64_t size;
+    Rows q;
+    Rows k;
+    Rows v;
+    Rows a;
+    Rows b;
+    Rows out;
+    const float* decay;
+    const float* dt_bias;
+    States states;
+};
+
+// out = norm of each group of y, with silu(gate). weight [width], or [group] where it is shared by
+// all groups; null: no norm, and gate_first.
+struct GatedNormArgs {
+    Type type;
+    int64_t width;
+    int64_t group;
+    bool gate_first;
+    Rows y;
+    Rows gate;
+    Rows out;
+    const void* weight;
+    bool is_weight_shared;
+    float eps;
+};
+
 // Bytes of a piece of memory, which are the "tokens" of ReadArgs.
 constexpr int64_t kReadPiece = 1 << 20;
 
@@ -400,6 +498,11 @@ struct Kernels {
     Kernel<AttendArgs> attend;
     Kernel<LatentStoreArgs> latent_store;
     Kernel<LatentAttendArgs> latent_attend;
+    Kernel<ShortConvArgs> short_conv;
+    Kernel<MambaScanArgs> mamba_scan;
+    Kernel<Mamba2ScanArgs> mamba2_scan;
+    Kernel<GatedDeltaArgs> gated_delta;
+    Kernel<GatedNormArgs> gated_norm;
     Kernel<LinearArgs> linear[kNumTypes];  // by the type of the weight
     Kernel<HeadsArgs> heads_linear[kNumTypes];
     Kernel<LinearArgs> linear_quantized;

@@ -17,6 +17,7 @@ void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
+void fill_state(Kernels&);
 }  // namespace portable
 #if defined(__x86_64__)
 namespace avx2 {
@@ -30,6 +31,7 @@ void fill_quantized(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
+void fill_state(Kernels&);
 }  // namespace avx2
 namespace avx_vnni {
 void fill_limits(Kernels&);
@@ -45,6 +47,7 @@ void fill_linear(Kernels&);
 void fill_rope_store(Kernels&);
 void fill_rows(Kernels&);
 void fill_sample(Kernels&);
+void fill_state(Kernels&);
 }  // namespace avx512
 namespace avx512_vnni {
 void fill_limits(Kernels&);
@@ -70,6 +73,7 @@ Kernels kernels_for(Level level) {
     portable::fill_rope_store(table);
     portable::fill_rows(table);
     portable::fill_sample(table);
+    portable::fill_state(table);
 #if defined(__x86_64__)
     if (includes(level, Level::avx2)) {
         avx2::fill_attention(table);
@@ -82,6 +86,7 @@ Kernels kernels_for(Level level) {
         avx2::fill_rope_store(table);
         avx2::fill_rows(table);
         avx2::fill_sample(table);
+        avx2::fill_state(table);
     }
     if (includes(level, Level::avx_vnni)) {
         avx_vnni::fill_limits(table);
@@ -97,6 +102,7 @@ Kernels kernels_for(Level level) {
         avx512::fill_rope_store(table);
         avx512::fill_rows(table);
         avx512::fill_sample(table);
+        avx512::fill_state(table);
     }
     if (includes(level, Level::avx512_vnni)) {
         avx512_vnni::fill_limits(table);

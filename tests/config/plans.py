@@ -3,7 +3,7 @@
 from quire.config.args.engine_args import EngineArgs
 from quire.config.facts import ModelFacts
 from quire.hardware.facts import GpuFacts, MachineFacts
-from quire.models.layer_memory import KeyValues
+from quire.models.layer_memory import KeyValues, RecurrentState
 from quire.models.max_length import LengthFacts
 
 GIB = 2**30
@@ -104,6 +104,25 @@ def gemma_2b(dtype="float32"):
     )
 
 
+def mamba_2_8b():
+    """Mamba-2.8B: a state in each of 64 layers, and no length in its config."""
+    return make_model(
+        name="state-spaces/mamba-2.8b-hf",
+        architecture="MambaForCausalLM",
+        model_type="mamba",
+        checkpoint_dtype="float32",
+        num_parameters=2_768_345_600,
+        num_layers=64,
+        hidden_size=2560,
+        widest=10_240,
+        vocab_size=50_280,
+        memories=(RecurrentState(numbers=3 * 5120, wide_numbers=16 * 5120),) * 64,
+        length=LengthFacts(None, None, "no length key in config.json"),
+        generation_config={},
+        generation_config_source="generation_config.json",
+    )
+
+
 SERVER = make_machine(
     cpu_name="Server CPU",
     num_cpus=128,
@@ -183,6 +202,11 @@ PAIRS = {
         EngineArgs(model="google/gemma-2-2b", generation_config="vllm"),
         gemma_2b("float16"),
         LAPTOP,
+    ),
+    "mamba-2.8b_on_a_server": (
+        EngineArgs(model="state-spaces/mamba-2.8b-hf", dtype="bfloat16", max_model_len=65_536),
+        mamba_2_8b(),
+        SERVER,
     ),
     "qwen3-0.6b_wishes": (
         EngineArgs(

@@ -41,12 +41,28 @@ CHUNKED = {
     "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
     "attention_chunk_size": 32, "floor_scale": 9,
 }  # fmt: skip
+STREAMS = {
+    "architectures": ["Gemma3nForCausalLM"], "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 9,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 1000, "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.9, 0.0, 0.9, 0.0], "altup_num_inputs": 3,
+}  # fmt: skip
+BESIDE = {
+    "architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 2, "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 1024,
+    "global_head_dim": 64, "num_global_key_value_heads": 1, "query_pre_attn_scalar": None,
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 40,
+    "rope_theta": None, "rope_local_base_freq": None,
+}  # fmt: skip
 TINY = {
     "moe": ("qwen3_moe", MOE),
     "shared": ("llama", SHARED),
     "chunked": ("llama", CHUNKED),
     "sliding": ("mistral", SLIDING),
     "softcap": ("gemma2", SOFTCAP),
+    "streams": ("gemma3", STREAMS),
+    "beside": ("gemma3", BESIDE),
     "latent": ("youtu", {"num_hidden_layers": 2}),
 }
 EMBEDDED = {"dtype": "bfloat16"}
@@ -62,10 +78,14 @@ MODELS = {
     "sliding": {},
     "sliding-int8-kv": {"kv_cache_dtype": "int8"},
     "softcap": {},
+    "streams": {},
+    "streams-int4": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "beside": {},
     "latent": {},
 }
-SMALL_POOL = {"sliding": 6, "softcap": 9, "chunked": 24}
+SMALL_POOL = {"sliding": 6, "softcap": 9, "streams": 9, "beside": 9, "chunked": 24}
 """Blocks with which such models preempt; others have 12."""
+RARE = ("chunked", "streams", "streams-int4", "beside")
 ALONE = {"cpu_threads": 2, "enable_prefix_caching": False}
 LOADS = {
     "one thread, chunks of 16": {"cpu_threads": 1, "max_num_batched_tokens": 16},
@@ -137,7 +157,7 @@ def metric(llm, ending):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sharp(when=lambda name: name != "chunked")
+@pytest.mark.sharp(when=lambda name: name not in RARE)
 def test_an_answer_does_not_depend_on_the_load(name, folders):
     prompts, params = requests()
     with open_llm(folders, name, **ALONE) as llm:

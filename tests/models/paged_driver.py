@@ -17,7 +17,15 @@ import torch
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
-from quire.ops import Batch, GroupBatch, LayerLatents, select
+from quire.ops import (
+    NO_BLOCK,
+    Batch,
+    GroupBatch,
+    LayerLatents,
+    LayerState,
+    StateBatch,
+    select,
+)
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.runner.kv_cache import KVCache
 
@@ -43,7 +51,8 @@ class PagedRun:
         memories = memories_of(m.spec for m in models or [model])
         self.pool = plan_kv_pool(memories, BLOCK, number)
         self.computed = [0] * len(prompts)
-        total = 1 + sum(-(-len(p) // g.block_size) for p in prompts for g in self.pool.groups)
+        self.steps = [0] * len(prompts)
+        total = 1 + sum(_num_blocks(g, p) for p in prompts for g in self.pool.groups)
         self.poison = total - 1
         self.tables = self._tables(total)
         self.kv = self._memory(total, dtype)
@@ -53,6 +62,7 @@ class PagedRun:
         logits = self.logits(counts, self.model, forward)
         for r in logits:
             self.computed[r] += counts[r]
+            self.steps[r] += 1
         return logits
 
     def logits(self, counts, model, forward=None):
@@ -72,22 +82,39 @@ class PagedRun:
         free = list(range(total - 1))
         random.Random(3).shuffle(free)
         return [
-            [[free.pop() for _ in range(-(-len(p) // g.block_size))] for p in self.prompts]
+            [[free.pop() for _ in range(_num_blocks(g, p))] for p in self.prompts]
             for g in self.pool.groups
         ]
 
     def _memory(self, total, dtype):
-        layers = KVCache(ops=self.ops, pool=self.pool, num_blocks=total, dtype=dtype).layers
-        for kv in {id(kv): kv for kv in layers}.values():
+        cache = KVCache(ops=self.ops, pool=self.pool, num_blocks=total, dtype=dtype)
+        for kv in {id(kv): kv for kv in cache.layers}.values():
+            if isinstance(kv, LayerState):
+                kv.data.fill_(0xFF)  # NaN in every type
+                continue
             if isinstance(kv, LayerLatents):
                 kv.data.fill_(float("nan"))
                 continue
             block = (2, kv.block_size, kv.kv_heads, kv.head_dim)
             self.ops.import_kv(kv, range(total), torch.full((total, *block), float("nan")))
-        return layers
+        for group, tables in zip(self.pool.groups, self.tables, strict=True):
+            if group.kind == "state":
+                cache.zero([ring[0] for ring in tables])
+        return cache.layers
+
+    def _states(self, g, rows, spans):
+        """A row's state is in the first block of its ring before its first step."""
+        reads, writes = [], []
+        for r in rows:
+            ring, last = self.tables[g][r], len(spans[r]) - 1
+            reads += [ring[self.steps[r] % 2]] + [NO_BLOCK] * last
+            writes += [NO_BLOCK] * last + [ring[(self.steps[r] + 1) % 2]]
+        return StateBatch(torch.tensor(reads), torch.tensor(writes))
 
     def _group(self, g, rows, spans):
         group = self.pool.groups[g]
+        if group.kind == "state":
+            return self._states(g, rows, spans)
         window, size = group.window, group.block_size
         width = max(len(self.tables[g][r]) for r in rows)
         table = torch.full((len(rows), width), self.poison, dtype=torch.int32)
@@ -111,6 +138,11 @@ class PagedRun:
             make = partial(self.ops.plan_attention, window=window)
         plan = make(query_start=starts, seq_lens=lengths, block_table=table, block_size=size)
         return GroupBatch(torch.tensor(slots), plan)
+
+
+def _num_blocks(group, prompt):
+    """How many blocks of a group a prompt takes: two states, one to read and one to write."""
+    return 2 if group.kind == "state" else -(-len(prompt) // group.block_size)
 
 
 def run_full(model, prompts, **keywords):

@@ -21,8 +21,10 @@ from quire.models.max_length import length_facts
 from quire.models.show import describe
 from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
+from tests.models.hostile.published_gemma import HARMLESS_IN_GEMMA, PUBLISHED_GEMMA
 from tests.models.hostile.published_latent import HARMLESS_WITH_LATENTS, PUBLISHED_LATENT
 from tests.models.hostile.published_mixtures import HARMLESS_IN_MIXTURES, PUBLISHED_MIXTURES
+from tests.models.hostile.published_state import HARMLESS_WITH_STATES, PUBLISHED_STATE
 
 NOISE = {
     "torch_dtype": "bfloat16",
@@ -203,6 +205,8 @@ PUBLISHED = {
     **PUBLISHED_DENSE,
     **PUBLISHED_MIXTURES,
     **PUBLISHED_LATENT,
+    **PUBLISHED_STATE,
+    **PUBLISHED_GEMMA,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -258,6 +262,8 @@ def test_kv_bytes_and_groups_of_known_models():
     assert token_bytes(llama, BF16) == 131_072
     youtu = memories_of([read_spec(PUBLISHED["Youtu-LLM-2B"][0])])
     assert token_bytes(youtu, BF16) == 32 * (512 + 64) * 2
+    sharing = memories_of([read_spec(PUBLISHED["gemma-3n-E4B"][0])])
+    assert len(sharing) == 20 and token_bytes(sharing, BF16) == 20 * 2 * 2 * 256 * 2
     groups = groups_of("gemma-3-1b")
     assert [len(g.layers) for g in groups] == [4, 4, 4, 4, 4, 4, 2]
     assert [g.window for g in groups] == [None] + [512] * 6
@@ -377,7 +383,7 @@ REFUSED = {
     "own code": (
         llama(architectures=["MyModel"], auto_map={"AutoModel": "modeling.MyModel"}),
         UnsupportedArchitecture,
-        "never executes",
+        "never executed",
     ),
 }
 
@@ -409,7 +415,7 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
         *("pretraining_tp", "router_aux_loss_coef", "output_router_logits", "embd_pdrop"),
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
         *("cache_implementation", "max_window_layers", *HARMLESS, *HARMLESS_IN_MIXTURES),
-        *HARMLESS_WITH_LATENTS,
+        *(*HARMLESS_WITH_LATENTS, *HARMLESS_WITH_STATES, *HARMLESS_IN_GEMMA),
     }
     assert set(accepted) <= harmless
 
@@ -427,6 +433,33 @@ def test_a_folder_without_config(tmp_path):
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
     with pytest.raises(LoadError, match="cannot be read"):
         read_config(tmp_path)
+
+
+def test_heads_of_full_layers_are_named_once_or_layer_by_layer():
+    config, _ = PUBLISHED["gemma-4-26B-A4B"]
+    own = {str(i): {"head_dim": 512, "num_key_value_heads": 2} for i in range(5, 30, 6)}
+    named = ("global_head_dim", "num_global_key_value_heads")
+    listed = {key: value for key, value in config.items() if key not in named}
+    assert read_spec({**listed, "per_layer_config": own}) == read_spec(config)
+
+
+def test_ropes_of_gemma_4_without_keys():
+    config, _ = PUBLISHED["gemma-4-26B-A4B"]
+    assert read_spec({**config, "rope_parameters": None}) == read_spec(config)
+
+
+def test_the_part_of_text_is_read_with_what_stands_next_to_it(tmp_path):
+    whole = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {"architectures": None, "hidden_size": 64, "eos_token_id": 1},
+        "vision_config": {"hidden_size": 32},
+        "image_token_id": 7,
+        "eos_token_id": [1, 106],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    architectures = whole["architectures"]
+    found = {"architectures": architectures, "hidden_size": 64, "eos_token_id": [1, 106]}
+    assert read_config(tmp_path) == found
 
 
 def test_reading_does_not_change_the_config():

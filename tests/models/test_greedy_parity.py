@@ -74,15 +74,20 @@ def engine(folder, **args):
     return build_core(plan)
 
 
+def num_blocks(group, length):
+    """Blocks for two requests of this length; some more where they do not grow with it."""
+    return 2 * -(-length // group.block_size) if group.kind == "full" else 12
+
+
 @pytest.mark.parametrize("name", cases())
 def test_greedy_tokens_and_chances_equal_the_oracle_s(name, tmp_path):
     hostile = longer(name)
     made = make(hostile, tmp_path)
     pool = plan_kv_pool(memories_of([read_spec(read_config(made.folder))]), 4, NumberBytes(4, 4))
-    windows = [group.window for group in pool.groups]
-    # Full attention: two requests of full length fit. Windows alone never run out, so there
-    # preemption is forced now and then.
-    blocks = 1 + sum(2 * -(-hostile.max_model_len // 4) if w is None else 12 for w in windows)
+    # Full attention: two requests of full length fit. Windows and states alone never run out, so
+    # there preemption is forced now and then.
+    grows = any(group.kind == "full" for group in pool.groups)
+    blocks = 1 + sum(num_blocks(group, hostile.max_model_len) for group in pool.groups)
     core = engine(
         made.folder,
         max_model_len=hostile.max_model_len,
@@ -92,7 +97,7 @@ def test_greedy_tokens_and_chances_equal_the_oracle_s(name, tmp_path):
     )
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0)
     requests = {i: (ids, params.clone()) for i, ids in enumerate(prompts())}
-    outputs = run(core, requests, preempt_every=None if None in windows else 25)
+    outputs = run(core, requests, preempt_every=None if grows else 25)
     assert core.scheduler.counters.num_preemptions > 0, "the pool was meant to be too small"
     assert core.scheduler.counters.prefix_hits > 0
     ask = oracle(hostile, made.folder)

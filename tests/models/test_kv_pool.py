@@ -90,6 +90,7 @@ def test_states_alone_make_a_pool():
     pool = plan([RecurrentState(wide_numbers=100), RecurrentState(wide_numbers=60)])
     assert shapes(pool) == [("state", None, SIZE, 2)]
     assert pool.block_bytes == 4 * 160
+    assert [pool.enough(seqs, 100, 10) for seqs in (1, 4)] == [4, 12], "a quarter for snapshots"
 
 
 def test_layers_that_keep_nothing_have_a_group_and_no_memory():

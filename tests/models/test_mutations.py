@@ -8,26 +8,33 @@ becomes blind fails the test.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
 
-from quire.errors import LoadError
+from quire.errors import InvalidParameter, LoadError
 from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
+from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
+from quire.models.parameters import parameters
 from quire.models.rules import RuleError
 from quire.models.spec import (
     Alibi,
     Attention,
     Block,
     Decoder,
+    LayerInputs,
     LinearScaling,
     Mlp,
     Moe,
     Norm,
     Rope,
+    Streams,
     Temperature,
+    shares,
+    single_mixers,
 )
 from tests.models.hostile.models import cases
 from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
@@ -50,6 +57,7 @@ OTHER = {
         "relu2": "silu",
         "xielu": "silu",
     },
+    "input_act": {"gelu_tanh": "gelu"},
     "score": {
         "softmax": "softmax_topk",
         "softmax_topk": "sigmoid_topk",
@@ -59,10 +67,12 @@ OTHER = {
     },
     "qk_norm_over": {"head": "full", "full": "head", "per_head": "head"},
     "parallel": {"no": "two_norms", "two_norms": "no", "one_norm": "no"},
-    "gate": {"none": "full"},
+    "gate": {"none": "full", "full": "per_head", "per_head": "full"},
 }
 FIXED_EPS = ("olmo", "opt", "dbrx")
 """transformers has no key for them: 1e-5, which random numbers do not show."""
+OF_OWN_KEYS = ("value_norm", "values_are_keys")
+"""Facts of keys and values, which other layers may have in a layer's place."""
 UNUSED_ROPE = {
     "short": ("short", "attention_factor"),
     "long": ("long", "long_attention_factor"),
@@ -80,9 +90,19 @@ WHERE_NONE = {
     "qk_norm": Norm(),
     "clamp": 0.5,
     "clip": 0.3,
+    "bound": 0.3,
+    "value_dim": 20,
     "alibi": Alibi(),
     "embed_norm": Norm(),
     "logit_softcap": 1.0,
+    "mixer": ShortConv(64, 3),
+    "mlp": Mlp(80),
+    "norm_eps": 0.05,
+    "context": 64,
+    "shares": 0,
+    "input_act": "silu",
+    "layer_inputs": LayerInputs(8, 96, Norm()),
+    "streams": Streams(2, 0, 4),
 }
 
 
@@ -92,6 +112,15 @@ def mutants(value: Any):
         old = getattr(value, field.name)
         if field.name == "blocks":
             yield from block_mutants(old, value)
+        elif field.name == "leaf_scales":
+            for i, (end, scale) in enumerate(old):
+                scales = (*old[:i], (end, 1.3 * scale), *old[i + 1 :])
+                yield (field.name, end), replace(value, leaf_scales=scales)
+        elif field.name == "mixers":
+            for i, mixer in enumerate(old):
+                for path, new in mutants(mixer):
+                    mixers = (*old[:i], new, *old[i + 1 :])
+                    yield (field.name, *path), replace(value, mixers=mixers)
         elif is_dataclass(old):
             for path, new in mutants(old):
                 yield (field.name, *path), replace(value, **{field.name: new})
@@ -116,7 +145,7 @@ def changed(name: str, old: Any):
     if isinstance(old, tuple):
         return [tuple(v * 1.3 for v in old)]
     if isinstance(old, float):
-        return [old * 1.3 or 5.0]
+        return [0.6 if old == math.inf else old * 1.3 or 5.0]
     if isinstance(old, int):
         if name in ("original", "chunk"):
             return [old * 2]
@@ -126,15 +155,22 @@ def changed(name: str, old: Any):
 
 def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) -> bool:
     """Whether a change cannot show in float32 logits of prompts within the served length."""
-    last = path[-1]
+    last, mixers = path[-1], [m for block in spec.blocks for m in single_mixers(block.mixer)]
     if path == ("context",):
         return True  # a limit, no part of any formula
+    if path[0] == "leaf_scales":
+        return not any(leaf.endswith(last) for leaf in parameters(spec))
+    if last == "parallel" and block.mixer is None:
+        return True
     if path[-3:] == ("mixer", "norm", "eps"):
         return True  # of latents, always 1e-6
+    own = [m for m in single_mixers(block.mixer) if isinstance(m, Attention)]
     if last == "qk_norm_over":
-        return block.mixer.qk_norm is None
+        return all(mixer.qk_norm is None for mixer in own)
     if last == "qk_norm_after_rope":
-        return block.mixer.qk_norm is None or commutes(block.mixer)
+        return all(mixer.qk_norm is None or commutes(mixer) for mixer in own)
+    if last in ("norm_groups", "gate_first"):
+        return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
     if last == "position_offset":
         return spec.learned_positions == 0
     if last == "eps" and name in FIXED_EPS:
@@ -145,7 +181,9 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         # the other side of the border; the border itself, while it is not crossed
         unused = UNUSED_ROPE["short" if name == "phi3-long" else "long"]
         return last == "original" or last in unused
-    return isinstance(block.mlp, Moe) and is_explained_of_mixture(last, block.mlp)
+    if last in OF_OWN_KEYS and all(map(shares, single_mixers(block.mixer))):
+        return True
+    return block.experts is not None and is_explained_of_mixture(last, block.experts)
 
 
 def commutes(a: Attention) -> bool:
@@ -178,7 +216,7 @@ def notices(made: Any, mutant: Decoder) -> bool:
     try:
         model = load(made.folder, mutant, max_model_len=made.max_model_len)
         got = run_full(model, made.prompts[:1])
-    except (LoadError, RuleError, AssertionError, RuntimeError):
+    except (LoadError, InvalidParameter, RuleError, AssertionError, RuntimeError):
         return True
     return relative_error(got, made.logits[:1]) > TOLERANCE
 
@@ -197,7 +235,27 @@ def test_every_fact_of_a_spec_is_noticed(checkpoints, name):
     assert not blind
 
 
-BLIND_KEYS = {
+EXPERTS_OF_NEMOTRON = (
+    "n_routed_experts n_shared_experts moe_intermediate_size num_experts_per_tok n_group "
+    "topk_group moe_shared_expert_intermediate_size norm_topk_prob routed_scaling_factor"
+)
+UNUSED_BY_NEMOTRON = (
+    "expand time_step_limit mtp_layers_block_type num_nextn_predict_layers "
+    "moe_shared_expert_overlap"
+)
+BLIND_KEYS: dict[str, set[str]] = {
+    "mamba": {"expand"},  # intermediate_size is there, too
+    "falcon_mamba": {"expand"},
+    "mamba2": {"time_step_rank"},
+    "falcon_h1": {"mamba_expand"},  # mamba_d_ssm is there, too
+    "falcon_h1-gate": {"mamba_expand"},
+    "granite_hybrid": {"intermediate_size", "num_experts_per_tok"},  # of experts
+    "granite_hybrid-experts": {"rope_parameters.rope_theta"},  # nothing rotates
+    "nemotron_h": {
+        *EXPERTS_OF_NEMOTRON.split(),
+        *UNUSED_BY_NEMOTRON.split(),
+    },
+    "nemotron_h-experts": {*UNUSED_BY_NEMOTRON.split(), "intermediate_size"},
     "qwen3_moe-renorm": {"intermediate_size"},  # of layers without experts, which it lacks
     "hunyuan-alpha": {"rope_parameters.factor"},  # without meaning next to alpha
     "qwen3_moe": {"use_sliding_window"},  # whose width is null
@@ -223,6 +281,9 @@ BLIND_KEYS = {
     **dict.fromkeys(("falcon-new", "falcon-one-norm"), {"multi_query"}),  # heads are counted
     "falcon-alibi": {"rope_parameters.rope_type", "rope_parameters.rope_theta"},
     "mpt": {"learned_pos_emb", "attn_config.attn_impl"},  # only without linear biases; kernels
+    # of layers that share keys and values, and of inputs of layers
+    **dict.fromkeys(("gemma3n", "gemma3n-plain"), {"altup_coef_clip"}),  # of training
+    "gemma4-dense": {"use_double_wide_mlp", "vocab_size_per_layer_input"},
     "granite_swa": {"rope_parameters.rope_theta"},  # each layer has its own
 }
 """Keys that are read and cannot show in the model at hand."""

@@ -37,6 +37,26 @@ EXPECTED = {
     "phi": ["head[96 x 64] @ x + bias"],
     "apertus": ["xielu(Wu @ h)"],
     "llama4": ["the tokens of its chunk of 8", "chunks of 8: layers"],
+    "mamba": ["state   6,912 bytes per request", "s = e^(-e^a * d) * s + d * b * x"],
+    "falcon_h1": ["sum of the results", "states of 6 x 12 numbers", "bytes per token"],
+    "qwen3_5": ["s = s + k (b * (v - k s))", "recurrent state"],
+    "lfm2": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
+    "gemma4": [
+        "k, v are those of layer 1",
+        "of 20 frequencies the first 8",
+        "without a weight",
+        "v = k",
+        "each layer's",
+        "h = Wp @ (gelu_tanh(Wg @ x) * v)",
+        "x = s * x",
+        "w = w * scale[e]",
+        "0.125 * rms_norm[eps 0.05](h)",
+        "full: layers 1 (",
+        "sliding, window 4: layers 0 (",
+    ],
+    "step3p5": ["one gate for each head", "factors bounded by 0.4"],
+    "mimo_v2": ["v = v, zeros    # 16 values, kept as 24"],
+    "gemma3n": ["3 streams", "sparse(Wg @ h, 0.7)", "# rank 5", "all but the first +="],
     "gpt_oss": ["one sink per head", "bounded by 0.4", "softmax of the top 2 of Wr @ h"],
 }
 
@@ -46,4 +66,4 @@ def test_a_description_names_what_is_special(checkpoints, name):
     text = describe(read_spec(read_config(checkpoints[name].folder)))
     for phrase in EXPECTED.get(name, ["layers 0..2:"] if name == "llama" else []):
         assert phrase in text
-    assert "parameters" in text and "KV cache" in text
+    assert "parameters" in text and ("KV cache" in text or "recurrent state" in text)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.ops import select
-from tests.support.op_cases import CASES, FP8_CASES, edits, logits, masks
+from tests.support.op_cases import CASES, FP8_CASES, edits, logits, masks, state
 from tests.support.op_conformance import check
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -16,8 +16,13 @@ HOSTILE = [case for case in CASES + FP8_CASES if not case.is_bench]
 ON_LOGITS = {case.op for case in masks.CASES + edits.CASES + logits.CASES}
 """Ops whose numbers are in float32 in a model of any type."""
 
+WALKS = {case.op for case in state.CASES}
+"""Ops that look at one token at a time, which takes torch long."""
+
 RUNS = [
-    (case, dtype)
+    pytest.param(
+        case, dtype, marks=pytest.mark.full if case.op in WALKS and dtype != torch.float64 else ()
+    )
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     for case in HOSTILE
     if dtype.itemsize > 2 or case.op not in ON_LOGITS

@@ -15,6 +15,7 @@ from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
 from tests.support.op_cases import CASES, FP8_CASES
 from tests.support.op_conformance import Fenced, check, check_error, results_of
+from tests.support.recurrent.planted import planted
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 DTYPE = torch.float32
@@ -217,13 +218,27 @@ def wrong_args(name, **wrong):
     return {name: op}
 
 
-def weighs_biased_scores(logits, args, select_bias=None):
+def weighs_biased_scores(logits, args, select_bias=None, expert_scales=None):
     if select_bias is None or args.score != "sigmoid":
-        return PLAIN.route(logits, args, select_bias)
+        return PLAIN.route(logits, args, select_bias, expert_scales)
     biased = logits.sigmoid() + select_bias
     chosen, _ = PLAIN.route(logits, args, select_bias)
     weights = biased.gather(1, chosen.long())
     return chosen, weights / weights.sum(-1, keepdim=True) * args.scale
+
+
+def unscaled_experts(logits, args, select_bias=None, expert_scales=None):
+    return PLAIN.route(logits, args, select_bias)
+
+
+def wrong_arguments(op, **wrong):
+    """Other values of arguments that the op gets."""
+    return {op: lambda *args, **keywords: getattr(PLAIN, op)(*args, **{**keywords, **wrong})}
+
+
+def transposed_matrix(x, routed, weight):
+    n = routed.shape[1]
+    return PLAIN.predict_streams(x, routed, weight.view(n, n, n).transpose(0, 1).flatten(0, 1))
 
 
 def copy_in_order(kv, src_ids, dst_ids):
@@ -399,6 +414,22 @@ BUGS = {
     "route eps forgotten": wrong_args("route", renorm_eps=0.0),
     "route min forgotten": wrong_args("route", renorm_min=0.0),
     "route weighs with the selection bias": {"route": weighs_biased_scores},
+    "route scales of experts forgotten": {"route": unscaled_experts},
+    "queries not rotated": wrong_arguments("rope_queries", rotary=None),
+    "norm of queries forgotten": wrong_arguments("rope_queries", q_norm=None),
+    "factors of other columns": {"multiply": lambda x, factors: x * factors.flip(0)},
+    "the other one activated": {"modulate": lambda x, by, act: PLAIN.modulate(by, x, act)},
+    "gates cut at their mean": wrong_arguments("sparse_gated", deviations=0.0),
+    "streams without a common size": {"enter_streams": lambda x, others: torch.cat((x, others), 1)},
+    "share of the first stream": wrong_arguments("correct_streams", active=0),
+    "matrix of streams transposed": {"predict_streams": transposed_matrix},
+    "bound forgotten": wrong_arguments("bounded_gated", bound=1e9),
+    "moe bound forgotten": wrong_args("moe", bound=None),
+    "gate of the first head": {"scale_heads": lambda y, gate: PLAIN.scale_gate(y, gate[:, :1])},
+    "first stream changed": {
+        "add_to_streams": lambda x, delta: x + delta.repeat(1, x.shape[1] // 7)
+    },
+    "size of the sum": {"add_matched": lambda total, y, like: PLAIN.add_matched(total, y, total)},
     "moe limit forgotten": wrong_args("moe", clamp=None),
     "moe weighs results": wrong_args("moe", weighs_input=False),
     "copy reads what it wrote": {"copy_kv": copy_in_order},
@@ -406,6 +437,7 @@ BUGS = {
     "write beyond the output": {"add": add_into_neighbour},
     "sum in low precision": {"add": sloppy_sum},
     "uninitialised output": {"add": lambda x, delta, scale=1.0: torch.empty_like(x)},
+    **planted(PLAIN),
 }
 
 

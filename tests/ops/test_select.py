@@ -170,8 +170,12 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
     """Ops that plain torch computes row by row do not break what the others promise."""
     row_wise = [name for name, record in CATALOG.items() if record.is_invariant]
     assert {
-        "embed", "xielu", "row_peaks", "scale_queries", "route", "greedy", "draw", "truncate",
+        "embed", "xielu", "multiply", "modulate", "row_peaks",
+        "sparse_gated", "bounded_gated", "scale_heads",
+        "enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched",
+        "scale_queries", "route", "greedy", "draw", "truncate",
         "rank", "mask_logits", "bias_logits", "penalize", "forbid_words",
+        "short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm",
     } == set(row_wise)  # fmt: skip
     others = [name for name in CATALOG if name not in row_wise]
     offered = [

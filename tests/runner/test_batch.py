@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quire.models.kv_pool import plan_kv_pool
-from quire.models.layer_memory import KeyValues, NumberBytes
-from quire.ops import select
+from quire.models.layer_memory import KeyValues, NumberBytes, RecurrentState
+from quire.ops import NO_BLOCK, select
 from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder
 from quire.runner.devices.device import CpuDevice
@@ -19,22 +19,32 @@ from quire.scheduling.step import Chunk, NewRow, StepPlan
 NUM_ROWS, MAX_LEN, SIZE = 6, 40, 4
 WINDOWS = (None, 3, 7)
 POOL = plan_kv_pool(
-    [KeyValues(2, 8), KeyValues(1, 8, window=3), KeyValues(2, 8, window=7)],
+    [
+        *(KeyValues(2, 8), KeyValues(1, 8, window=3), KeyValues(2, 8, window=7)),
+        RecurrentState(wide_numbers=16),
+    ],
     SIZE,
     NumberBytes(4, 4),
 )
-SIZES = [group.block_size for group in POOL.groups]
-assert SIZES == [4, 8, 4]
+SIZES = [None if group.kind == "state" else group.block_size for group in POOL.groups]
+assert SIZES == [4, 8, 4, None]
 
 
 class Bench:
     """Rows with random requests, and a builder over them."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, ring_size=2):
         self.random = random.Random(seed)
         self.step_id = 0
+        self.ring_size = ring_size
         device = CpuDevice()
-        self.rows = Rows(num_rows=NUM_ROWS, max_len=MAX_LEN, block_sizes=SIZES, device=device)
+        self.rows = Rows(
+            num_rows=NUM_ROWS,
+            max_len=MAX_LEN,
+            block_sizes=SIZES,
+            device=device,
+            ring_size=ring_size,
+        )
         self.ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
         self.builder = BatchBuilder(
             rows=self.rows, ops=self.ops, device=device, pool=POOL, kv=[], capacity=64
@@ -44,7 +54,8 @@ class Bench:
 
     def request(self, row):
         length = self.random.randint(12, 20)
-        tables = tuple(self.random.sample(range(100), MAX_LEN // size) for size in SIZES)
+        lengths = (MAX_LEN // size if size else self.ring_size for size in SIZES)
+        tables = tuple(self.random.sample(range(100), length) for length in lengths)
         return NewRow(
             row=row,
             handle=row,
@@ -80,16 +91,24 @@ class Bench:
                 position = int(rows.num_computed[row]) + i
                 assert inputs.batch.ids[at] == rows.token_ids[row, position]
                 assert inputs.batch.positions[0, at] == position
-                groups = inputs.batch.groups
-                for group, table, size in zip(groups, rows.tables, SIZES, strict=True):
+                *groups, states = inputs.batch.groups
+                for group, table, size in zip(groups, rows.tables, SIZES, strict=False):
                     slot = int(table[row, position // size]) * size + position % size
                     assert group.slots[at] == slot
+                assert states.reads[at] == (NO_BLOCK if i else self.state(row, 0))
+                is_last = i == count - 1
+                assert states.writes[at] == (self.state(row, 1) if is_last else NO_BLOCK)
                 at += 1
         assert len(inputs.batch.ids) == inputs.batch.num_tokens == at
         ends = [int(rows.num_computed[row]) + count for row, count in counts.items()]
-        for group, window in zip(inputs.batch.groups, WINDOWS, strict=True):
+        for group, window in zip(inputs.batch.groups, WINDOWS, strict=False):
             assert group.plan.window == window
             assert group.plan.seq_lens.tolist() == ends
+
+    def state(self, row, further):
+        """The block of a place of the row's ring."""
+        place = int(self.rows.state_index[row]) + further
+        return int(self.rows.tables[3][row, place % self.ring_size])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -142,3 +161,27 @@ def test_equal_lists_that_are_not_the_same_may_differ_later():
     half = [2, 1]  # as the fault boundary cuts a step
     bench.check(bench.build(half), dict.fromkeys(half, 1))
     bench.check(bench.build(rows), dict.fromkeys(rows, 1))
+
+
+def test_a_state_is_kept_before_the_first_draft_and_after_each():
+    bench = Bench(2, ring_size=4)
+    chunks = [Chunk(0, 3, samples=True, num_drafts=2), Chunk(1, 2, samples=False)]
+    states = bench.build([], chunks).batch.groups[3]
+    assert states.reads.tolist() == [
+        bench.state(0, 0),
+        *[NO_BLOCK] * 2,
+        bench.state(1, 0),
+        NO_BLOCK,
+    ]
+    kept = [bench.state(0, further) for further in (1, 2, 3)]
+    assert states.writes.tolist() == [*kept, NO_BLOCK, bench.state(1, 1)]
+
+
+def test_a_state_goes_on_after_the_last_draft_that_was_right():
+    bench = Bench(2, ring_size=5)
+    rows = bench.rows
+    inputs = bench.build([], [Chunk(0, 4, samples=True, num_drafts=3), Chunk(1, 2, samples=False)])
+    before = rows.state_index[:2].tolist()
+    sampled, gained = inputs.sampled[:1], 3  # two drafts are right
+    rows.advance(inputs.rows, inputs.counts, sampled, gained)
+    assert (rows.state_index[:2] - before).tolist() == [3, 1]

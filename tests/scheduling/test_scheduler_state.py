@@ -1,5 +1,6 @@
 """Recurrent state: a ring of blocks per request, zeroed or copied by the plan; snapshots."""
 
+from quire.scheduling.settings import KVGroupSpec
 from tests.scheduling.scene import FULL, STATE, Scene
 
 PROMPT = list(range(100, 110))
@@ -112,3 +113,67 @@ def test_a_resumable_request_that_pauses_starts_over_from_its_snapshot():
     scene.scheduler.extend(0, [1, 2], resumable=False)
     [new] = scene.step().added
     assert new.num_computed_tokens == 8 and new.num_prompt_tokens == 13
+
+
+def snapshot_ends(scene, plans):
+    """Where the tokens of request 0 stood when its state was copied."""
+    ends, computed = [], 0
+    for plan in plans:
+        if plan.copies:
+            ends.append(computed)
+        computed += scene.tokens(plan).get(0, 0)
+    return ends
+
+
+def test_a_prompt_has_snapshots_at_intervals_and_at_its_last_border():
+    scene = Scene(groups=(FULL, STATE), snapshot_interval=8)
+    scene.add(0, 23, max_tokens=1)
+    assert snapshot_ends(scene, scene.steps(4)) == [8, 16, 20]
+
+
+def test_an_interval_ends_at_borders_of_all_groups():
+    wide = KVGroupSpec(block_size=12)
+    scene = Scene(groups=(wide, STATE), snapshot_interval=8)
+    scene.add(0, 40, max_tokens=1)
+    assert snapshot_ends(scene, scene.steps(4)) == [12, 24, 36]
+
+
+def test_a_longer_prompt_starts_from_the_snapshot_of_what_both_begin_with():
+    scene = Scene(groups=(FULL, STATE), snapshot_interval=8)
+    scene.add(0, [*PROMPT, *range(50, 60)], max_tokens=1)
+    scene.steps(4)
+    scene.add(1, [*PROMPT, *range(80, 99)], max_tokens=1)
+    assert scene.step().added[0].num_computed_tokens == 8
+
+
+def test_snapshots_beyond_their_share_replace_the_oldest():
+    scene = Scene(groups=(FULL, STATE), num_snapshot_blocks=2)
+    prompts = [[start, *PROMPT] for start in (1, 2, 3)]
+    for handle, prompt in enumerate(prompts):
+        scene.add(handle, prompt, max_tokens=1)
+        scene.steps(2)
+    assert scene.scheduler.memory.pool.num_early == 2
+    hits = []
+    for handle, prompt in enumerate(prompts, start=3):
+        made = scene.add(handle, prompt, max_tokens=1)
+        scene.scheduler.memory.find_hit(made)
+        hits.append(made.num_hit_tokens)
+    assert hits == [0, 8, 8]
+
+
+def test_without_a_share_there_are_no_snapshots():
+    scene = Scene(groups=(STATE,), num_snapshot_blocks=0)
+    scene.add(0, PROMPT, max_tokens=1)
+    assert [plan.copies for plan in scene.steps(2)] == [[], []]
+
+
+def test_a_request_goes_on_in_the_snapshot_itself_where_there_is_no_block_for_a_copy():
+    scene = Scene(groups=(STATE,), num_blocks=5)
+    scene.add(0, PROMPT)
+    [(_, snapshot)] = scene.steps(3)[1].copies
+    scene.add(1, PROMPT, max_tokens=1)
+    plan = scene.step()
+    [new] = plan.added
+    assert new.num_computed_tokens == 8 and new.block_ids[0][0] == snapshot
+    assert plan.copies == [] and plan.zero_blocks == []
+    assert scene.scheduler.memory.pool.num_early == 0, "its content is about to change"

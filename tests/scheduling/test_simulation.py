@@ -39,6 +39,7 @@ def test_the_traces_meet_what_they_are_for():
         met["windows"] += any(group.window for group in config.groups)
         met["states"] += STATE in config.groups
         met["snapshots that were hit"] += trace.num_snapshot_hits
+        met["snapshots that were taken over"] += trace.num_snapshots_taken
         met["groups without memory"] += NOTHING in config.groups
         met["groups of two block sizes"] += any(group.block_size for group in config.groups)
         met["adapters"] += sum(e.adapter > 0 for e in expected)
@@ -49,7 +50,7 @@ def test_the_traces_meet_what_they_are_for():
         for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 15 + 5
+    assert len(met) >= 16 + 5
 
 
 def test_equal_seeds_give_equal_lives():
@@ -246,18 +247,51 @@ def copy_the_state_before_the_last_chunk(monkeypatch):
 
 
 def keep_a_snapshot_one_block_off(monkeypatch):
-    real = StateBlocks._last_border
-    monkeypatch.setattr(
-        StateBlocks, "_last_border", lambda self, r: max(0, real(self, r) - self._block_size)
-    )
-    publish = StateBlocks.publish
+    real, publish = StateBlocks._ends, StateBlocks.publish
+
+    def ends(self, request, after):
+        return [end - self._border for end in real(self, request, after) if end > self._border]
 
     def off(self, request, num_tokens):
-        if request.snapshot and num_tokens > request.snapshot_end:
-            request.snapshot_end += self._block_size
+        for end in [end for end in request.snapshots if end < num_tokens]:
+            request.snapshots[end + self._border] = request.snapshots.pop(end)
         publish(self, request, num_tokens)
 
+    monkeypatch.setattr(StateBlocks, "_ends", ends)
     monkeypatch.setattr(StateBlocks, "publish", off)
+
+
+def keep_a_snapshot_one_token_off(monkeypatch):
+    real = StateBlocks._ends
+
+    def ends(self, request, after):
+        return [end + 1 for end in real(self, request, after) if end + 1 < request.num_tokens]
+
+    monkeypatch.setattr(StateBlocks, "_ends", ends)
+
+
+def go_on_in_a_snapshot_that_stays_findable(monkeypatch):
+    monkeypatch.setattr(BlockPool, "forget", lambda self, block: None)
+
+
+def keep_more_snapshots_than_their_share(monkeypatch):
+    real = StateBlocks._make_room
+
+    def make_room(self):
+        most, self._most = self._most, self._pool.num_blocks
+        try:
+            return real(self)
+        finally:
+            self._most = most
+
+    monkeypatch.setattr(StateBlocks, "_make_room", make_room)
+
+
+def count_the_snapshot_in_what_a_request_needs(monkeypatch):
+    real = BlockTables.admission_cost
+    monkeypatch.setattr(
+        BlockTables, "admission_cost", lambda self, r: real(self, r) + self.snapshot_cost(r)
+    )
 
 
 def resume_a_state_that_went_on(monkeypatch):
@@ -321,6 +355,10 @@ BUGS = [
     start_a_hit_without_its_state,
     copy_the_state_before_the_last_chunk,
     keep_a_snapshot_one_block_off,
+    keep_a_snapshot_one_token_off,
+    go_on_in_a_snapshot_that_stays_findable,
+    keep_more_snapshots_than_their_share,
+    count_the_snapshot_in_what_a_request_needs,
     resume_a_state_that_went_on,
     preempt_an_indivisible_prompt,
     split_an_indivisible_prompt,
@@ -333,4 +371,4 @@ BUGS = [
 def test_a_planted_bug_is_caught(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        run_traces(0, 400)
+        run_traces(0, 1200)

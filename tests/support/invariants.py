@@ -52,7 +52,12 @@ def check_idle(scheduler: Scheduler) -> None:
 
 
 def _snapshots(scheduler: Scheduler) -> set[int]:
-    return {block for request in scheduler.running.values() for block in request.snapshot}
+    return {
+        block
+        for request in scheduler.running.values()
+        for blocks in request.snapshots.values()
+        for block in blocks
+    }
 
 
 def _check_pool(scheduler: Scheduler) -> None:
@@ -60,7 +65,7 @@ def _check_pool(scheduler: Scheduler) -> None:
     held = Counter(
         block
         for request in scheduler.running.values()
-        for table in [*request.block_ids, request.snapshot]
+        for table in [*request.block_ids, *request.snapshots.values()]
         for block in table
         if block != NULL_BLOCK
     )
@@ -70,7 +75,7 @@ def _check_pool(scheduler: Scheduler) -> None:
     for block in range(1, pool.num_blocks):
         assert pool._ref[block] == held[block], f"block {block}: references are not its holders"
     listed = []
-    for anchor in (0, pool.num_blocks):
+    for anchor in (0, pool.num_blocks, pool.num_blocks + 1):
         block = pool._next[anchor]
         while block != anchor:
             listed.append(block)
@@ -82,10 +87,22 @@ def _check_pool(scheduler: Scheduler) -> None:
 
 def _check_keys(scheduler: Scheduler) -> None:
     pool = scheduler.memory.pool
+    _check_snapshots(scheduler)
     named = {key: block for block, key in enumerate(pool._key) if key is not None}
     assert named == pool._by_key, "keys and blocks do not match"
     for request in scheduler.memory._writing.values():
         assert request.row >= 0, "a request without a row is said to write a block"
+
+
+def _check_snapshots(scheduler: Scheduler) -> None:
+    """Snapshots are counted, and have no more blocks than they may."""
+    states, pool = scheduler.memory.states, scheduler.memory.pool
+    if states is None:
+        return
+    findable = sum(key is not None and key[1] in states._groups for key in pool._key)
+    assert pool.num_early == findable, "findable snapshots are miscounted"
+    assert states._num_pending == len(_snapshots(scheduler)), "pending snapshots are miscounted"
+    assert findable + states._num_pending <= states._most, "snapshots exceed their share"
 
 
 def _check_places(scheduler: Scheduler) -> None:

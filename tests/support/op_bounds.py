@@ -36,6 +36,7 @@ from tests.support.op_oracle_rows import (
     near,
     to_array,
 )
+from tests.support.recurrent import bounds as state_bounds
 from tests.support.running_error import (
     FUNCTION,
     Approx,
@@ -49,6 +50,7 @@ from tests.support.running_error import (
     sqrt,
     tanh,
 )
+from tests.support.streams import bounds as streams_bounds
 
 exact = Approx.exact
 
@@ -94,8 +96,19 @@ def _add_norm(stored: Stored, n: NormWeight, **arguments: Any) -> dict[str, Appr
     return {"0": total, "1": _normed(stored, total, n)}
 
 
+def _multiply(stored: Stored, x: Tensor, factors: Tensor) -> dict[str, Approx]:
+    return {"0": stored(exact(x) * exact(factors))}
+
+
 def _scale_gate(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
     return {"0": stored(exact(y) * stored(sigmoid(exact(gate))))}
+
+
+def _scale_heads(stored: Stored, y: Tensor, gate: Tensor) -> dict[str, Approx]:
+    opened = stored(sigmoid(exact(gate)))
+    width = y.shape[1] // gate.shape[1]
+    each = Approx(np.repeat(opened.value, width, 1), np.repeat(opened.error, width, 1))
+    return {"0": stored(exact(y) * each)}
 
 
 def _scale_queries(
@@ -184,6 +197,32 @@ def _linear(
     return {"0": _product(stored, exact(x), w, addend)}
 
 
+def _modulate(stored: Stored, x: Tensor, by: Tensor, act: str) -> dict[str, Approx]:
+    return {"0": stored(stored(_activation(exact(x), act)) * exact(by))}
+
+
+def _bounded(stored: Stored, h: Approx, act: str, bound: float) -> Approx:
+    half = h.value.shape[1] // 2
+    gate = stored(_activation(h[:, :half], act))
+    gate = Approx(np.minimum(gate.value, bound), gate.error)
+    return stored(gate * Approx(np.clip(h.value[:, half:], -bound, bound), h.error[:, half:]))
+
+
+def _bounded_gated(stored: Stored, gate_up: Tensor, act: str, bound: float) -> dict[str, Approx]:
+    return {"0": stored(_bounded(stored, exact(gate_up), act, bound))}
+
+
+def _sparse_gated(
+    stored: Stored, gate_up: Tensor, act: str, deviations: float
+) -> dict[str, Approx]:
+    h, half = exact(gate_up), gate_up.shape[1] // 2
+    gate = h[:, :half]
+    mean, deviation = streams_bounds.moments(gate)
+    sparse = gate - (mean + deviation * deviations)
+    sparse = stored(Approx(np.maximum(sparse.value, 0.0), sparse.error))
+    return {"0": stored(stored(_activation(sparse, act)) * h[:, half:])}
+
+
 def _hidden(
     stored: Stored,
     x: Tensor,
@@ -241,11 +280,18 @@ def _with(y: Approx, addend: Addend | None) -> Approx:
 
 
 def _route(
-    stored: Stored, logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+    stored: Stored,
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
 ) -> dict[str, Approx]:
     bias = None if select_bias is None else to_array(select_bias)
     rows = exact(logits)
     found = [_weights(rows[t], args, bias).reshape(1, -1) for t in range(len(logits))]
+    if expert_scales is not None:
+        chosen = [[e for e, _ in choose(row, args, bias)] for row in rows.value]
+        found = [w * exact(expert_scales)[e] for w, e in zip(found, chosen, strict=True)]
     return {"1": join(found, args.top_k)}
 
 
@@ -298,6 +344,8 @@ def _expert(
     h = _product(stored, x, up)
     if args.clamp is not None:
         return _product(stored, _gated_with_limit(stored, h, args.clamp), down)
+    if args.bound is not None:
+        return _product(stored, _bounded(stored, h, args.act, args.bound), down)
     h = _gated(stored, h, args.act) if args.gated else stored(_activation(h, args.act))
     return _product(stored, h, down)
 
@@ -389,6 +437,22 @@ def _rope_store(
             for i, vectors in enumerate((k, v)):
                 error[at[0], i, at[1]] = _held(stored, vectors[token], kv.dtype)
     return {"0": q} | _in_memory(kv, error)
+
+
+def _rope_queries(
+    stored: Stored,
+    q: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    q_norm: NormWeight | None,
+) -> dict[str, Approx]:
+    x = exact(q).reshape(len(q), heads, head_dim)
+    if q_norm is not None:
+        x = _normed(stored, x, q_norm)
+    return {"0": x if rotary is None else _turned(stored, x, rotary, positions[0])}
 
 
 def _normed_heads(stored: Stored, x: Approx, n: NormWeight, over: str) -> Approx:
@@ -534,7 +598,12 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "norm": _norm,
     "add": _add,
     "add_norm": _add_norm,
+    "multiply": _multiply,
     "scale_gate": _scale_gate,
+    "modulate": _modulate,
+    "sparse_gated": _sparse_gated,
+    "bounded_gated": _bounded_gated,
+    "scale_heads": _scale_heads,
     "xielu": _xielu,
     "linear": _linear,
     "hidden": _hidden,
@@ -545,11 +614,14 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "moe": _moe,
     "import_kv": _import_kv,
     "rope_store": _rope_store,
+    "rope_queries": _rope_queries,
     "scale_queries": _scale_queries,
     "attend": _attend,
     "heads_linear": _heads_linear,
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,
+    **state_bounds.BOUNDS,
+    **streams_bounds.BOUNDS,
     "bias_logits": _bias_logits,
     "penalize": _penalize,
     "rank": _rank,

@@ -245,11 +245,24 @@ def _check_repeatable(
         assert _same(again, results[name]), f"{name}: other bits in a second run"
 
 
+def _check_states(before: Tensor, singles: list[Results], together: Tensor) -> None:
+    """Each block that a row has written by itself is the same after all rows together."""
+    before = _one_nan(before)
+    for single in singles:
+        alone = _one_nan(single["1"])
+        written = [block for block in range(len(alone)) if not _same(alone[block], before[block])]
+        for block in written:
+            assert _same(alone[block], _one_nan(together)[block]), "other bits of a state alone"
+
+
 def _check_singles(case: Case, ops: Ops, prepared: Prepared, result: Any) -> None:
     if not prepared.singles:
         return
     run: Callable[[Any], Results] = lambda arguments: _named(case.run(ops, arguments))  # noqa: E731
     singles = [run(arguments) for arguments in prepared.singles]
-    for name, whole in _named(result).items():
+    wholes = _named(result)
+    if "states" in CATALOG[case.op].mutates:  # the rows' states are in blocks, not in order
+        _check_states(prepared.arguments["states"].cpu(), singles, wholes.pop("1"))
+    for name, whole in wholes.items():
         joined = torch.cat([single[name] for single in singles])
         assert _same(*map(_one_nan, (joined, whole))), f"{name}: other bits for a row alone"

@@ -16,6 +16,8 @@ from tests.support import (
     op_oracle_paged,
     op_oracle_rows,
 )
+from tests.support.recurrent import oracle as state_oracle
+from tests.support.streams import oracle as streams_oracle
 
 IMPLEMENTATIONS = tuple(
     Implementation(function.__name__, "oracle", function, lambda _: True, batch_invariant=True)
@@ -25,7 +27,10 @@ IMPLEMENTATIONS = tuple(
         op_oracle_rows.norm,
         op_oracle_rows.add,
         op_oracle_rows.add_norm,
+        op_oracle_rows.multiply,
         op_oracle_rows.scale_gate,
+        op_oracle_rows.scale_heads,
+        op_oracle_rows.modulate,
         op_oracle_rows.scale_queries,
         op_oracle_rows.xielu,
         op_oracle_rows.pack_linear,
@@ -45,6 +50,7 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.copy_kv,
         op_oracle_paged.zero_kv,
         op_oracle_paged.rope_store,
+        op_oracle_paged.rope_queries,
         op_oracle_paged.plan_attention,
         op_oracle_paged.attend,
         op_oracle_paged.pack_heads,
@@ -52,6 +58,12 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.latent_store,
         op_oracle_paged.plan_latent,
         op_oracle_paged.latent_attend,
+        state_oracle.short_conv,
+        state_oracle.mamba_scan,
+        state_oracle.mamba2_scan,
+        state_oracle.gated_delta,
+        state_oracle.gated_norm,
+        *streams_oracle.ORACLE,
         op_oracle_masks.mask_logits,
         op_oracle_edits.bias_logits,
         op_oracle_edits.penalize,

@@ -176,6 +176,26 @@ def rope_store(
     return to_tensor(stack(queries, heads, head_dim))
 
 
+def rope_queries(
+    q: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    q_norm: NormWeight | None,
+) -> Tensor:
+    """Norm and rotate, token by token."""
+    queries = []
+    for token, row in enumerate(to_array(q)):
+        x = row.reshape(heads, head_dim)
+        x = x if q_norm is None else _normed(x, q_norm, "head")
+        if rotary is not None:
+            x = stack([_rotated(head, rotary, int(positions[0, token])) for head in x], head_dim)
+        queries.append(x)
+    return to_tensor(stack(queries, heads, head_dim))
+
+
 # attention
 
 

@@ -72,6 +72,11 @@ def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tup
     return total, norm(total, n)
 
 
+def multiply(x: Tensor, factors: Tensor) -> Tensor:
+    """x times factors of columns."""
+    return to_tensor(to_array(x) * to_array(factors))
+
+
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
@@ -79,6 +84,12 @@ def _sigmoid(x: float) -> float:
 def scale_gate(y: Tensor, gate: Tensor) -> Tensor:
     """y * sigmoid(gate)."""
     return to_tensor(to_array(y) * np.vectorize(_sigmoid, otypes=[float])(to_array(gate)))
+
+
+def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
+    """Each head times the sigmoid of its gate."""
+    opened = np.vectorize(_sigmoid, otypes=[float])(to_array(gate))
+    return to_tensor(to_array(y) * np.repeat(opened, y.shape[1] // gate.shape[1], axis=1))
 
 
 def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
@@ -191,6 +202,12 @@ _ACTIVATIONS: dict[str, Callable[[float], float]] = {
 }
 
 
+def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
+    """act(x) times another tensor."""
+    y = np.vectorize(_ACTIVATIONS[act], otypes=[float])(to_array(x))
+    return to_tensor(y * to_array(by))
+
+
 def _hidden(h: Array, act: str, is_gated: bool) -> Array:
     f = _ACTIVATIONS[act]
     if not is_gated:
@@ -296,6 +313,13 @@ def _limited(h: Array, limit: float) -> Array:
     return np.array([(u + 1) * g * _sigmoid(1.702 * g) for g, u in zip(gate, up, strict=True)])
 
 
+def bounded(h: Array, act: str, bound: float) -> Array:
+    """act(gate) up to the bound, times up within it."""
+    width, f = len(h) // 2, _ACTIVATIONS[act]
+    pairs = zip(h[:width], h[width:], strict=True)
+    return np.array([min(f(g), bound) * min(max(u, -bound), bound) for g, u in pairs])
+
+
 def _softmax(x: Sequence[float]) -> list[float]:
     top = max(x)
     powers = [math.exp(value - top) for value in x]
@@ -348,11 +372,17 @@ def _mix_sparsely(logits: Sequence[float], args: RouteArgs) -> list[tuple[int, f
 
 
 def route(
-    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Token by token."""
     bias = None if select_bias is None else to_array(select_bias)
     found = [choose(row, args, bias) for row in to_array(logits)]
+    if expert_scales is not None:
+        scales = to_array(expert_scales)
+        found = [[(e, w * scales[e]) for e, w in row] for row in found]
     shape = len(found), args.top_k
     chosen = np.reshape([[e for e, _ in row] for row in found], shape).astype(np.int32)
     weights = np.reshape([[w for _, w in row] for row in found], shape)
@@ -371,6 +401,8 @@ def moe(
             h = up(row * w if args.weighs_input else row)
             if args.clamp is not None:
                 h = _limited(h, args.clamp)
+            elif args.bound is not None:
+                h = bounded(h, args.act, args.bound)
             else:
                 h = _hidden(h, args.act, args.gated)
             total = total + (1 if args.weighs_input else w) * down(h)

@@ -45,6 +45,8 @@ GROUPS: list[tuple[KVGroupSpec, ...]] = [
     (_sliding(3),),
     (FULL, _sliding(4), _sliding(7)),
     (STATE,),
+    (STATE,),
+    (FULL, STATE),
     (FULL, STATE),
     (STATE, FULL, _sliding(4)),
     (NOTHING,),
@@ -184,6 +186,7 @@ class Trace:
         self.num_steps = 0
         self.num_accepted = 0
         self.num_snapshot_hits = 0
+        self.num_snapshots_taken = 0
         self.num_waits = 0
         self.num_indivisible = 0
 
@@ -209,11 +212,15 @@ class Trace:
         groups = pick.choice(GROUPS)
         if groups == (FULL, FULL) and pick.random() < 0.5:
             groups = (FULL, KVGroupSpec(block_size=2 * size))
+        if groups == (FULL, STATE) and pick.random() < 0.5:
+            groups = (KVGroupSpec(block_size=2 * size), STATE, STATE)
         max_model_len = pick.randrange(12, 40)
         num_drafts = pick.choice((0, 0, 1, 3))
         most = (block_group(spec, size, num_drafts) for spec in groups)
         least = sum(group.num_needed(max_model_len, max_model_len) for group in most) + 1
         max_num_seqs = pick.choice((1, 2, 3, 8))
+        ring = groups.count(STATE) * (num_drafts + 2)
+        spare = (0, 1, ring, ring, ring, 10, 60) if ring else (0, 0, 1, 3, 10, 60)
         chunked = pick.random() < 0.85 and NOTHING not in groups
         tokens = max(max_num_seqs, pick.choice((1, 2, 3, 7, 16, 1000)))
         return SchedulerConfig(
@@ -221,13 +228,15 @@ class Trace:
             max_num_batched_tokens=tokens if chunked else max(tokens, max_model_len),
             max_model_len=max_model_len,
             block_size=size,
-            num_blocks=least + 1 + pick.choice((0, 0, 1, 3, 10, 60)),
+            num_blocks=max(2, least + pick.choice(spare)),
             groups=groups,
             policy=pick.choice(("fcfs", "priority")),
             enable_prefix_caching=pick.random() < 0.8,
             enable_chunked_prefill=chunked,
             long_prefill_token_threshold=pick.choice((0, 0, 0, 2)),
             num_drafts=num_drafts,
+            snapshot_interval=pick.choice((1, 2 * size, 3 * size, 1000)),
+            num_snapshot_blocks=pick.choice((None, None, None, 0, 1, 4)),
         )
 
     def _draft(self, row: HashRow) -> list[int]:
@@ -277,13 +286,14 @@ class Trace:
         prompt = [t for _ in range(pick.randrange(0, 6)) for t in pick.choice(self.blocks)]
         prompt += [pick.randrange(1, 4) for _ in range(pick.randrange(0, 3))] or [1]
         prompt = prompt[: self.config.max_model_len - 1]
-        if self.expected and pick.random() < 0.3:
+        has_state = STATE in self.config.groups
+        if self.expected and pick.random() < (0.7 if has_state else 0.3):
             prompt = list(self.expected[pick.randrange(handle)].prompt)  # n > 1, or a repeated call
         return Expectation(
             prompt,
             seed=pick.randrange(3),
             max_tokens=1 if NOTHING in self.config.groups else pick.choice((1, 2, 5, 30)),
-            adapter=pick.choice((0, 0, 1, 2)),
+            adapter=pick.choice((0, 0, 0, 0, 0, 1) if has_state else (0, 0, 1, 2)),
             stops_on_repetition=pick.random() < 0.1,
             has_grammar=pick.random() < 0.1,
         )
@@ -364,7 +374,9 @@ class Trace:
             prerequisites = self.scheduler.running[new.row].prerequisites
             assert all(p.is_ready for p in prerequisites), "a request did not wait"
             has_state = STATE in self.config.groups
-            self.num_snapshot_hits += has_state and new.num_computed_tokens > 0
+            is_hit = has_state and new.num_computed_tokens > 0
+            self.num_snapshot_hits += is_hit
+            self.num_snapshots_taken += is_hit and self.scheduler.running[new.row].takes_snapshot
 
     def _execute(self, plan: StepPlan) -> StepResult:
         result = self.runner.execute(plan)

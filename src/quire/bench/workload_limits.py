@@ -14,10 +14,15 @@ import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.config.resolve.dtype import ITEMSIZE, number_bytes
-from quire.models.costs import active_parameters, flops_per_token, num_parameters
+from quire.models.costs import (
+    active_parameters,
+    flops_per_token,
+    num_parameters,
+    table_parameters,
+)
 from quire.models.layer_memory import NumberBytes
 from quire.models.parameters import parameters
-from quire.models.spec import Decoder, Moe
+from quire.models.spec import Decoder, single_mixers
 from quire.ops import WeightFormat
 from quire.quantization import RECIPES, UNQUANTIZED
 
@@ -116,8 +121,9 @@ def step_bytes(decoder: Decoder, num_rows: int, context: int, store: Store) -> f
     """Bytes that a decode step reads: the weights that its rows use, once, and their K/V."""
     weights = store.layers * _layer_weights_read(decoder, num_rows)
     weights += store.head * _head_weights(decoder)
-    memories = [block.mixer.memory for block in decoder.blocks]
-    return weights + num_rows * sum(m.num_seen(context) * m.token_bytes(store.kv) for m in memories)
+    mixers = [mixer for block in decoder.blocks for mixer in single_mixers(block.mixer)]
+    memories = [mixer.memory for mixer in mixers if mixer.memory is not None]
+    return weights + num_rows * sum(m.step_bytes(context, store.kv) for m in memories)
 
 
 def _head_weights(decoder: Decoder) -> int:
@@ -131,7 +137,7 @@ def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
     head = _head_weights(decoder)
     active = active_parameters(decoder) - head
     embedding = 0 if decoder.tie else parameters(decoder)["embed.weight"].size
-    whole = num_parameters(decoder) - embedding - head
+    whole = num_parameters(decoder) - embedding - table_parameters(decoder) - head
     if active >= whole:
         return active
     experts, top_k = _experts(decoder)
@@ -141,7 +147,7 @@ def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
 
 def _experts(decoder: Decoder) -> tuple[int, int]:
     return next(
-        (block.mlp.experts, block.mlp.top_k)
-        for block in decoder.blocks
-        if isinstance(block.mlp, Moe) and block.mlp.experts > block.mlp.top_k
+        (moe.experts, moe.top_k)
+        for moe in (block.experts for block in decoder.blocks)
+        if moe is not None and moe.experts > moe.top_k
     )

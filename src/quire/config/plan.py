@@ -20,7 +20,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     `kv_cache_bytes` are each core's own; `thread_cpus` lists the logical CPUs that the threads of
     each of these cores may run on, "" for any. The latter is the size of the blocks in all groups'
     layers. With a `memory_share` both are estimates: the worker measures what its workspace leaves
-    of that share of a device's free memory. `tokenizer_folder` None: no tokenizer. `max_logprobs`
+    of that share of a device's free memory. `snapshot_interval` None: there are no snapshots of
+    recurrent states. `tokenizer_folder` None: no tokenizer. `max_logprobs`
     is at most the vocabulary. `reasons` has an entry for every field shown by `explain()`; `notes`
     are messages for the user.
     """
@@ -61,6 +62,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     memory_share: float | None
     kv_dtype: str
     enable_prefix_caching: bool
+    snapshot_interval: int | None
     # scheduling
     max_num_seqs: int
     max_num_batched_tokens: int

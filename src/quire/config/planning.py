@@ -25,7 +25,7 @@ from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
-from quire.models.spec import Block, LatentAttention, Mixer, Moe
+from quire.models.spec import Block, Decoder
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
 
@@ -68,8 +68,8 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         num_parameters=num_parameters(decoder),
         num_layers=len(decoder.blocks),
         hidden_size=decoder.dim,
-        widest=max(map(_width, decoder.blocks)),
-        num_experts=max(b.mlp.experts if isinstance(b.mlp, Moe) else 0 for b in decoder.blocks),
+        widest=_widest(decoder),
+        num_experts=max(0 if b.experts is None else b.experts.experts for b in decoder.blocks),
         num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
         stored_as=None if storage is None else storage.method,
@@ -209,16 +209,18 @@ def _compiling(template: str) -> str:
     return ChatTemplate(template).source
 
 
+def _widest(decoder: Decoder) -> int:
+    """Values of the widest activation of one token."""
+    inputs = 0 if decoder.layer_inputs is None else decoder.layer_inputs.width
+    return max(len(decoder.blocks) * inputs, *map(_width, decoder.blocks))
+
+
 def _width(block: Block) -> int:
     """Values of the widest activation of one token in a layer."""
-    mlp = block.mlp
-    feed_forward = mlp.width * 2 * (mlp.top_k if isinstance(mlp, Moe) else 1)
-    if isinstance(mlp, Moe) and mlp.shared is not None:
-        feed_forward = max(feed_forward, mlp.shared.width * 2)
-    return max(_mixer_width(block.mixer), feed_forward)
-
-
-def _mixer_width(mixer: Mixer) -> int:
-    if isinstance(mixer, LatentAttention):
-        return mixer.heads * (mixer.rank + mixer.rotated)
-    return (mixer.heads + 2 * mixer.kv_heads) * mixer.head_dim
+    mlp, moe = block.mlp, block.experts
+    feed_forward = 0 if mlp is None else mlp.width * 2
+    if moe is not None:
+        feed_forward = max(feed_forward, moe.width * 2 * moe.top_k)
+    if moe is not None and moe.shared is not None:
+        feed_forward = max(feed_forward, moe.shared.width * 2)
+    return max(0 if block.mixer is None else block.mixer.widest, feed_forward)

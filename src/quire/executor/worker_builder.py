@@ -60,7 +60,7 @@ def build_worker(
     rows = Rows(
         num_rows=config.max_num_seqs,
         max_len=config.max_model_len,
-        block_sizes=[group.block_size for group in pool.groups],
+        block_sizes=[None if g.kind == "state" else g.block_size for g in pool.groups],
         device=device,
     )
     batches = BatchBuilder(

@@ -35,14 +35,22 @@ _IRRELEVANT_BY_REASON = {
         "router_jitter_noise output_router_logits moe_loss_weight moe_jitter_eps "
         "dropout activation_dropout classifier_dropout "
         "emb_pdrop embed_dropout layerdrop init_std init_device embedding_initializer_range "
-        "aux_loss_alpha seq_aux ep_size"
+        "aux_loss_alpha seq_aux ep_size init_method block_mlp_init_scale block_out_init_scale "
+        "block_use_xavier_init conv_use_xavier_init"
     ),
     "outputs and kernels of another library": (
         "use_cache cache_implementation output_attentions output_hidden_states return_dict "
         "torchscript attn_implementation _attn_implementation _attn_implementation_autoset "
         "experts_implementation use_flash_attention_2 chunk_size_feed_forward pretraining_tp "
         "reorder_and_upcast_attn attention_softmax_in_fp32 scale_attention_softmax_in_fp32 "
-        "bias_dropout_fusion masked_softmax_fusion slow_but_exact"
+        "bias_dropout_fusion masked_softmax_fusion slow_but_exact fused_add_norm "
+        "calc_logits_for_entire_prompt"
+    ),
+    "how states of Mamba are initialised, or computed by another library": (
+        "time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor "
+        "rescale_prenorm_residual use_mambapy use_associative_scan use_falcon_mambapy "
+        "use_mamba_kernels chunk_size mamba_chunk_size residual_in_fp32 mamba_ssm_cache_dtype "
+        "num_logits_to_keep"
     ),
     "token ids and labels: text and sampling, not the decoder": (
         "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "
@@ -67,6 +75,28 @@ _IRRELEVANT_BY_REASON = {
 }
 IRRELEVANT = frozenset(key for keys in _IRRELEVANT_BY_REASON.values() for key in keys.split())
 """Keys that say nothing about the computation, whatever their value."""
+
+_OF_OTHER_PARTS = frozenset(
+    [
+        "vision_config",
+        "audio_config",
+        "image_token_id",
+        "image_token_index",
+        "video_token_id",
+        "audio_token_id",
+        "boi_token_id",
+        "boi_token_index",
+        "eoi_token_id",
+        "eoi_token_index",
+        "boa_token_id",
+        "eoa_token_id",
+        "eoa_token_index",
+        "mm_tokens_per_image",
+        "vision_soft_tokens_per_image",
+        "audio_soft_tokens_per_image",
+    ]
+)
+"""Keys of a model that also takes pictures or sound, next to its `text_config`."""
 
 # Keys at which only one value is implemented in any family: the one that changes nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -94,8 +124,8 @@ _REQUIRED: Any = object()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a model folder. Raises ModelNotFound when it is missing, LoadError
-    when it is no JSON object.
+    """The parsed config.json of a model folder, of a model that also takes pictures or sound what
+    is about text. Raises ModelNotFound when it is missing, LoadError when it is no JSON object.
     """
     path = folder / "config.json"
     if not has_file(path):
@@ -110,7 +140,19 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} has a value that is no plain data: a number of more than 64 bits, half a "
             f"character, or too deep a nesting ({error})."
         ) from error
-    return config
+    return text_part(config)
+
+
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """`config`, or where it consists of configs of several parts (`text_config` and others) that of
+    text, with what stands next to it. Keys about other parts are left out.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {k: v for k, v in config.items() if k not in _OF_OTHER_PARTS and v is not None}
+    del outer["text_config"]
+    return {**text, **outer}
 
 
 def unsupported(
@@ -182,6 +224,11 @@ class ConfigReader:
                 raise unsupported(self._where + key, value, f"{other}={same!r}, its other name")
             self._taken.add(key)
             self._names[key] = other
+
+    def supply(self, **values: Any) -> None:
+        """Read these values where the config lacks the keys."""
+        given = {key: value for key, value in self._config.items() if value is not None}
+        self._config = {self._name(key): value for key, value in values.items()} | given
 
     def raw(self, key: str, default: Any = _REQUIRED) -> Any:
         """The value as JSON gave it; null counts as absent."""

@@ -5,9 +5,9 @@ for all families.
 from __future__ import annotations
 
 from quire.models.formats import Storage
-from quire.models.parameters import num_parameters, parameters
+from quire.models.parameters import num_parameters, outer_parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
-from quire.models.spec import Block, Decoder, LatentAttention, Mixer, Moe
+from quire.models.spec import Block, Decoder
 
 __all__ = ["active_parameters", "flops_per_token", "num_parameters", "size_in_codes"]
 
@@ -17,10 +17,15 @@ def active_parameters(decoder: Decoder) -> int:
     with the head but without the embedding.
     """
     idle = sum(_idle_expert_weights(block, decoder.dim) for block in decoder.blocks)
-    leaves = parameters(decoder)
-    looked_up = leaves["embed.weight"].size * (not decoder.tie)
-    positions = leaves["positions.weight"].size if decoder.learned_positions else 0
-    return num_parameters(decoder) - looked_up - positions - idle
+    embedding = 0 if decoder.tie else outer_parameters(decoder)["embed.weight"].size
+    return num_parameters(decoder) - embedding - table_parameters(decoder) - idle
+
+
+def table_parameters(decoder: Decoder) -> int:
+    """The number of weights of which a token looks up a row, apart from the embedding's."""
+    leaves = outer_parameters(decoder)
+    tables = (leaves.get(name) for name in ("positions.weight", "inputs.embed.weight"))
+    return sum(0 if leaf is None else leaf.size for leaf in tables)
 
 
 def flops_per_token(decoder: Decoder, context: int = 0) -> int:
@@ -28,8 +33,7 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     layers.
     """
     return 2 * active_parameters(decoder) + sum(
-        2 * _numbers_per_key(mixer) * mixer.memory.num_seen(context)
-        for mixer in (block.mixer for block in decoder.blocks)
+        block.mixer.flops(context) for block in decoder.blocks if block.mixer is not None
     )
 
 
@@ -51,18 +55,9 @@ def _is_left_to_files(tensor: StoredTensor, storage: Storage) -> bool:
     return storage.is_decided_by_files and not in_layer
 
 
-def _numbers_per_key(mixer: Mixer) -> int:
-    """What one token is multiplied with for each token that it sees: keys and values, or, in the
-    absorbed form, the latent with its rotated key, and once more the latent.
-    """
-    if isinstance(mixer, LatentAttention):
-        return mixer.heads * (2 * mixer.rank + mixer.rotated)
-    return 2 * mixer.heads * mixer.head_dim
-
-
 def _idle_expert_weights(block: Block, dim: int) -> int:
-    moe = block.mlp
-    if not isinstance(moe, Moe):
+    moe = block.experts
+    if moe is None:
         return 0
     inner = moe.width * (1 + moe.gated)
     biases = (inner + dim) * moe.bias

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.models.assembly import Assembly, tensors_of, tensors_within
+from quire.models.assembly import Assembly
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.maker import tensors_of, tensors_within
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
 from quire.quantization import UNQUANTIZED, Recipe
@@ -43,8 +44,8 @@ class DecoderModel:
     """A decoder with its weights. Layers can be run in pieces (`layers[a:b]`); embedding and head
     are stages of their own.
 
-    `first_layer` is the place of its first layer among those of the pool (`Batch.kv`): not 0 for
-    the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
+    `first_layer` is the place of its first layer's memory among those of the pool (`Batch.kv`): not
+    0 for the second model of a pool. `aux_layers` are the layers, ascending, whose input every pass
     returns: the residual stream that enters layer i (0: the embeddings; L: the output of the last
     layer before the final norm). With `keeps_experts` every pass returns the chosen experts.
     """
@@ -67,20 +68,25 @@ class DecoderModel:
         says how weights are stored. With `spread` the experts are distributed over several cores,
         and only this core's are loaded; the model may run only inside a round. With `group` the
         spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
-        Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L.
+        Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
+        with several residual streams.
         """
         if list(aux_layers) != sorted(set(aux_layers) & set(range(len(spec.blocks) + 1))):
             raise ValueError(
                 f"aux_layers={list(aux_layers)} are not ascending numbers of the layers 0 to "
                 f"{len(spec.blocks)} of this model"
             )
+        if aux_layers and spec.streams is not None:
+            raise ValueError(f"aux_layers: layers of this model have {spec.streams.count} inputs")
         self.spec = spec
         self.max_model_len = max_model_len
         self.first_layer = first_layer
         self.aux_layers = tuple(aux_layers)
         self._choices: list[Tensor] = []
         choices = self._choices if keeps_experts else None
-        assembly = Assembly(spec, weights, ops, max_model_len, recipe, spread, group, choices)
+        assembly = Assembly(
+            spec, weights, ops, max_model_len, recipe, spread, group, choices, first_layer
+        )
         self._embedding = assembly.embedding()
         self._layers = assembly.layers()
         self.head = assembly.head()
@@ -129,9 +135,7 @@ class DecoderModel:
         for i in range(start, stop):
             if i in self.aux_layers:
                 aux.append(x)
-            place = self.first_layer + i
-            group = batch.groups[batch.layer_groups[place]]
-            x, h = self._layers[i](x, h, batch.positions, group, batch.kv[place])
+            x, h = self._layers[i](x, h, batch)
         experts = tuple(self._choices)
         self._choices.clear()
         if stop < len(self._layers):

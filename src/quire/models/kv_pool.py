@@ -13,6 +13,7 @@ that is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from quire.models.layer_memory import (
     LayerMemory,
     MemoryKind,
     NumberBytes,
+    RecurrentState,
     TokenMemory,
 )
 from quire.models.spec import Decoder
@@ -33,6 +35,8 @@ _CLOSE = 1.5  # kinds whose layer counts differ by less than this factor get one
 _MOST_LARGER = 8
 """How many times larger than `block_size` a block may get to fill its page: a prefix hit is a
 multiple of it."""
+SNAPSHOT_SHARE = 0.25
+"""Of all blocks, that snapshots of recurrent states may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,12 @@ class KVPool:
 
     def enough(self, num_seqs: int, length: int, step: int) -> int:
         """Blocks that always suffice for `num_seqs` requests of `length` tokens, including the null
-        block; steps have up to `step` tokens.
+        block, and where there are recurrent states for as many snapshots as there may be; steps
+        have up to `step` tokens.
         """
-        return 1 + num_seqs * self.held_blocks(length, min(step, length))
+        blocks = 1 + num_seqs * self.held_blocks(length, min(step, length))
+        has_states = any(group.kind == "state" for group in self.groups)
+        return math.ceil(blocks / (1 - SNAPSHOT_SHARE)) if has_states else blocks
 
     def longest(self, num_blocks: int, limit: int, *, is_chunked: bool) -> int:
         """The longest request, at most `limit`, that can run in `num_blocks`; 0 if there is no such
@@ -152,6 +159,9 @@ class KVPool:
             return text
         if group.kind != "state" and group.block_size != self.block_size:
             text += f" in blocks of {group.block_size} tokens"
+        if group.kind == "state":
+            held = sum(self._layer_bytes(group, layer) for layer in group.layers)
+            text += f" of {held / 2**20:.2f} MiB a request"
         unused = self.unused(group)
         return text if unused < 0.001 else f"{text} ({unused:.1%} of a block unused)"
 
@@ -161,8 +171,10 @@ class KVPool:
 
 
 def memories_of(decoders: Iterable[Decoder]) -> tuple[LayerMemory | None, ...]:
-    """The memories of the layers of these models, one model after the other."""
-    return tuple(block.mixer.memory for decoder in decoders for block in decoder.blocks)
+    """The memories of the layers of these models, one model after the other. A layer without a
+    mixer has none.
+    """
+    return tuple(m for decoder in decoders for block in decoder.blocks for m in block.memories)
 
 
 def plan_kv_pool(
@@ -184,6 +196,11 @@ def plan_kv_pool(
 def token_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
     """Bytes of keys and values that one token has while every layer sees it."""
     return sum(m.token_bytes(number) for m in memories if isinstance(m, TokenMemory))
+
+
+def state_bytes(memories: Iterable[LayerMemory | None], number: NumberBytes) -> int:
+    """Bytes of a request's recurrent state, once."""
+    return sum(m.block_bytes(1, number) for m in memories if isinstance(m, RecurrentState))
 
 
 _Key = tuple[MemoryKind, int | None, int | None, bool]

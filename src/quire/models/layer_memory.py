@@ -58,6 +58,10 @@ class KeyValues:
         """The bytes of a block of `block_size` tokens."""
         return block_size * self.token_bytes(number)
 
+    def step_bytes(self, context: int, number: NumberBytes) -> int:
+        """The bytes that a new token after `context` tokens reads."""
+        return self.num_seen(context) * self.token_bytes(number)
+
 
 @dataclass(frozen=True, slots=True)
 class Latents:
@@ -87,11 +91,15 @@ class Latents:
         """The bytes of a block of `block_size` tokens."""
         return block_size * self.token_bytes(number)
 
+    def step_bytes(self, context: int, number: NumberBytes) -> int:
+        """The bytes that a new token after `context` tokens reads."""
+        return context * self.token_bytes(number)
+
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """A state whose size does not depend on the request's length: `numbers` in the model's dtype
-    and `wide_numbers` in float32.
+    """A state whose size does not depend on the request's length: `wide_numbers` in float32, then
+    `numbers` in the model's dtype.
     """
 
     numbers: int = 0
@@ -102,6 +110,10 @@ class RecurrentState:
     def block_bytes(self, block_size: int, number: NumberBytes) -> int:
         """The bytes of the state of one request, for any block size."""
         return self.numbers * number.activation + 4 * self.wide_numbers
+
+    def step_bytes(self, context: int, number: NumberBytes) -> int:
+        """The bytes that a new token reads and writes, whatever the context."""
+        return 2 * self.block_bytes(1, number)
 
 
 TokenMemory = KeyValues | Latents

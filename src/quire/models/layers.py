@@ -1,5 +1,5 @@
-"""The parts of a decoder that run: embedding, attention, feed-forward, and the residual joints
-between them.
+"""The frame of a decoder that runs: embedding, layers of mixers and feed-forward parts, and the
+residual joints between these. What is between the joints is in `mixers/` and `feed_forward/`.
 
 Each gets finished weights and the ops it calls; all decisions were made when it was built
 (`assembly.py`). Activations go through ops only.
@@ -14,22 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from quire.distributed.worker_group import WorkerGroup
-from quire.ops import (
-    AttentionArgs,
-    Batch,
-    GroupBatch,
-    LayerKV,
-    LinearWeight,
-    NormWeight,
-    Ops,
-    QKNorm,
-    RotaryTable,
-)
-from quire.ops.kv import BlockMemory
+from quire.ops import Batch, LinearWeight, NormWeight, Ops
 
-Mixer = Callable[[Tensor, Tensor, GroupBatch, Any], Tensor]
-"""h [T, C], positions, the layer's KV group in this step, its memory, which is of the kind that the
+Mixer = Callable[[Tensor, Tensor, Any, Any], Tensor]
+"""h [T, C], positions, the mixer's KV group in this step, its memory, both of the kind that the
 mixer's spec states -> [T, C]."""
+SubLayer = Callable[[Tensor, Batch], Tensor]
+"""h [T, C], the step -> [T, C]."""
 FeedForward = Callable[[Tensor], Tensor]
 Join = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """The residual stream x, the h that a sub-layer has read, and its result, [T, C] each -> x with the
@@ -42,91 +33,68 @@ Projection = Callable[[Tensor], Tensor]
 class Embedding:
     """The first stage. `look_up` turns ids [T] into the scaled rows [T, C] of a table;
     `position_table` [P, C] where positions are learned; `finish` is the norm of the result.
+    `inputs` makes what layers have as inputs of their own, from ids and their rows.
     """
 
     ops: Ops
     look_up: Callable[[Tensor], Tensor]
     position_table: Tensor | None
     finish: Callable[[Tensor], Tensor]
+    inputs: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         """Embed `batch.ids`, or take `batch.embeds` as is, add learned positions and normalise ->
-        [T, C].
+        [T, C]. Sets `batch.layer_inputs` where layers have some, which needs ids.
         """
         x = batch.embeds
         if x is None:
             assert batch.ids is not None, "a batch has ids or embeddings"
             x = self.look_up(batch.ids)
+        if self.inputs is not None:
+            assert batch.ids is not None, "inputs of layers are looked up by ids"
+            batch.layer_inputs = self.inputs(batch.ids, x)
         if self.position_table is not None:
             x = self.ops.add(x, self.ops.embed(batch.positions[0], self.position_table))
         return self.finish(x)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """Attention over the paged KV cache: project, rotate and store, attend, project."""
+class PlacedMixer:
+    """A mixer with the place of its memory among those of the pool."""
 
-    ops: Ops
-    qkv: LinearWeight
-    out: Projection
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotary: RotaryTable | None
-    qk_norm: QKNorm | None
-    clip: float | None
-    args: AttentionArgs
-    gate: LinearWeight | None
-    temper: Callable[[Tensor, Tensor], Tensor]
+    mix: Mixer
+    place: int
 
-    def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
-        """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
-        ops = self.ops
-        q = ops.rope_store(
-            ops.linear(h, self.qkv),
-            kv,
-            group.slots,
-            positions,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            rotary=self.rotary,
-            qk_norm=self.qk_norm,
-            clip=self.clip,
-        )
-        attended = ops.attend(self.temper(q, positions), kv, group.plan, self.args)
-        if self.gate is not None:
-            attended = ops.scale_gate(attended, ops.linear(h, self.gate))
-        return self.out(attended)
+    def __call__(self, h: Tensor, batch: Batch) -> Tensor:
+        """h [T, C] -> [T, C]; writes this step's part of the memory."""
+        group = batch.groups[batch.layer_groups[self.place]]
+        return self.mix(h, batch.positions, group, batch.kv[self.place])
 
 
 @dataclass(frozen=True, slots=True)
-class DenseFeedForward:
-    """A feed-forward part that all tokens go through."""
+class SumOfMixers:
+    """Mixers that read the same input."""
 
     ops: Ops
-    up: LinearWeight
-    down: Projection
-    act: str
-    gated: bool
+    mixers: tuple[PlacedMixer, ...]
 
-    def __call__(self, h: Tensor) -> Tensor:
+    def __call__(self, h: Tensor, batch: Batch) -> Tensor:
         """h [T, C] -> [T, C]."""
-        return self.down(self.ops.hidden(h, self.up, self.act, self.gated))
+        total, *others = (mix(h, batch) for mix in self.mixers)
+        for other in others:
+            total = self.ops.add(total, other)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
-class XieluFeedForward:
-    """A feed-forward part whose activation has learned numbers [4], see `ops.xielu`."""
+class PlacedFeedForward:
+    """A feed-forward part as a sub-layer."""
 
-    ops: Ops
-    up: LinearWeight
-    down: Projection
-    numbers: Tensor
+    feed: FeedForward
 
-    def __call__(self, h: Tensor) -> Tensor:
+    def __call__(self, h: Tensor, batch: Batch) -> Tensor:
         """h [T, C] -> [T, C]."""
-        return self.down(self.ops.xielu(self.ops.linear(h, self.up), self.numbers))
+        return self.feed(h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +124,13 @@ class Layer:
     """One block. Carries the residual stream x, and h: x made ready for the next sub-layer."""
 
     enter: Callable[[Tensor], Tensor]  # h for a pass that begins with this layer
-    mix: Mixer
-    join_mixer: Join
-    feed: FeedForward
-    join_feed: Join
+    parts: tuple[tuple[SubLayer, Join], ...]
 
-    def __call__(
-        self, x: Tensor, h: Tensor, positions: Tensor, group: GroupBatch, kv: BlockMemory | None
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, h: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """x, h [T, C] -> x, h for the next layer."""
-        x, h = self.join_mixer(x, h, self.mix(h, positions, group, kv))
-        return self.join_feed(x, h, self.feed(h))
-
-
-def make_temper(ops: Ops, factors: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Make the function of queries [T, H, D] and their positions that scales them by `factors`."""
-    if factors is None:
-        return lambda q, positions: q
-    return lambda q, positions: ops.scale_queries(q, positions, factors)
+        for part, join in self.parts:
+            x, h = join(x, h, part(h, batch))
+        return x, h
 
 
 def make_look_up(
@@ -205,6 +162,18 @@ def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: 
         return ops.add_norm(x, delta, pre, scale)
 
     return _after_norm(ops, post, plain if pre is None else normed)
+
+
+def make_scaled_join(
+    ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float, factor: Tensor
+) -> Join:
+    """Make the end of a layer whose result is multiplied with a learned `factor` [1]."""
+
+    def join(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = ops.multiply(ops.add(x, delta, scale), factor)
+        return total, total if pre is None else ops.norm(total, pre)
+
+    return _after_norm(ops, post, join)
 
 
 def make_parallel_join(

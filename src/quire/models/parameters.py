@@ -9,14 +9,32 @@ loader and decoder, never by a family. Free of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, Moe, Norm
+from quire.models.mixers.recurrent.leaves import leaves
+from quire.models.spec import (
+    Attention,
+    Block,
+    Decoder,
+    DenseAndExperts,
+    FeedForward,
+    LatentAttention,
+    LayerInputs,
+    Mlp,
+    Moe,
+    Norm,
+    SingleMixer,
+    Streams,
+    single_mixers,
+)
 
 Role = Literal["column", "row", "vocab", "replicated"]
-Kind = Literal["matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu"]
+Kind = Literal[
+    "matrix", "bias", "norm", "norm1p", "embedding", "position", "sink", "xielu", "decay"
+]
 
 XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
 """The numbers of an xIELU activation, in the order in which the op takes them."""
@@ -26,7 +44,7 @@ XIELU_PARTS = ("alpha_p", "alpha_n", "beta", "eps")
 class Parameter:
     """One leaf tensor. `role` determines the axis that is split over ranks (column: axis 0, row:
     axis 1, vocab: axis 0 padded); `kind` is the kind of tensor; `heads` is how many heads the first
-    axis consists of, 1 where it has none.
+    axis consists of, 1 where it has none; stored values are multiplied with `scale`.
     """
 
     name: str
@@ -34,6 +52,7 @@ class Parameter:
     role: Role
     kind: Kind
     heads: int = 1
+    scale: float = 1.0
 
     @property
     def size(self) -> int:
@@ -48,28 +67,59 @@ def parameters(decoder: Decoder) -> dict[str, Parameter]:
 
 def layer_parameters(decoder: Decoder, layer: int) -> dict[str, Parameter]:
     """The leaves of one layer by canonical name."""
-    return {p.name: p for p in _block(f"layers.{layer}.", decoder.blocks[layer], decoder.dim)}
+    return {p.name: p for p in _block(f"layers.{layer}.", decoder.blocks[layer], decoder)}
+
+
+def outer_parameters(decoder: Decoder) -> dict[str, Parameter]:
+    """The leaves that belong to no layer by canonical name."""
+    return {p.name: p for p in (*_before_layers(decoder), *_after_layers(decoder))}
 
 
 def num_parameters(decoder: Decoder) -> int:
     """How many values the weights have; a tied embedding counts once."""
-    return sum(p.size for p in _leaves(decoder))
+    return sum(p.size for p in outer_parameters(decoder).values()) + _num_in_layers(decoder, "")
 
 
 def num_expert_parameters(decoder: Decoder) -> int:
     """How many values the weights of experts have."""
-    return sum(p.size for p in _leaves(decoder) if ".experts." in p.name)
+    return _num_in_layers(decoder, ".experts.")
+
+
+def _num_in_layers(d: Decoder, part: str) -> int:
+    """How many values those leaves of layers have whose names contain `part`. Equal layers are
+    looked at once: mixtures have tens of thousands of leaves.
+    """
+    counts = Counter(d.blocks)
+    return sum(
+        count * leaf.size
+        for block, count in counts.items()
+        for leaf in _block("", block, d)
+        if part in leaf.name
+    )
 
 
 def _leaves(d: Decoder) -> Iterator[Parameter]:
+    yield from _before_layers(d)
+    for i, block in enumerate(d.blocks):
+        of_block = _block(f"layers.{i}.", block, d)
+        yield from (_scaled(leaf, d.leaf_scales) for leaf in of_block)
+    yield from _after_layers(d)
+
+
+def _before_layers(d: Decoder) -> Iterator[Parameter]:
     yield Parameter("embed.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.learned_positions:
         shape = (d.position_offset + d.learned_positions, d.dim)
         yield Parameter("positions.weight", shape, "replicated", "position")
     if d.embed_norm is not None:
         yield from _norm("embed_norm", d.embed_norm, d.dim)
-    for i, block in enumerate(d.blocks):
-        yield from _block(f"layers.{i}.", block, d.dim)
+    if d.layer_inputs is not None:
+        yield from _layer_inputs(d.layer_inputs, d)
+    yield from _ways("enter", d)
+
+
+def _after_layers(d: Decoder) -> Iterator[Parameter]:
+    yield from _ways("leave", d)
     yield from _norm("norm", d.final_norm, d.dim)
     if not d.tie:
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
@@ -77,39 +127,105 @@ def _leaves(d: Decoder) -> Iterator[Parameter]:
         yield Parameter("head.bias", (d.vocab,), "vocab", "bias")
 
 
-def _block(at: str, b: Block, dim: int) -> Iterator[Parameter]:
-    if b.pre:
-        yield from _norm(at + "attn_pre", b.norm, dim)
-    yield from _mixer(at + "attn.", b.mixer, dim)
-    if b.post:
-        yield from _norm(at + "attn_post", b.norm, dim)
-    if b.has_mlp_pre:
-        yield from _norm(at + "mlp_pre", b.norm, dim)
-    if isinstance(b.mlp, Moe):
-        yield from _moe(at + "mlp.", b.mlp, dim)
+def _ways(side: str, d: Decoder) -> Iterator[Parameter]:
+    """The projections on one side of the layers of a decoder with several streams."""
+    for i in range(1, 1 if d.streams is None else d.streams.count):
+        yield from _linear(f"streams.{side}.{i}", d.dim, d.dim, "replicated", False)
+
+
+def _scaled(leaf: Parameter, scales: Sequence[tuple[str, float]]) -> Parameter:
+    for end, scale in scales:
+        if leaf.name.endswith(end):
+            return replace(leaf, scale=scale)
+    return leaf
+
+
+def _layer_inputs(inputs: LayerInputs, d: Decoder) -> Iterator[Parameter]:
+    width = len(d.blocks) * inputs.width
+    yield Parameter("inputs.embed.weight", (inputs.vocab, width), "vocab", "embedding")
+    yield from _linear("inputs.proj", width, d.dim, "replicated", False)
+    yield from _norm("inputs.norm", inputs.norm, inputs.width)
+
+
+def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
+    dim = d.dim
+    if b.mixer is not None:
+        if b.pre:
+            yield from _norm(at + "attn_pre", b.norm, dim)
+        for mixer in single_mixers(b.mixer):
+            yield from _mixer(at, mixer, dim)
+        if b.post:
+            yield from _norm(at + "attn_post", b.norm, dim)
+    if b.mlp is not None:
+        if b.has_mlp_pre:
+            yield from _norm(at + "mlp_pre", b.norm, dim)
+        yield from _feed_forward(at + "mlp.", b.mlp, dim)
+        if b.post:
+            yield from _norm(at + "mlp_post", b.norm, dim)
+    if b.input_act is not None:
+        assert d.layer_inputs is not None, "layers read inputs that the decoder does not make"
+        yield from _linear(at + "inputs.gate", d.layer_inputs.width, dim, "replicated", False)
+        yield from _linear(at + "inputs.proj", dim, d.layer_inputs.width, "replicated", False)
+        yield from _norm(at + "inputs.post", b.norm, dim)
+    if b.scaled:
+        yield Parameter(at + "scale", (1,), "replicated", "norm")
+    if d.streams is not None:
+        yield from _streams(at, d.streams, b.norm, dim)
+
+
+def _streams(at: str, s: Streams, norm: Norm, dim: int) -> Iterator[Parameter]:
+    yield from _linear(at + "low_rank.left", s.low_rank, dim, "replicated", False)
+    yield from _linear(at + "low_rank.right", dim, s.low_rank, "replicated", False)
+    yield from _norm(at + "low_rank.norm", norm, dim)
+    yield Parameter(at + "streams.norm.weight", (dim,), "replicated", "norm", scale=1 / dim)
+    yield from _linear(at + "streams.router", s.count, dim, "replicated", False)
+    yield from _linear(at + "streams.predict", s.count**2, s.count, "replicated", False)
+    yield from _linear(at + "streams.correct", s.count, s.count, "replicated", False)
+    yield Parameter(at + "streams.scale", (dim,), "replicated", "norm")
+
+
+def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
+    if isinstance(m, Attention):
+        yield from _attention(at + "attn.", m, dim)
+    elif isinstance(m, LatentAttention):
+        yield from _latent_attention(at + "attn.", m, dim)
     else:
-        yield from _mlp(at + "mlp.", b.mlp, dim)
-    if b.post:
-        yield from _norm(at + "mlp_post", b.norm, dim)
+        for leaf in leaves(m, dim):
+            name = f"{at}mixer.{leaf.name}"
+            yield Parameter(name, leaf.shape, "replicated", leaf.kind, leaf.heads)
 
 
-def _mixer(at: str, mixer: Mixer, dim: int) -> Iterator[Parameter]:
-    if isinstance(mixer, LatentAttention):
-        return _latent_attention(at, mixer, dim)
-    return _attention(at, mixer, dim)
+def _feed_forward(at: str, m: FeedForward, dim: int) -> Iterator[Parameter]:
+    if isinstance(m, DenseAndExperts):
+        yield from _dense_and_experts(at, m, dim)
+    elif isinstance(m, Moe):
+        yield from _moe(at, m, dim)
+    else:
+        yield from _mlp(at, m, dim)
 
 
 def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
-    for part, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
-        yield from _linear(at + part, heads * a.head_dim, dim, "column", a.qkv_bias, heads)
+    heads_of = {"q": a.heads, "k": a.kv_heads, "v": a.kv_heads}
+    value_dim = a.head_dim if a.value_dim is None else a.value_dim
+    for part in projections_of(a):
+        heads, width = heads_of[part], value_dim if part == "v" else a.head_dim
+        yield from _linear(at + part, heads * width, dim, "column", a.qkv_bias, heads)
     if a.qk_norm is not None:
-        for part, heads in (("q_norm", a.heads), ("k_norm", a.kv_heads)):
-            yield from _qk_norm(at + part, a, a.qk_norm, heads)
-    if a.gate == "full":
-        yield from _linear(at + "gate", a.heads * a.head_dim, dim, "column", False, a.heads)
-    yield from _linear(at + "o", dim, a.heads * a.head_dim, "row", a.o_bias)
+        for part in "q" if a.shares is not None else "qk":
+            yield from _qk_norm(f"{at}{part}_norm", a, a.qk_norm, heads_of[part])
+    if a.gate != "none":
+        width = a.heads if a.gate == "per_head" else a.heads * a.head_dim
+        yield from _linear(at + "gate", width, dim, "column", False, a.heads)
+    yield from _linear(at + "o", dim, a.heads * value_dim, "row", a.o_bias)
     if a.sinks:
         yield Parameter(at + "sinks", (a.heads,), "column", "sink")
+
+
+def projections_of(a: Attention) -> str:
+    """The projections of an attention's input: queries, keys and values that are its own."""
+    if a.shares is not None:
+        return "q"
+    return "qk" if a.values_are_keys else "qkv"
 
 
 def _qk_norm(at: str, a: Attention, n: Norm, heads: int) -> Iterator[Parameter]:
@@ -148,6 +264,8 @@ def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
     yield from _linear(at + "router", m.experts, dim, "replicated", m.router_bias)
     if m.select_bias:
         yield Parameter(at + "select_bias", (m.experts,), "replicated", "bias")
+    if m.expert_scales:
+        yield Parameter(at + "expert_scales", (m.experts,), "replicated", "norm")
     expert = Mlp(m.width, m.act, m.gated, m.bias)
     for e in range(m.experts):
         yield from _mlp(f"{at}experts.{e}.", expert, dim)
@@ -155,6 +273,16 @@ def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:
         yield from _mlp(at + "shared.", m.shared, dim)
         if m.shared_gate:
             yield from _linear(at + "shared_gate", 1, dim, "replicated", False)
+
+
+def _dense_and_experts(at: str, m: DenseAndExperts, dim: int) -> Iterator[Parameter]:
+    yield from _norm(at + "dense_pre", m.norm, dim)
+    yield from _mlp(at + "dense.", m.dense, dim)
+    yield from _norm(at + "dense_post", m.norm, dim)
+    yield Parameter(at + "router_norm.weight", (dim,), "replicated", "norm", scale=m.router_scale)
+    yield from _norm(at + "experts_pre", m.norm, dim)
+    yield from _moe(at, m.experts, dim)
+    yield from _norm(at + "experts_post", m.norm, dim)
 
 
 def _linear(

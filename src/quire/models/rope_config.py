@@ -16,6 +16,7 @@ from quire.models.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     RopeScaling,
     YarnScaling,
@@ -37,14 +38,19 @@ def read_rope(
     original: int | None = None,
     partial: float = 1.0,
     interleaved: bool = False,
+    ignored: tuple[str, ...] = (),
 ) -> Rope:
     """One rope for all layers. `theta` is the family's default base, `partial` its default share of
     a head that is rotated, `context` its number of positions.
 
     `kinds` are the scalings that the family may have; `original` takes precedence over the scaling
-    object. Raises UnsupportedConfigValue for another scaling.
+    object, `ignored` keys of it say nothing about text. Raises UnsupportedConfigValue for another
+    scaling.
     """
     section = _only_section(c)
+    if section is not None:
+        for key in ignored:
+            section.raw(key, None)
     theta = c.number("rope_theta", theta, minimum=LEAST_THETA)
     partial = c.number("partial_rotary_factor", partial, maximum=1.0)
     rope = rope_from(section, head_dim, theta, partial, context, kinds, original)
@@ -52,10 +58,15 @@ def read_rope(
 
 
 def read_ropes(
-    c: ConfigReader, head_dim: int, defaults: dict[str, float], *, context: int
+    c: ConfigReader,
+    head_dim: int,
+    defaults: dict[str, float],
+    *,
+    context: int,
+    partial: float = 1.0,
 ) -> dict[str, Rope]:
-    """One rope per layer type; `defaults` gives each type's base. Old files scale only
-    `full_attention`.
+    """One rope per layer type; `defaults` gives each type's base, `partial` is the family's default
+    share of a head. Old files scale only `full_attention`.
     """
     section = c.section("rope_parameters")
     scaling = c.section("rope_scaling")
@@ -65,7 +76,7 @@ def read_ropes(
         sections = {kind: section.section(kind) for kind in defaults}
         section.finish()
     return {
-        kind: rope_from(sections.get(kind), head_dim, theta, 1.0, context, SCALINGS, None)
+        kind: rope_from(sections.get(kind), head_dim, theta, partial, context, SCALINGS, None)
         for kind, theta in defaults.items()
     }
 
@@ -83,7 +94,10 @@ def rope_from(
     if section is None:
         return Rope(theta, _rotated(head_dim, partial))
     theta = section.number("rope_theta", theta, minimum=LEAST_THETA)
-    dim = _rotated(head_dim, section.number("partial_rotary_factor", partial, maximum=1.0))
+    partial = section.number("partial_rotary_factor", partial, maximum=1.0)
+    if "proportional" in kinds and section.raw("rope_type", None) == "proportional":
+        return _proportional(section, head_dim, theta, partial)
+    dim = _rotated(head_dim, partial)
     scaling = _scaling(section, context, kinds, original)
     section.finish()
     if isinstance(scaling, LongRopeScaling):
@@ -91,6 +105,13 @@ def rope_from(
     if isinstance(scaling, DynamicScaling) and dim == 2:
         raise unsupported("rope_type", "dynamic", "another where two values of a head are rotated")
     return Rope(theta, dim, scaling)
+
+
+def _proportional(section: ConfigReader, head_dim: int, theta: float, partial: float) -> Rope:
+    """Frequencies of the whole head, of which the first share turns."""
+    scaling = ProportionalScaling(int(partial * head_dim // 2), section.number("factor", 1.0))
+    section.finish()
+    return Rope(theta, head_dim, scaling)
 
 
 def _rotated(head_dim: int, partial: float) -> int:

@@ -24,6 +24,7 @@ from quire.models.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     Temperature,
     YarnScaling,
@@ -63,6 +64,10 @@ def frequencies(rope: Rope, max_model_len: int) -> tuple[Tensor, float]:
         return _yarn(rope, scaling), scaling.attention_factor
     if isinstance(scaling, LongRopeScaling):
         return _longrope(rope, scaling, max_model_len)
+    if isinstance(scaling, ProportionalScaling):
+        inverse = _plain(rope.theta, rope.dim) / scaling.factor
+        inverse[scaling.turning :] = 0.0
+        return inverse, 1.0
     return _plain(rope.theta, rope.dim), 1.0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader
@@ -50,8 +50,9 @@ class Family:
     compare the family's logits with: transformers, or where it does not have the family a reference
     of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
     head's start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of
-    tensors that old files carry and that hold nothing of the model. drafts_after_layers: layers
-    beyond those of the config predict further tokens (MTP), and are ignored as well.
+    tensors that files carry and that hold nothing of the model, unless a rule names them.
+    drafts_after_layers: layers beyond those of the config predict further tokens (MTP), and are
+    ignored as well.
     """
 
     architectures: tuple[str, ...]
@@ -76,6 +77,21 @@ class Family:
         """Whether a checkpoint tensor of this name is of a layer that predicts further tokens."""
         layer = re.match(r"layers\.(\d+)\.", name.removeprefix(self.prefix))
         return self.drafts_after_layers and layer is not None and int(layer[1]) >= num_layers
+
+
+def text_of(family: Family, architecture: str) -> Family:
+    """The same decoder as the text part of a model that also takes pictures or sound, whose other
+    tensors are ignored.
+    """
+    return replace(
+        family,
+        architectures=(architecture,),
+        prefix="model.language_model.",
+        ignored=(*family.ignored, rf"model\.({'|'.join(_OTHER_PARTS)})\..*"),
+    )
+
+
+_OTHER_PARTS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from quire.errors import LoadError
 from quire.models.parameters import Parameter
-from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Moe
+from quire.models.spec import Attention, Block, Decoder, LatentAttention, Mixer, Mlp, shares
 
 SIZES = (2, 4)
 """Over how many workers: sums of their parts have one order up to four."""
@@ -57,8 +57,16 @@ def own_part(leaf: Parameter, rank: int, size: int) -> tuple[int, int, int] | No
 
 def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     attn, mlp = block.mixer, block.mlp
-    if isinstance(mlp, Moe):
+    if not isinstance(attn, Attention | LatentAttention) or mlp is None:
+        _refuse(layer, "has no attention, or no feed-forward part")
+    if not isinstance(mlp, Mlp):
         _refuse(layer, "has experts, which are spread over cores with enable_expert_parallel")
+    if mlp.sparsity:
+        _refuse(layer, "cuts gates by the mean of those of all workers")
+    if isinstance(attn, Attention) and attn.value_dim is not None:
+        _refuse(layer, "has values that are shorter than its keys")
+    if block.input_act is not None or shares(attn):
+        _refuse(layer, "has inputs of its own, or keys and values of another layer")
     if isinstance(attn, Attention) and attn.qk_norm is not None and attn.qk_norm_over == "full":
         _refuse(layer, "normalises queries and keys over the heads of all workers")
     counts = {"heads": attn.heads, "width": mlp.width}
@@ -78,11 +86,11 @@ def _shard_block(block: Block, layer: int, size: int, group: int) -> Block:
     return replace(block, mixer=_shard_mixer(attn, size), mlp=replace(mlp, width=mlp.width // size))
 
 
-def _value_dim(mixer: Mixer) -> int:
+def _value_dim(mixer: Attention | LatentAttention) -> int:
     return mixer.value_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
 
 
-def _shard_mixer(mixer: Mixer, size: int) -> Mixer:
+def _shard_mixer(mixer: Attention | LatentAttention, size: int) -> Mixer:
     """A part of the heads; latents are every worker's."""
     heads = mixer.heads // size
     if isinstance(mixer, LatentAttention):

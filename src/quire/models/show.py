@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
-from quire.models.kv_pool import memories_of, plan_kv_pool, token_bytes
-from quire.models.layer_memory import KeyValues, NumberBytes
+from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_bytes
+from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
+from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
 from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    DenseAndExperts,
     DynamicScaling,
     LatentAttention,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    Mixer,
     Mlp,
     Moe,
     Norm,
+    ProportionalScaling,
     Rope,
+    SingleMixer,
+    Streams,
     YarnScaling,
+    single_mixers,
 )
 
 _BLOCK_SIZE = 32
@@ -56,13 +62,18 @@ def describe(decoder: Decoder, *, weight_bytes: int = 2, kv_bytes: int = 2) -> s
 def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str]:
     total, active = num_parameters(d), active_parameters(d)
     yield f"parameters        {total:,} ({total * weight_bytes / 2**30:.2f} GiB)"
-    if any(isinstance(b.mlp, Moe) for b in d.blocks):
+    if any(b.experts is not None for b in d.blocks):
         yield f"active per token  {active:,}"
     yield f"layers            {len(d.blocks)}"
     yield f"hidden width      {d.dim:,}"
     yield f"vocabulary        {d.vocab:,}" + (" (head tied to embedding)" if d.tie else "")
-    yield f"context           {d.context:,} tokens"
-    yield f"KV cache          {token_bytes(memories_of([d]), number):,} bytes per token"
+    context = "of any length" if d.context is None else f"{d.context:,} tokens"
+    yield f"context           {context}"
+    memories = memories_of([d])
+    if any(isinstance(memory, TokenMemory) for memory in memories):
+        yield f"KV cache          {token_bytes(memories, number):,} bytes per token"
+    if state := state_bytes(memories, number):
+        yield f"recurrent state   {state:,} bytes per request"
     yield f"arithmetic        {flops_per_token(d) / 1e9:.2f} GFLOP per token, and attention"
 
 
@@ -75,14 +86,22 @@ def _program(d: Decoder) -> Iterator[str]:
         yield f"x = x + position_embedding[{rows} x {d.dim}](positions{offset})"
     if d.embed_norm is not None:
         yield f"x = {_norm(d.embed_norm)}(x)"
+    if (i := d.layer_inputs) is not None:
+        table = f"{i.width**0.5:g} * table[{i.vocab} x {i.width}](ids)"
+        yield f"v = ({table} + {_norm(i.norm)}(W @ x / {d.dim**0.5:g})) / sqrt(2)    # each layer's"
+    if d.streams is not None:
+        yield f"x = {d.streams.count} streams: x, and others = Wi @ x with its magnitude"
     start = 0
     for block, equal in groupby(d.blocks):
         count = len(list(equal))
         yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
         size = sum(p.size for p in layer_parameters(d, start).values())
         yield f"    # {size:,} parameters each" if count > 1 else f"    # {size:,} parameters"
-        yield from (f"    {line}" for line in _block(block))
+        lines = _block(block) if d.streams is None else _block_of_streams(d.streams, block)
+        yield from (f"    {line}" for line in lines)
         start += count
+    if d.streams is not None:
+        yield "x = mean of the first stream and of Wi @ the others with its magnitude"
     yield f"x = {_norm(d.final_norm)}(x)"
     yield from _head(d)
 
@@ -98,28 +117,76 @@ def _head(d: Decoder) -> Iterator[str]:
 
 
 def _block(b: Block) -> Iterator[str]:
-    yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
-    if b.parallel != "no":
-        yield from _parallel(b)
-        return
-    yield from _mixer(b.mixer)
-    yield _residual(b)
-    yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+    if b.mixer is not None:
+        yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+        if b.parallel != "no":
+            yield from _parallel(b)
+            return
+        yield from _mixer(b)
+        yield _residual(b)
+    if b.mlp is not None:
+        yield f"h = {_norm(b.norm)}(x)" if b.has_mlp_pre else "h = x"
+        yield from _feed_forward(b, "h")
+        yield _residual(b)
+    if b.input_act is not None:
+        yield f"h = Wp @ ({b.input_act}(Wg @ x) * v)"
+        yield _residual(replace(b, post=True))
+    if b.scaled:
+        yield "x = s * x    # one learned number"
+
+
+def _block_of_streams(s: Streams, b: Block) -> Iterator[str]:
+    router = f"tanh(Wr @ {_norm(b.norm)}(x) / dim)"
+    yield f"x, others = prediction by P @ {router}    # the active one is number {s.active}"
+    yield f"h = {_norm(b.norm)}(x)"
+    yield f"g = h + {_norm(b.norm)}(B @ A @ h)    # rank {s.low_rank}"
+    yield from _mixer(b)
+    yield f"x = (x + {_norm(b.norm)}(h) + g) / sqrt(2)"
+    yield f"h = {_norm(b.norm)}(x)"
     yield from _feed_forward(b, "h")
     yield _residual(b)
+    yield f"x, others += (1 + C @ {router}) * (x - its prediction)"
+    yield f"h = Wp @ ({b.input_act}(Wg @ (s * x)) * v)"
+    yield f"all but the first += {_norm(b.norm)}(h)"
+
+
+def _mixer(b: Block) -> Iterator[str]:
+    mixers = single_mixers(b.mixer)
+    if len(mixers) > 1:
+        yield "h = sum of the results for the same h of"
+    for mixer in mixers:
+        lines = _single_mixer(mixer)
+        yield from (f"    {line}" for line in lines) if len(mixers) > 1 else lines
+
+
+def _single_mixer(mixer: SingleMixer) -> Iterator[str]:
+    if isinstance(mixer, Attention):
+        return _attention(mixer)
+    return _latent_attention(mixer) if isinstance(mixer, LatentAttention) else recurrent(mixer)
 
 
 def _parallel(b: Block) -> Iterator[str]:
     """After `h = norm(x)`: both parts read the same x."""
     yield f"g = {_norm(b.norm)}(x)    # of its own" if b.has_mlp_pre else "g = h"
-    yield from _mixer(b.mixer)
+    yield from _mixer(b)
     yield _residual(b)
     yield from _feed_forward(b, "g")
     yield _residual(b)
 
 
 def _feed_forward(b: Block, x: str) -> Iterator[str]:
+    assert b.mlp is not None
+    if isinstance(b.mlp, DenseAndExperts):
+        return _dense_and_experts(b.mlp, x)
     return _moe(b.mlp, x) if isinstance(b.mlp, Moe) else _mlp(b.mlp, x)
+
+
+def _dense_and_experts(m: DenseAndExperts, x: str) -> Iterator[str]:
+    norm = _norm(m.norm)
+    yield f"d, e, r = {norm}({x}), {norm}({x}), {m.router_scale:g} * {norm}({x})"
+    yield from _mlp(m.dense, "d", "d")
+    yield from _moe(m.experts, "e", "r")
+    yield f"h = {norm}(d) + {norm}(h)"
 
 
 def _residual(b: Block) -> str:
@@ -127,12 +194,6 @@ def _residual(b: Block) -> str:
     return (
         f"x = x + {value}" if b.residual_scale == 1 else f"x = x + {b.residual_scale:g} * {value}"
     )
-
-
-def _mixer(mixer: Mixer) -> Iterator[str]:
-    if isinstance(mixer, LatentAttention):
-        return _latent_attention(mixer)
-    return _attention(mixer)
 
 
 def _latent_attention(a: LatentAttention) -> Iterator[str]:
@@ -153,13 +214,22 @@ def _latent_attention(a: LatentAttention) -> Iterator[str]:
 
 def _attention(a: Attention) -> Iterator[str]:
     bias = " + bias" if a.qkv_bias else ""
-    heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
-    yield f"q, k, v = W @ h{bias}    # {heads}"
+    if a.shares is not None:
+        heads = f"{a.heads} heads of {a.head_dim}"
+        yield f"q = W @ h{bias}    # {heads}; k, v are those of layer {a.shares}"
+    else:
+        heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}"
+        yield f"q, k, v = W @ h{bias}    # {heads}{'; v = k' if a.values_are_keys else ''}"
+        if a.value_dim is not None:
+            yield f"v = v, zeros    # {a.value_dim} values, kept as {a.head_dim}"
     if a.clip is not None:
         yield f"q, k, v = clamp(q, k, v)    # to +-{a.clip:g}"
     normed = [] if a.qk_norm is None else [_qk_norm(a, a.qk_norm)]
-    turned = [] if a.rope is None else [f"q, k = rotate(q, k)    # {_rope(a.rope, a.head_dim)}"]
+    both = "q, k" if a.shares is None else "q"
+    turned = [] if a.rope is None else [f"{both} = rotate({both})    # {_rope(a.rope, a.head_dim)}"]
     yield from turned + normed if a.qk_norm_after_rope else normed + turned
+    if a.value_norm and a.qk_norm is not None:
+        yield f"v = {_norm(a.qk_norm)}(v)    # without a weight"
     if a.temperature is not None:
         t = a.temperature
         yield f"q = q * (1 + {t.strength:g} * ln(1 + floor((position + 1) / {t.interval:g})))"
@@ -173,7 +243,8 @@ def _attention(a: Attention) -> Iterator[str]:
     seen = seen if a.chunk is None else f"the tokens of its chunk of {a.chunk}"
     sinks = " and one sink per head" if a.sinks else ""
     values = "(softmax(s) @ v)" if a.gate == "none" else "(sigmoid(Wg @ h) * (softmax(s) @ v))"
-    yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}"
+    gates = ", one gate for each head" if a.gate == "per_head" else ""
+    yield f"h = Wo @ {values}{' + bias' if a.o_bias else ''}    # over {seen}{sinks}{gates}"
 
 
 def _qk_norm(a: Attention, n: Norm) -> str:
@@ -182,17 +253,23 @@ def _qk_norm(a: Attention, n: Norm) -> str:
         "full": "all heads together",
         "per_head": "each head, with its own weight",
     }[a.qk_norm_over]
+    if a.shares is not None:
+        return f"q = {_norm(n)}(q)    # over {over}"
     return f"q, k = {_norm(n)}(q), {_norm(n)}(k)    # over {over}"
 
 
 def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     bias = " + bias" if m.bias else ""
-    inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
-    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}"
+    gate = f"Wg @ {x}" if not m.sparsity else f"sparse(Wg @ {x}, {m.sparsity:g})"
+    inner = f"{m.act}({gate}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
+    bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
+    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}{bound}"
 
 
-def _moe(m: Moe, x: str) -> Iterator[str]:
-    yield f"w = {_choice(m, x)}    # {m.experts} experts"
+def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:
+    yield f"w = {_choice(m, router or x)}    # {m.experts} experts"
+    if m.expert_scales:
+        yield "w = w * scale[e]"
     if m.shared is not None:
         yield from _mlp(m.shared, x, "shared")
         if m.shared_gate:
@@ -204,7 +281,8 @@ def _moe(m: Moe, x: str) -> Iterator[str]:
         inner = f"{m.act}(Wg @ {x}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x})"
     weight = "" if m.weighs_input else "w[e] * "
     also = "" if m.shared is None else " + shared"
-    yield f"h = sum of {weight}Wd[e] @ ({inner}){also}    # width {m.width:,}"
+    bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
+    yield f"h = sum of {weight}Wd[e] @ ({inner}){also}    # width {m.width:,}{bound}"
 
 
 def _choice(m: Moe, x: str) -> str:
@@ -242,6 +320,9 @@ def _scaling(r: Rope) -> str:
         return f", llama3 scaling by {s.factor:g} from {s.original:,}"
     if isinstance(s, YarnScaling):
         return f", yarn by {s.factor:g} from {s.original:,}"
+    if isinstance(s, ProportionalScaling):
+        factor = "" if s.factor == 1 else f" divided by {s.factor:g}"
+        return f", of {r.dim // 2} frequencies the first {s.turning}{factor}"
     if isinstance(s, LongRopeScaling):
         return f", longrope: long factors if max_model_len exceeds {s.original:,}"
     return ""

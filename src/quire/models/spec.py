@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.models.layer_memory import KeyValues, Latents
+from quire.models.layer_memory import KeyValues, Latents, LayerMemory
+from quire.models.mixers.recurrent.spec import RecurrentMixer
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -89,7 +90,24 @@ class LongRopeScaling:
     long_attention_factor: float
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `turning` of the frequencies turn, divided by `factor`; the others are zero
+    (Gemma 4).
+    """
+
+    turning: int
+    factor: float = 1.0
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +144,19 @@ class Temperature:
 class Attention:
     """Causal softmax attention with H query heads over K key/value heads of D values.
 
-    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `chunk`:
-    it sees the tokens since the last position that is a multiple of `chunk`. `softcap` c
-    bounds scores as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the
-    softmax and has no value. `clip` bounds queries, keys and values as they are projected.
-    `qk_norm` normalises queries and keys before or after rotation: over each head with one weight
-    for all of them (head) or one for each (per_head), or over the full width. `gate` full: the
-    attended values are multiplied by sigmoid(Wg @ h) before the output projection.
+    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `chunk`: it
+    sees the tokens since the last position that is a multiple of `chunk`. `softcap` c bounds scores
+    as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the softmax and
+    has no value. `clip` bounds queries, keys and values as they are projected. `qk_norm` normalises
+    queries and keys before or after rotation: over each head with one weight for all of them (head)
+    or one for each (per_head), or over the full width. `value_norm` normalises each head's values
+    as its keys, without a weight. `values_are_keys`: values are the keys as they are projected.
+    `value_dim`: values have fewer numbers than keys, and are kept with zeros after them. `gate`
+    full: the attended values are multiplied by sigmoid(Wg @ h) before the output projection;
+    per_head: each head with one number.
+
+    `shares` is the layer whose keys and values this one reads, in place of its own; it must be an
+    earlier one with heads and a window like these.
     """
 
     heads: int
@@ -152,13 +176,28 @@ class Attention:
     temperature: Temperature | None = None
     clip: float | None = None
     alibi: Alibi | None = None
-    gate: Literal["none", "full"] = "none"
+    gate: Literal["none", "full", "per_head"] = "none"
+    value_norm: bool = False
+    values_are_keys: bool = False
+    value_dim: int | None = None
+    shares: int | None = None
 
     @property
     def memory(self) -> KeyValues:
         """Keys and values of the tokens that queries see."""
         window = self.window if self.chunk is None else self.chunk
         return KeyValues(self.kv_heads, self.head_dim, window, is_chunked=self.chunk is not None)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token that sees
+        `context` tokens.
+        """
+        return 4 * self.heads * self.head_dim * self.memory.num_seen(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +228,34 @@ class LatentAttention:
         """The normed latent and the rotated key of every token."""
         return Latents(self.rank, self.rotated)
 
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation: its queries, absorbed."""
+        return self.heads * (self.rank + self.rotated)
 
-Mixer = Attention | LatentAttention
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token that sees
+        `context` tokens: the latent with its rotated key, and once more the latent.
+        """
+        return 2 * self.heads * (2 * self.rank + self.rotated) * self.memory.num_seen(context)
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
-    `xielu` has learned numbers (Huang & Schlag 2024) and is never gated.
+    `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
+    at the value that so large a share of them would be below if they were distributed normally, and
+    lessened by it (Gemma 3n). `bound`: act(gate) is at most so large, up(x) within its bounds on
+    both sides (Step-3.5).
     """
 
     width: int
     act: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    sparsity: float = 0.0
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +269,9 @@ class Moe:
     inputs, not their results.
 
     `clamp` c is gpt-oss's form: gate at most c, up within ±c, (up + 1) * gate * sigmoid(1.702
-    gate). `shared` is a feed-forward part that all tokens go through; its result is added to the
-    rounded sum of the chosen experts', with `shared_gate` times the sigmoid of a projection to one
-    number.
+    gate). `bound` is that of `Mlp`. `shared` is a feed-forward part that all tokens go through; its
+    result is added to the rounded sum of the chosen experts', with `shared_gate` times the sigmoid
+    of a projection to one number. `expert_scales`: a learned factor of each expert's results.
     """
 
     experts: int
@@ -242,33 +294,142 @@ class Moe:
     wide_router: bool = False
     weighs_input: bool = False
     clamp: float | None = None
+    bound: float | None = None
+    expert_scales: bool = False
     shared: Mlp | None = None
     shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class DenseAndExperts:
+    """A dense part and a mixture that read the residual stream x, each through a norm of its own,
+    with a norm of each result before they are added (Gemma 4). The router reads x / rms(x) * weight
+    * `router_scale`.
+    """
+
+    dense: Mlp
+    experts: Moe
+    norm: Norm
+    router_scale: float
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's widest activation."""
+        return max(self.dense.width, self.experts.width)
+
+
+SingleMixer = Attention | LatentAttention | RecurrentMixer
+"""It states what it remembers of a request in `memory`, None where that is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixers:
+    """Mixers that read the same input, and whose results are added: attention and one with a
+    recurrent state.
+    """
+
+    mixers: tuple[SingleMixer, ...]
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return max(mixer.widest for mixer in self.mixers)
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token."""
+        return sum(mixer.flops(context) for mixer in self.mixers)
+
+
+Mixer = SingleMixer | ParallelMixers
+"""What mixes tokens."""
+
+
+def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
+    """The mixers of a layer, in the order of their memories."""
+    if isinstance(mixer, ParallelMixers):
+        return mixer.mixers
+    return () if mixer is None else (mixer,)
+
+
+def shares(mixer: SingleMixer) -> bool:
+    """Whether a mixer reads the memory of another layer's and has none of its own."""
+    return isinstance(mixer, Attention) and mixer.shares is not None
+
+
+FeedForward = Mlp | Moe | DenseAndExperts
+"""What treats each token by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A vector v of `width` numbers for each token and layer (per-layer embeddings, Gemma 3n): v =
+    (sqrt(width) * table[id] + norm(W @ x / sqrt(dim))) / sqrt(2), where x is the scaled embedding
+    and the table has `vocab` rows.
+    """
+
+    width: int
+    vocab: int
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
-    = `residual_scale`.
+    = `residual_scale`. A layer may lack either.
 
     `pre` and `post` say whether these norms exist. In a `parallel` block the feed-forward part
     reads the x that the mixer has read, through a norm of its own (two_norms) or the mixer's
-    (one_norm). A mixer states what it remembers of a request in `memory`, None where that is
-    nothing.
+    (one_norm).
+
+    `input_act`: a third part adds norm(Wp @ (act(Wg @ x) * v)), where v is the layer's vector of
+    `Decoder.layer_inputs`. `scaled`: the layer's result is x times one learned number.
     """
 
-    mixer: Mixer
-    mlp: Mlp | Moe
+    mixer: Mixer | None
+    mlp: FeedForward | None
     norm: Norm
     pre: bool = True
     post: bool = False
     residual_scale: float = 1.0
     parallel: Literal["no", "two_norms", "one_norm"] = "no"
+    input_act: Activation | None = None
+    scaled: bool = False
 
     @property
     def has_mlp_pre(self) -> bool:
         """Whether the feed-forward part has a norm of its own before it."""
-        return self.pre and self.parallel != "one_norm"
+        is_apart = self.parallel == "one_norm" or isinstance(self.mlp, DenseAndExperts)
+        return self.pre and not is_apart
+
+    @property
+    def experts(self) -> Moe | None:
+        """The layer's mixture."""
+        mlp = self.mlp.experts if isinstance(self.mlp, DenseAndExperts) else self.mlp
+        return mlp if isinstance(mlp, Moe) else None
+
+    @property
+    def memories(self) -> tuple[LayerMemory | None, ...]:
+        """What the layer remembers, one entry for each of its mixers but those that read what
+        another layer remembers.
+        """
+        return tuple(mixer.memory for mixer in single_mixers(self.mixer) if not shares(mixer))
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """`count` n residual streams (alternating updates, Baykal et al. 2023): a layer predicts all of
+    them, runs on number `active`, and corrects all by the outcome; what is predicted and corrected
+    depends on tanh(R @ norm(stream) / dim), n numbers. Its block has norms before and
+    after each part and an `input_act`, whose part reads the corrected active stream, times a
+    learned vector, and is added to all streams but the first.
+
+    The sum after the mixer also has `low_rank` r: h + norm(B @ A @ h) of the mixer's input h, and
+    is divided by sqrt(2) (learned augmented residual layer, Gemma 3n).
+    """
+
+    count: int
+    active: int
+    low_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,15 +438,17 @@ class Decoder:
 
     `learned_positions` counts the rows of a learned position table (0: none), which begin after
     `position_offset` rows that no token uses. `embed_norm` normalises what enters the first block.
-    `context` is the number of positions that the config declares. Logits are c * tanh(l / c) of l =
-    `logit_scale` * head(x) where `logit_softcap` c is given.
+    `context` is the number of positions that the config declares, None where it declares none.
+    Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
+    `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
+    are what layers with an `input_act` read. `streams`: in place of one residual stream.
     """
 
     vocab: int
     dim: int
     blocks: tuple[Block, ...]
     final_norm: Norm
-    context: int
+    context: int | None
     embed_scale: float = 1.0
     learned_positions: int = 0
     position_offset: int = 0
@@ -294,3 +457,6 @@ class Decoder:
     head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    leaf_scales: tuple[tuple[str, float], ...] = ()
+    layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None

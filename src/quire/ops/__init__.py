@@ -6,10 +6,10 @@ runner call. The rest of what is exported here are the values that travel throug
 """
 
 from quire.ops.attention import AttentionArgs, AttentionPlan
-from quire.ops.batch import PAD_SLOT, Batch, GroupBatch
+from quire.ops.batch import NO_BLOCK, PAD_SLOT, Batch, GroupBatch, LayerBatch, StateBatch
 from quire.ops.catalog import CATALOG
 from quire.ops.formats.coded import CodedWeight
-from quire.ops.kv import LayerKV, LayerLatents
+from quire.ops.kv import LayerKV, LayerLatents, LayerState
 from quire.ops.linear import LinearWeight
 from quire.ops.mixers.latent import HeadsWeight
 from quire.ops.moe import ExpertWeights, MoeArgs
@@ -22,6 +22,7 @@ from quire.ops.select import Choice, Ops, bind, select
 
 __all__ = [
     "CATALOG",
+    "NO_BLOCK",
     "PAD_SLOT",
     "AttentionArgs",
     "AttentionPlan",
@@ -33,8 +34,10 @@ __all__ = [
     "GroupBatch",
     "HeadsWeight",
     "Implementation",
+    "LayerBatch",
     "LayerKV",
     "LayerLatents",
+    "LayerState",
     "LinearWeight",
     "MoeArgs",
     "NormWeight",
@@ -43,6 +46,7 @@ __all__ = [
     "QKNorm",
     "RotaryTable",
     "RouteArgs",
+    "StateBatch",
     "WeightFormat",
     "bind",
     "select",

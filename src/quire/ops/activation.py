@@ -47,6 +47,35 @@ def gated_with_limit(gate_up: Tensor, limit: float) -> Tensor:
     return up.add_(1).mul_(gate * (gate * 1.702).sigmoid_())
 
 
+@op(is_invariant=True, only_for="bounded activations")
+def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
+    """`gated` with act(gate) at most `bound` and up within +-bound: gate_up [*, 2F] -> [*, F]
+    (Step-3.5).
+    """
+    gate, up = gate_up.chunk(2, -1)
+    return ACTIVATIONS[act](gate).clamp_(max=bound).mul_(up.clamp(-bound, bound))
+
+
+@op(is_invariant=True, only_for="sparse activations")
+def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
+    """`gated` for gates [T, F] that are cut at their mean plus so many standard deviations, and
+    less that: gate_up [T, 2F] -> [T, F]. Statistics are in fp32 (Gemma 3n).
+    """
+    gate, up = gate_up.chunk(2, -1)
+    wide = gate.to(WIDE[gate.dtype])
+    mean, deviation = moments(wide)
+    sparse = F.relu(wide - (mean + deviation * deviations)).to(gate.dtype)
+    return ACTIVATIONS[act](sparse).mul_(up)
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the last axis of x, [*, 1] each, by the kernel of layer norms:
+    it adds each row in the same order whatever the number of rows.
+    """
+    _, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], None, None, 0.0)
+    return mean, 1.0 / inverse
+
+
 @op(is_invariant=True)
 def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     """The activation of Huang & Schlag 2024 with learned numbers [4] = (p, n, b, e), x [T, F] ->
@@ -60,6 +89,19 @@ def xielu(x: Tensor, numbers: Tensor) -> Tensor:
     above = F.softplus(p) * y * y
     below = (torch.minimum(y, eps).expm1() - y) * (beta + F.softplus(n))
     return torch.where(y > 0, above, below).add_(beta * y).to(x.dtype)
+
+
+@op(is_invariant=True, only_for="vectors for each layer")
+def modulate(x: Tensor, by: Tensor, act: str) -> Tensor:
+    """act(x) * by, both [T, F] of one dtype -> [T, F]; `act` is a name in `ACTIVATIONS`."""
+    return ACTIVATIONS[act](x) * by
+
+
+@op(is_invariant=True, only_for="gates of heads")
+def scale_heads(y: Tensor, gate: Tensor) -> Tensor:
+    """y [T, H*D] with each head times sigmoid of its gate [T, H] -> [T, H*D]."""
+    heads = y.unflatten(1, (gate.shape[1], -1))
+    return (heads * gate.sigmoid().unsqueeze(2)).flatten(1)
 
 
 @op()

@@ -13,6 +13,9 @@ from quire.ops.kv import BlockMemory
 PAD_SLOT = -1
 """The slot of a token whose keys and values are written nowhere."""
 
+NO_BLOCK = -1
+"""Stands for a block in `StateBatch` where nothing is read or written."""
+
 
 @dataclass(slots=True)
 class GroupBatch:
@@ -23,6 +26,33 @@ class GroupBatch:
     slots: Tensor
     plan: AttentionPlan
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that have an entry per token."""
+        return (self.slots,)
+
+
+@dataclass(slots=True)
+class StateBatch:
+    """The same of a KV group with recurrent state.
+
+    reads [T] int64: at a row's first token the block that holds the state before it, NO_BLOCK at
+    the tokens that follow, which continue from the token before. writes [T] int64: the block that
+    gets the state after the token, or NO_BLOCK. No block that is written is read by the same step.
+    """
+
+    reads: Tensor
+    writes: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that have an entry per token."""
+        return self.reads, self.writes
+
+
+LayerBatch = GroupBatch | StateBatch
+"""What a layer gets of its KV group in a step."""
+
 
 @dataclass(slots=True)
 class Batch:
@@ -32,12 +62,16 @@ class Batch:
     positions [P, T] int64 (P = 1); one entry of `groups` per KV group. Of every layer of the pool,
     which may have those of several models: `kv`, its memory (None: it has none), and
     `layer_groups`, its KV group. Tokens of a row are consecutive.
+
+    layer_inputs [T, L * P]: what the embedding stage makes for each layer, in models whose layers
+    have inputs of their own.
     """
 
     ids: Tensor | None
     embeds: Tensor | None
     positions: Tensor
-    groups: list[GroupBatch]
+    groups: list[LayerBatch]
     kv: list[BlockMemory | None]
     layer_groups: Sequence[int]
     num_tokens: int
+    layer_inputs: Tensor | None = None

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from quire.ops.activation import scale_gate, xielu
+from quire.ops.activation import (
+    bounded_gated,
+    modulate,
+    scale_gate,
+    scale_heads,
+    sparse_gated,
+    xielu,
+)
 from quire.ops.attention import attend, plan_attention
 from quire.ops.collective import linear_partial, linear_total, row_peaks
 from quire.ops.embed import embed, embed_packed
@@ -17,10 +24,18 @@ from quire.ops.mixers.latent import (
     pack_heads,
     plan_latent,
 )
+from quire.ops.mixers.state import gated_delta, gated_norm, mamba2_scan, mamba_scan, short_conv
+from quire.ops.mixers.streams import (
+    add_matched,
+    add_to_streams,
+    correct_streams,
+    enter_streams,
+    predict_streams,
+)
 from quire.ops.moe import moe, pack_experts
-from quire.ops.norm import add, add_norm, norm
+from quire.ops.norm import add, add_norm, multiply, norm
 from quire.ops.registry import Op
-from quire.ops.rotary import rope_store, scale_queries
+from quire.ops.rotary import rope_queries, rope_store, scale_queries
 from quire.ops.routing import route
 from quire.ops.sampling.edits import bias_logits, forbid_words, penalize
 from quire.ops.sampling.grammar_mask import mask_logits
@@ -34,8 +49,13 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             embed_packed,
             norm,
             add,
+            multiply,
             add_norm,
             scale_gate,
+            scale_heads,
+            modulate,
+            bounded_gated,
+            sparse_gated,
             xielu,
             pack_linear,
             linear,
@@ -51,6 +71,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             copy_kv,
             zero_kv,
             rope_store,
+            rope_queries,
             scale_queries,
             plan_attention,
             attend,
@@ -59,6 +80,16 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             latent_store,
             plan_latent,
             latent_attend,
+            short_conv,
+            mamba_scan,
+            mamba2_scan,
+            gated_delta,
+            gated_norm,
+            enter_streams,
+            predict_streams,
+            correct_streams,
+            add_to_streams,
+            add_matched,
             pack_experts,
             route,
             moe,

@@ -72,6 +72,11 @@ class LayerState:
     def parts(self) -> tuple[Tensor, ...]:
         return (self.data,)
 
+    def view(self, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The numbers [N, *shape] that begin at byte `start` of every block."""
+        part = self.data[:, start : start + math.prod(shape) * dtype.itemsize]
+        return part.view(dtype).unflatten(1, tuple(shape))
+
 
 @dataclass(frozen=True, slots=True)
 class LayerLatents:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quire.ops.activation import ACTIVATIONS, gated, gated_with_limit
+from quire.ops.activation import ACTIVATIONS, bounded_gated, gated, gated_with_limit
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.linear import Plain, pack_linear
 from quire.ops.quantized import WeightFormat
@@ -25,17 +25,19 @@ from quire.ops.registry import op
 class MoeArgs:
     """What an expert computes: down(act(gate) * up), or down(act(up)) if not `gated`.
 
-    clamp: gpt-oss's limited gate instead of `act`. weighs_input: the weight of a choice multiplies
-    the expert's input, not its result (Llama 4).
+    clamp: gpt-oss's limited gate instead of `act`. bound: that of `bounded_gated`. weighs_input:
+    the weight of a choice multiplies the expert's input, not its result (Llama 4).
     """
 
     act: str = "silu"
     gated: bool = True
     clamp: float | None = None
     weighs_input: bool = False
+    bound: float | None = None
 
     def __post_init__(self) -> None:
         assert self.clamp is None or (self.act == "silu" and self.gated)
+        assert self.bound is None or (self.clamp is None and self.gated)
 
 
 class ExpertWeights(Protocol):
@@ -150,6 +152,8 @@ def _expert(x: Tensor, up: Plain, down: Plain, args: MoeArgs) -> Tensor:
     h = up.multiply(x)
     if args.clamp is not None:
         h = gated_with_limit(h, args.clamp)
+    elif args.bound is not None:
+        h = bounded_gated(h, args.act, args.bound)
     else:
         h = gated(h, args.act) if args.gated else ACTIVATIONS[args.act](h)
     return down.multiply(h)

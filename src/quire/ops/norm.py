@@ -78,6 +78,12 @@ def add(x: Tensor, delta: Tensor, scale: float = 1.0) -> Tensor:
     return x + (delta if scale == 1.0 else delta * scale)
 
 
+@op(is_invariant=True, only_for="scaled layers")
+def multiply(x: Tensor, factors: Tensor) -> Tensor:
+    """x [T, C] times factors [C], or the one of [1], of the same dtype -> [T, C]."""
+    return x * factors
+
+
 @op()
 def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """(s, norm(s)) for s = x + scale * delta: a block's end and the next one's beginning, [T, C]

@@ -91,6 +91,27 @@ def rope_store(
     return q
 
 
+@op(only_for="keys and values of another layer")
+def rope_queries(
+    q: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    q_norm: NormWeight | None,
+) -> Tensor:
+    """Make queries alone, where keys and values are another layer's: q [T, H*D] -> [T, H, D].
+
+    A norm of each head with one weight [D], then the rotation, as in `rope_store`.
+    """
+    refuse_several_positions(positions)
+    x = q.view(-1, heads, head_dim)
+    if q_norm is not None:
+        x = norm(x, q_norm)
+    return x if rotary is None else rotate(x, positions[0], rotary)
+
+
 @op(is_invariant=True)
 def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Tensor:
     """q [T, H, D] times the factors [P] fp32 of their positions [1, T], in q's dtype."""

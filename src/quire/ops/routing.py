@@ -46,13 +46,17 @@ class RouteArgs:
 
 @op(is_invariant=True)
 def route(
-    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Router logits [T, E] -> chosen experts [T, k] int32, best first, and their weights [T, k]
     fp32.
 
-    select_bias [E] joins the scores for the choice only (DeepSeek-V3). Equal scores are chosen in
-    an order that torch leaves open.
+    select_bias [E] joins the scores for the choice only (DeepSeek-V3). expert_scales [E] fp32
+    multiply the weights at the end (Gemma 4). Equal scores are chosen in an order that torch leaves
+    open.
     """
     assert logits.shape[1] >= args.top_k and logits.shape[1] % args.groups == 0
     logits = logits.to(WIDE[logits.dtype])
@@ -60,7 +64,12 @@ def route(
         chosen, weights = _sparsemixer(logits, args)
     else:
         chosen, weights = _best(logits, args, select_bias)
-    return chosen.to(torch.int32), weights * args.scale
+    return chosen.to(torch.int32), scaled_by_expert(weights * args.scale, chosen, expert_scales)
+
+
+def scaled_by_expert(weights: Tensor, chosen: Tensor, scales: Tensor | None) -> Tensor:
+    """weights [T, k] times the scales [E] of the chosen experts [T, k]; None: as they are."""
+    return weights if scales is None else weights * scales[chosen.long()]
 
 
 def _best(logits: Tensor, args: RouteArgs, select_bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from quire.models.kv_pool import KVGroup, KVPool
 from quire.models.layer_memory import KeyValues
-from quire.ops import PAD_SLOT, AttentionPlan, Batch, GroupBatch, Ops
+from quire.ops import (
+    NO_BLOCK,
+    PAD_SLOT,
+    AttentionPlan,
+    Batch,
+    GroupBatch,
+    LayerBatch,
+    Ops,
+    StateBatch,
+)
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
 from quire.runner.devices.device import Array, Device
@@ -60,7 +69,9 @@ class _Layout:
     For each token, including padding: `row_of_token`, and `offsets`, how many tokens of this step
     its row has before it (None: always 0). For each token to be drawn: `ahead`, how many drafts are
     before it (None: always 0). Attention reads `query_start`, `seq_lens` and
-    `table_rows`, the rows' places in the block tables. `arrays` begin every such step.
+    `table_rows`, the rows' places in the block tables. `state_places`: for each token after which
+    the recurrent state is kept, how many places further in the ring (0: it is not kept). `arrays`
+    begin every such step.
     """
 
     inputs: StepInputs
@@ -70,6 +81,7 @@ class _Layout:
     query_start: Array
     seq_lens: Array
     table_rows: Array
+    state_places: Array
     arrays: list[Array]
 
 
@@ -96,19 +108,22 @@ class BatchBuilder:
         self._groups = pool.groups
         width = max([capacity, *sizes])
         self._positions = np.zeros(width, dtype=np.int64)
-        self._slots = [np.zeros(width, dtype=np.int64) for _ in pool.groups]
+        self._arrays = [_group_arrays(group, width) for group in pool.groups]
         most_rows = max([len(rows.num_tokens), *sizes])
         self._seq_lens = np.zeros(most_rows, dtype=np.int32)
         self._sampled_at = np.zeros(max(most_rows, width), dtype=np.int64)
-        positions, *slots = device.places([self._positions, *self._slots])
+        places = device.places([self._positions, *(a for arrays in self._arrays for a in arrays)])
         self.capacity_batch = Batch(
             ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
             embeds=None,
-            positions=positions[None],
-            groups=[
-                GroupBatch(places, _empty_plan(ops, pool, group, device))
-                for places, group in zip(slots, pool.groups, strict=True)
-            ],
+            positions=places[0][None],
+            groups=_group_batches(
+                places[1:],
+                [
+                    None if group.kind == "state" else _empty_plan(ops, pool, group, device)
+                    for group in pool.groups
+                ],
+            ),
             kv=kv,
             layer_groups=pool.layer_groups,
             num_tokens=capacity,
@@ -169,10 +184,7 @@ class BatchBuilder:
         drafts = np.array(plan.sampled_drafts, dtype=np.int64)
         if not drafts.any():
             return self._layout_of(rows, counts, starts, sampled, last)
-        ahead = _ranges(drafts + 1)
-        last = np.repeat(last - drafts, drafts + 1) + ahead
-        sampled = np.repeat(sampled, drafts + 1)
-        return self._layout_of(rows, counts, starts, sampled, last, drafts=drafts, ahead=ahead)
+        return self._layout_of(rows, counts, starts, sampled, last, samples=samples, drafts=drafts)
 
     def _layout_of(
         self,
@@ -182,10 +194,19 @@ class BatchBuilder:
         sampled: Array,
         last: Array | None,
         size: int = 0,
+        samples: Array | None = None,
         drafts: Array | None = None,
-        ahead: Array | None = None,
     ) -> _Layout:
-        """size: the least number of rows of a decode step; missing rows are padding."""
+        """size: the least number of rows of a decode step; missing rows are padding. samples [R]:
+        which rows sample; drafts: how many each of them has.
+        """
+        row_drafts, ahead = np.zeros(len(rows), dtype=np.int64), None
+        if drafts is not None:
+            assert samples is not None and last is not None
+            ahead = _ranges(drafts + 1)
+            last = np.repeat(last - drafts, drafts + 1) + ahead
+            sampled = np.repeat(sampled, drafts + 1)
+            row_drafts[samples] = drafts
         if last is None:
             row_of_token, offsets = self._padded(rows, size), None
             query_start, table_rows = np.arange(len(row_of_token) + 1), row_of_token
@@ -198,10 +219,11 @@ class BatchBuilder:
             sampled_at = self._sampled_at[: len(sampled)]
             extra = [sampled, last]
         num_tokens = len(row_of_token)
-        arrays = [self._positions[:num_tokens], *(slots[:num_tokens] for slots in self._slots)]
+        per_token = [self._positions, *(a for arrays in self._arrays for a in arrays)]
+        arrays = [array[:num_tokens] for array in per_token]
         arrays += [row_of_token, sampled_at, *extra]
         places = self._device.places(arrays)
-        num_of_tokens = 1 + len(self._slots)
+        num_of_tokens = len(per_token)
         token_rows, at_device, *rest = places[num_of_tokens:]
         inputs = StepInputs(
             self._batch(places[:num_of_tokens]),
@@ -225,6 +247,7 @@ class BatchBuilder:
             query_start=query_start.astype(np.int32),
             seq_lens=self._seq_lens[: len(table_rows)],
             table_rows=table_rows.astype(np.int32),
+            state_places=_state_places(counts, row_drafts, num_tokens),
             arrays=arrays,
         )
 
@@ -235,17 +258,17 @@ class BatchBuilder:
         return np.pad(rows, (0, size - len(rows)), constant_values=self._rows.pad_row)
 
     def _batch(self, places: Sequence[Tensor]) -> Batch:
-        """A step's part of the whole batch; places: tensors of positions and each group's slots."""
+        """A step's part of the whole batch; places: tensors of positions and of each group."""
         whole, num_tokens = self.capacity_batch, len(places[0])
         assert whole.ids is not None
         return Batch(
             ids=whole.ids[:num_tokens],
             embeds=None,
             positions=places[0][None],
-            groups=[
-                GroupBatch(slots, group.plan)
-                for slots, group in zip(places[1:], whole.groups, strict=True)
-            ],
+            groups=_group_batches(
+                places[1:],
+                [group.plan if isinstance(group, GroupBatch) else None for group in whole.groups],
+            ),
             kv=whole.kv,
             layer_groups=whole.layer_groups,
             num_tokens=num_tokens,
@@ -269,26 +292,77 @@ class BatchBuilder:
         else:
             layout.seq_lens[:num_rows] = ends
             layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
-        self._fill_slots(layout, positions)
+        self._fill_places(layout, positions)
         self._device.begin(layout.arrays)
         for table, on_device, group, kind in zip(
             rows.tables, rows.device_tables, inputs.batch.groups, self._groups, strict=True
         ):
-            step = layout.query_start, layout.seq_lens, table, layout.table_rows, on_device
-            group.plan = group.plan.refill(*(step if kind.chunk is None else _cut(kind, *step)))
+            if not isinstance(group, GroupBatch):
+                continue
+            step = layout.query_start, layout.seq_lens, table, layout.table_rows
+            if kind.chunk is None:
+                group.plan = group.plan.refill(*step, on_device)
+            else:
+                group.plan = group.plan.refill(*_cut(kind, *step))
 
-    def _fill_slots(self, layout: _Layout, positions: Array) -> None:
+    def _fill_places(self, layout: _Layout, positions: Array) -> None:
+        """Write, for each group, where its memory of the tokens is."""
         rows, num_padding = self._rows, len(layout.table_rows) - len(layout.inputs.rows)
         size = 0
-        for slots, table, its_size in zip(self._slots, rows.tables, rows.block_sizes, strict=True):
+        for arrays, table, its_size in zip(
+            self._arrays, rows.tables, rows.block_sizes, strict=True
+        ):
+            if its_size is None:
+                self._fill_states(layout, table, *arrays)
+                continue
             if its_size != size:
                 size = its_size
                 places, within = np.divmod(positions, size)
-            into = slots[: len(positions)]
+            into = arrays[0][: len(positions)]
             np.multiply(table[layout.row_of_token, places], size, out=into, dtype=np.int64)
             into += within
             if num_padding:
                 into[-num_padding:] = PAD_SLOT
+
+    def _fill_states(self, layout: _Layout, ring: Array, reads: Array, writes: Array) -> None:
+        """Write where rows find their state and where they keep it; padding reads the null block,
+        whose state is zero.
+        """
+        rows, of_token, further = self._rows, layout.row_of_token, layout.state_places
+        size, index = rows.ring_size, rows.state_index
+        first = layout.query_start[:-1]
+        reads[: len(of_token)] = NO_BLOCK
+        reads[first] = ring[layout.table_rows, index[layout.table_rows] % size]
+        kept = ring[of_token, (index[of_token] + further) % size]
+        writes[: len(of_token)] = np.where(further > 0, kept, NO_BLOCK)
+
+
+def _group_arrays(group: KVGroup, width: int) -> list[Array]:
+    """The arrays with an entry per token that a group has in a batch."""
+    return [np.zeros(width, dtype=np.int64) for _ in range(2 if group.kind == "state" else 1)]
+
+
+def _group_batches(
+    places: Sequence[Tensor], plans: Sequence[AttentionPlan | None]
+) -> list[LayerBatch]:
+    """The groups' parts of a batch, on tensors of the shapes of `_group_arrays`; a group without an
+    attention plan has a recurrent state.
+    """
+    left = iter(places)
+    return [
+        StateBatch(next(left), next(left)) if plan is None else GroupBatch(next(left), plan)
+        for plan in plans
+    ]
+
+
+def _state_places(counts: Array, drafts: Array, num_tokens: int) -> Array:
+    """For each of the step's tokens, how many places further in its row's ring the state after it
+    is kept: 1 for the last before the drafts, then 2, 3, ...; 0 where it is not, as for padding.
+    """
+    places = np.zeros(num_tokens, dtype=np.int64)
+    kept = np.cumsum(counts) - 1 - drafts
+    places[np.repeat(kept, drafts + 1) + _ranges(drafts + 1)] = _ranges(drafts + 1) + 1
+    return places
 
 
 def _ranges(counts: Array) -> Array:
@@ -303,7 +377,6 @@ def _cut(
     seq_lens: Array,
     table: Array,
     table_rows: Array,
-    on_device: Tensor | None,
 ) -> tuple[Array, Array, Array, Array]:
     """The step's rows cut where the chunks of a group begin."""
     assert group.chunk is not None, "the group has chunks"

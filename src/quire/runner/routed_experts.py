@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import HiddenStates
-from quire.models.spec import Decoder, Moe
+from quire.models.spec import Decoder
+from quire.ops import GroupBatch
 from quire.params import SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
@@ -25,17 +26,19 @@ from quire.scheduling.step import NewRow
 
 
 class ExpertRecorder:
-    """Watches the steps of all rows: what was chosen is stored by slot of the first KV group, and
-    reported for the tokens of each step and those before it that no step has computed.
+    """Watches the steps of all rows: what was chosen is stored by slot of the first KV group with
+    keys and values, and reported for the tokens of each step and those before it that no step has
+    computed.
     """
 
     def __init__(self, spec: Decoder, rows: Rows, kv_cache: KVCache, device: Device) -> None:
-        mixtures = {i: b.mlp for i, b in enumerate(spec.blocks) if isinstance(b.mlp, Moe)}
+        mixtures = {i: b.experts for i, b in enumerate(spec.blocks) if b.experts is not None}
         self._shape = len(spec.blocks), max(m.top_k for m in mixtures.values())
         assert all(m.experts < 2**15 for m in mixtures.values()), "numbers of experts in 16 bits"
         self._layers = torch.tensor(list(mixtures), device=device.torch)
         self._rows, self._kv_cache, self._device = rows, kv_cache, device
-        self._block_size = rows.block_sizes[0]
+        sizes = [(group, size) for group, size in enumerate(rows.block_sizes) if size is not None]
+        self._group, self._block_size = sizes[0]
         self._reported = np.zeros(rows.pad_row, dtype=np.int64)
         self._chosen = torch.empty(0, *self._shape, dtype=torch.int16)
 
@@ -59,7 +62,9 @@ class ExpertRecorder:
             shape = (num_slots, *self._shape)
             self._chosen = torch.zeros(shape, dtype=torch.int16, device=self._device.torch)
         num_tokens = int(inputs.starts[-1])
-        slots = inputs.batch.groups[0].slots[:num_tokens]
+        group = inputs.batch.groups[self._group]
+        assert isinstance(group, GroupBatch), "a group with keys and values"
+        slots = group.slots[:num_tokens]
         chosen = torch.stack([layer[:num_tokens] for layer in experts], 1)
         self._chosen[slots[:, None], self._layers] = chosen.to(torch.int16)
 
@@ -74,7 +79,7 @@ class ExpertRecorder:
 
     def take(self, spans: Sequence[_Span]) -> Tensor:
         """The choices of these tokens [n, L, k], one span after the other."""
-        table, size = self._rows.tables[0], self._block_size
+        table, size = self._rows.tables[self._group], self._block_size
         slots = [np.zeros(0, dtype=np.int64)]
         for span in spans:
             places, within = np.divmod(np.arange(span.first, span.end), size)

@@ -40,7 +40,9 @@ class Rows:
       included before the host has seen them, then drafts of the next ones.
     - `num_tokens`, `num_computed`, `num_prompt` [num_rows + 1] int64 on the host.
     - `tables[g]` [num_rows + 1, B] int32 on the host: the block table of KV group g, with blocks
-      of `block_sizes[g]` tokens; `device_tables[g]` is the same on the device.
+      of `block_sizes[g]` tokens; `device_tables[g]` is the same on the device. Where the block
+      size is None, the ring of the row's recurrent states (`NewRow.block_ids`), whose present
+      state is entry `state_index` of the row, modulo the ring's length.
 
     The last row, `pad_row`, belongs to no request: it has no tokens, and no block but NULL_BLOCK.
     Padding reads it.
@@ -51,11 +53,13 @@ class Rows:
         *,
         num_rows: int,
         max_len: int,
-        block_sizes: Sequence[int],
+        block_sizes: Sequence[int | None],
         device: Device,
         parts: Sequence[RowPart] = (),
+        ring_size: int = 2,
     ) -> None:
         self.block_sizes = list(block_sizes)
+        self.ring_size = ring_size
         self.parts = list(parts)
         self.pad_row = num_rows
         self._device = device
@@ -63,9 +67,11 @@ class Rows:
         self.num_tokens = np.zeros(num_rows + 1, dtype=np.int64)
         self.num_computed = np.zeros(num_rows + 1, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows + 1, dtype=np.int64)
+        self.state_index = np.zeros(num_rows + 1, dtype=np.int64)
         self.handles = np.full(num_rows, -1, dtype=np.int64)
         self.tables = [
-            np.zeros((num_rows + 1, -(-max_len // size)), dtype=np.int32) for size in block_sizes
+            np.zeros((num_rows + 1, ring_size if size is None else -(-max_len // size)), np.int32)
+            for size in block_sizes
         ]
         self.device_tables = [device.table(table) for table in self.tables]
         self._step_id = -1
@@ -101,10 +107,13 @@ class Rows:
         gained: np.ndarray | int = 1,
     ) -> None:
         """Complete a step: `rows` have K/V of `counts` more tokens, `sampled` have `gained` more
-        tokens.
+        tokens. The recurrent state moves on by one place of its ring, or to that after the last
+        right draft.
         """
         self.num_tokens[sampled] += gained
         self.num_computed[rows] += counts
+        self.state_index[rows] += 1
+        self.state_index[sampled] += gained - 1
 
     def write_drafts(self, row: int, token_ids: Sequence[int]) -> None:
         """Write drafts of the row's next tokens after its known tokens."""
@@ -134,6 +143,7 @@ class Rows:
         self.num_tokens[row] = len(new.token_ids)
         self.num_computed[row] = new.num_computed_tokens
         self.num_prompt[row] = new.num_prompt_tokens
+        self.state_index[row] = 0
         for group, blocks in enumerate(new.block_ids):
             self._write_blocks(group, row, 0, blocks)
         added: list[RowPart] = []

@@ -111,7 +111,9 @@ class _Plans:
         decode_rows = list(rows[:decodes])
         chunks = [Chunk(row, lengths[row], True) for row in rows[decodes:]]
         mask = self._mask() if len(kinds) > 1 else None
-        self._launch(StepPlan(self._next(), [], added, [], decode_rows, chunks), mask)
+        plan = StepPlan(self._next(), [], added, [], decode_rows, chunks)
+        plan.zero_blocks = [SCRATCH_BLOCK]  # recurrent states are read before they are written
+        self._launch(plan, mask)
         self._launch(StepPlan(self._next(), list(rows), [], [], [], []))
 
     def _launch(self, plan: StepPlan, mask: GrammarMask | None = None) -> None:

@@ -22,9 +22,9 @@ class BlockPool:
 
     A block without references stays findable under its key until it is allocated again. Free blocks
     are allocated in this order: those without a key, the latest first; those of the groups
-    `evicted_first`, then the other cached ones, both least recently used first. Two doubly linked
+    `evicted_first`, then the other cached ones, both least recently used first. Three doubly linked
     lists through the same two integer lists hold them, so a hit on a free block takes it out in
-    O(1): the first list ends with the groups that are evicted first, the second has the rest.
+    O(1).
 
     Invariants (checked by `tests/support/invariants.py`):
     - a block is on a free list exactly when its reference count is 0;
@@ -40,9 +40,13 @@ class BlockPool:
         self._ref = [0] * num_blocks
         self._key: list[BlockKey | None] = [None] * num_blocks
         self._by_key: dict[BlockKey, int] = {}
-        # Entries 0 and N of the links are the lists' anchors: next is the head, prev the tail.
-        self._next = [*range(1, num_blocks), 0, num_blocks]
-        self._prev = [num_blocks - 1, *range(num_blocks - 1), num_blocks]
+        self.num_early = 0
+        """Findable blocks of the groups that are evicted first."""
+        # Entries 0, N and N + 1 of the links are the lists' anchors: next is the head, prev the
+        # tail.
+        self._early, self._late = num_blocks, num_blocks + 1
+        self._next = [*range(1, num_blocks), 0, self._early, self._late]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1), self._early, self._late]
 
     def find(self, key: BlockKey) -> int | None:
         """Return the block with this content, referenced or free; None if it was evicted."""
@@ -58,7 +62,7 @@ class BlockPool:
             return None
         taken = []
         for _ in range(count):
-            block = self._next[0] or self._next[self.num_blocks]
+            block = self._first_free()
             self._unlink(block)
             self._forget(block)
             self._ref[block] = 1
@@ -92,11 +96,30 @@ class BlockPool:
         if self._key[block] is None and key not in self._by_key:
             self._key[block] = key
             self._by_key[key] = block
+            self.num_early += key[1] in self._evicted_first
+
+    def forget(self, block: int) -> None:
+        """Make a referenced block, which is to be written, not findable any more."""
+        assert self._ref[block] > 0, "a free block has its place by its key"
+        self._forget(block)
+
+    def drop_earliest(self) -> bool:
+        """Make the free block that is evicted first not findable; False if no group with such
+        blocks has a free one.
+        """
+        block = self._next[self._early]
+        if block == self._early:
+            return False
+        self._unlink(block)
+        self._forget(block)
+        self._link(block)
+        return True
 
     def forget_all(self) -> None:
         """Make no block findable any more."""
         self._by_key.clear()
         self._key = [None] * self.num_blocks
+        self.num_early = 0
 
     @property
     def usage(self) -> float:
@@ -108,6 +131,15 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._key[block] = None
+            self.num_early -= key[1] in self._evicted_first
+
+    def _first_free(self) -> int:
+        """The next block to allocate; there must be one."""
+        for anchor in (0, self._early, self._late):
+            first: int = self._next[anchor]
+            if first != anchor:
+                return first
+        raise AssertionError("no free block")
 
     def _unlink(self, block: int) -> None:
         before, after = self._prev[block], self._next[block]
@@ -121,7 +153,7 @@ class BlockPool:
         if key is None:
             before = 0
         else:
-            before = self._prev[0 if key[1] in self._evicted_first else self.num_blocks]
+            before = self._prev[self._early if key[1] in self._evicted_first else self._late]
         after = self._next[before]
         self._next[before] = self._prev[after] = block
         self._prev[block] = before

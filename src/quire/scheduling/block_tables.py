@@ -4,8 +4,9 @@ full blocks.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from quire.scheduling.block_groups import BlockGroup, EmptyGroup, Find, StateGroup, block_group
 from quire.scheduling.block_pool import BlockPool, next_key, root_key
@@ -29,7 +30,7 @@ class BlockTables:
         ]
         states = {g: each for g, each in enumerate(self.groups) if isinstance(each, StateGroup)}
         self.pool = BlockPool(config.num_blocks, evicted_first=states)
-        self.states = StateBlocks(self.pool, states, config.block_size) if states else None
+        self.states = self._state_blocks(config, states) if states else None
         """The blocks of the groups with recurrent state, if the model has any."""
         is_reusable = not any(isinstance(group, EmptyGroup) for group in self.groups)
         self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
@@ -43,6 +44,18 @@ class BlockTables:
         """
         self._writing: dict[bytes, Request] = {}
         """Keys of prompt blocks that a running request will compute next."""
+
+    def _state_blocks(
+        self, config: SchedulerConfig, states: Mapping[int, StateGroup]
+    ) -> StateBlocks:
+        return StateBlocks(
+            self.pool,
+            states,
+            key_size=config.block_size,
+            border=math.lcm(*(group.block_size for group in self.groups)),
+            interval=config.snapshot_interval,
+            most=config.num_snapshot_blocks,
+        )
 
     def num_needed(self, request: Request) -> int:
         """The most blocks that the request, alone, ever has to hold at once."""
@@ -102,18 +115,22 @@ class BlockTables:
 
     def admission_cost(self, request: Request) -> int:
         """The free blocks needed for all tokens of the request, including blocks of its hit that
-        are free now.
+        are free now, but for its snapshot.
         """
         chunk = self._least_chunk(request)
         cost = 0
-        if self.states is not None:
-            snapshots = self.states.snapshots(request, request.num_hit_tokens)
-            cost = sum(map(self.pool.is_free, snapshots))
         for index, group in enumerate(self.groups):
             held = [block for block in self._hit_table(request, index) if block != NULL_BLOCK]
             cost += max(0, group.num_needed(request.num_tokens, chunk) - len(held))
             cost += sum(map(self.pool.is_free, held))
         return cost
+
+    def snapshot_cost(self, request: Request) -> int:
+        """The free blocks needed in addition if the snapshot of the hit is to stay."""
+        if self.states is None:
+            return 0
+        snapshots = self.states.snapshots(request, request.num_hit_tokens)
+        return sum(map(self.pool.is_free, snapshots))
 
     def outstanding(self, requests: Iterable[Request]) -> int:
         """Blocks that running requests still need for the tokens they have."""
@@ -137,8 +154,8 @@ class BlockTables:
         request.num_published_tokens = hit
         request.capacity = self._capacity(request)
         if self.states is not None:
-            makes_snapshot = self.enable_prefix_caching and not request.is_whole
-            self.states.start(request, hit, makes_snapshot=makes_snapshot)
+            makes_snapshots = self.enable_prefix_caching and not request.is_whole
+            self.states.start(request, hit, makes_snapshots=makes_snapshots)
         if self.enable_prefix_caching:
             for key in request.keys[hit // self.block_size :]:
                 self._writing.setdefault(key, request)
@@ -155,8 +172,9 @@ class BlockTables:
         `least`.
         """
         computed = request.num_computed_tokens
-        if computed < request.snapshot_end < computed + want:
-            want = request.snapshot_end - computed
+        if request.snapshot_ends:
+            end = next((end for end in request.snapshot_ends if end > computed), computed + want)
+            want = min(want, end - computed)
         most_missing = len(self.groups) * (want // self.block_size + 1)
         if most_missing > self.pool.num_free:
             want = self._fitting(request, want)
@@ -173,7 +191,7 @@ class BlockTables:
                 table += blocks
         if grown:
             request.capacity = self._capacity(request)
-        if self.states is not None and 0 < request.snapshot_end == computed:
+        if self.states is not None and request.snapshot_ends[:1] == [computed]:
             self.states.make_snapshot(request)
         return want, grown
 

@@ -151,10 +151,14 @@ class Request:
     num_published_tokens: int = 0
     num_expired: list[int] = field(default_factory=list)
     """By group: the number of leading table entries that were released."""
-    snapshot_end: int = 0
-    """Where a chunk must end so that the recurrent state can be saved there; 0: nowhere."""
-    snapshot: list[int] = field(default_factory=list)
-    """Blocks that a step in flight copies that state to, one per group of recurrent state."""
+    takes_snapshot: bool = False
+    """Whether it goes on in the very blocks of the snapshot that it hits, for lack of others."""
+    snapshot_ends: list[int] = field(default_factory=list)
+    """Where chunks must end so that the recurrent state can be saved there, ascending."""
+    snapshots: dict[int, list[int]] = field(default_factory=dict)
+    """Where chunks ended -> blocks that a step in flight copies the state there to, one per group
+    of recurrent state.
+    """
     num_state_updates: int = 0
     """Chunks since it got its row; each advances its recurrent state in the ring."""
 

@@ -203,9 +203,10 @@ class BlockBudget:
         self._running = running
 
     def offer(self, request: Request, want: int) -> int:
-        cost = self._memory.admission_cost(request)
-        reserved = self._memory.outstanding(self._running)
-        return want if cost + reserved <= self._memory.pool.num_free else 0
+        cost = self._memory.admission_cost(request) + self._memory.outstanding(self._running)
+        left = self._memory.pool.num_free - cost
+        request.takes_snapshot = left < self._memory.snapshot_cost(request)
+        return want if left >= 0 else 0
 
     def take(self, request: Request) -> None:
         self._memory.take_hit(request)

@@ -4,7 +4,7 @@ hits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quire.scheduling.block_groups import StateGroup
 from quire.scheduling.block_pool import BlockPool
@@ -14,15 +14,34 @@ from quire.scheduling.request import Request
 class StateBlocks:
     """The blocks of the KV groups with recurrent state, by group number.
 
-    A request starts with a zeroed state, or with a copy of a snapshot at a block border. A new
-    snapshot is made at the last border of its prompt: a chunk ends there, the plan of the next
-    chunk copies the state, and the copy is findable once that step has succeeded.
+    A request starts with a zeroed state, or with a copy of a snapshot at a block border. New
+    snapshots are made every `interval` tokens of its prompt, and at its last border: a chunk ends
+    there, the plan of the next chunk copies the state, and the copy is findable once that step has
+    succeeded. Snapshots get blocks that nothing else needs, all together at most `most` of them:
+    beyond that the least recently used ones make room.
     """
 
-    def __init__(self, pool: BlockPool, groups: Mapping[int, StateGroup], block_size: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: Mapping[int, StateGroup],
+        *,
+        key_size: int,
+        border: int,
+        interval: int,
+        most: int | None,
+    ) -> None:
+        """`key_size`: tokens of a key. `border`: tokens between the borders at which every group
+        can begin from the cache; a multiple of it.
+        """
         self._pool = pool
         self._groups = groups
-        self._block_size = block_size
+        self._key_size = key_size
+        self._border = border
+        self._interval = max(border, -(-interval // border) * border)
+        self._most = pool.num_blocks if most is None else most
+        self._num_pending = 0
+        """Blocks of snapshots that are being made."""
         self._copies: list[tuple[int, int]] = []
         self._zeroed: list[int] = []
         self._sources: list[int] = []
@@ -39,60 +58,65 @@ class StateBlocks:
         assert None not in found, "a hit was cut short between counting and taking it"
         return [block for block in found if block is not None]
 
-    def start(self, request: Request, hit: int, *, makes_snapshot: bool) -> None:
+    def start(self, request: Request, hit: int, *, makes_snapshots: bool) -> None:
         """Give a request that enters a row its rings; their first blocks get the state after `hit`
         tokens.
         """
         sources = self.snapshots(request, hit)
+        is_free = [self._pool.is_free(source) for source in sources]
         self._pool.touch(sources)
-        self._sources += sources
         request.num_state_updates = 0
-        for number, group in self._groups.items():
-            ring = self._pool.allocate(group.ring_size)
-            assert ring is not None, "the cost of admission left no blocks for its state"
-            request.block_ids[number].extend(ring)
-            if hit == 0:
+        for i, (number, group) in enumerate(self._groups.items()):
+            ring = request.block_ids[number]
+            if hit and request.takes_snapshot and is_free[i]:
+                self._pool.forget(sources[i])
+                ring.append(sources[i])
+            ring += self._allocate(group.ring_size - len(ring))
+            if not hit:
                 self._zeroed.append(ring[0])
-        firsts = [request.block_ids[number][0] for number in self._groups]
-        self._copies += zip(sources, firsts, strict=False)
-        end = self._last_border(request)
-        if makes_snapshot and end > hit:
-            request.snapshot_end = end
-            self._writing.setdefault(self._key(request, end), request)
+            elif ring[0] != sources[i]:
+                self._copies.append((sources[i], ring[0]))
+                self._sources.append(sources[i])
+        if makes_snapshots:
+            request.snapshot_ends = self._ends(request, hit)
+            for end in request.snapshot_ends:
+                self._writing.setdefault(self._key(request, end), request)
 
     def is_being_written(self, request: Request, hit: int) -> bool:
         """Whether a running request will make a snapshot that extends this request's hit."""
-        end = self._last_border(request)
-        return end > hit and self._key(request, end) in self._writing
+        return any(self._key(request, end) in self._writing for end in self._ends(request, hit))
 
     def make_snapshot(self, request: Request) -> None:
-        """Have the next plan copy the request's current state. Without free blocks there is no
-        snapshot.
+        """Have the next plan copy the request's current state, at the first of its
+        `snapshot_ends`. Where there are no blocks for it, this one is left out.
         """
-        blocks = self._pool.allocate(len(self._groups))
+        end = request.snapshot_ends.pop(0)
+        blocks = self._make_room()
         if blocks is None:
-            self._give_up(request)
-            return
-        request.snapshot = blocks
-        for (number, group), block in zip(self._groups.items(), blocks, strict=True):
-            ring = request.block_ids[number]
-            self._copies.append((ring[request.num_state_updates % group.ring_size], block))
+            self._forget_plan(request, end)
+        else:
+            request.snapshots[end] = blocks
+            self._num_pending += len(blocks)
+            for (number, group), block in zip(self._groups.items(), blocks, strict=True):
+                ring = request.block_ids[number]
+                self._copies.append((ring[request.num_state_updates % group.ring_size], block))
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Make the snapshot findable once steps up to `num_tokens` tokens have succeeded."""
-        if request.snapshot and num_tokens > request.snapshot_end:
-            key = self._key(request, request.snapshot_end)
-            for group, block in zip(self._groups, request.snapshot, strict=True):
-                self._pool.publish(block, (key, group))
-            self._give_up(request)
+        """Make snapshots findable once steps up to `num_tokens` tokens have succeeded."""
+        for end in [end for end in request.snapshots if end < num_tokens]:
+            for group, block in zip(self._groups, request.snapshots[end], strict=True):
+                self._pool.publish(block, (self._key(request, end), group))
+            self._forget_plan(request, end)
 
     def release(self, request: Request) -> None:
         """Forget a request whose rings are given back, and changes that are planned for it."""
         mine = {block for number in self._groups for block in request.block_ids[number]}
-        mine.update(request.snapshot)
+        mine.update(block for blocks in request.snapshots.values() for block in blocks)
         self._copies = [(source, target) for source, target in self._copies if target not in mine]
         self._zeroed = [block for block in self._zeroed if block not in mine]
-        self._give_up(request)
+        for end in [*request.snapshots, *request.snapshot_ends]:
+            self._forget_plan(request, end)
+        request.snapshot_ends = []
 
     def take_changes(self) -> tuple[list[tuple[int, int]], list[int]]:
         """Return the current plan's copies and blocks to zero."""
@@ -101,20 +125,34 @@ class StateBlocks:
         self._copies, self._zeroed, self._sources = [], [], []
         return changes
 
-    def _give_up(self, request: Request) -> None:
-        """Cancel the request's snapshot."""
-        self._pool.release(request.snapshot)
-        if request.snapshot_end and self._writing.get(key := self._end_key(request)) is request:
-            del self._writing[key]
-        request.snapshot, request.snapshot_end = [], 0
+    def _ends(self, request: Request, after: int) -> list[int]:
+        """Where snapshots of the request's known tokens are made, beyond `after` tokens."""
+        last = (request.num_tokens - 1) // self._border * self._border
+        first = (after // self._interval + 1) * self._interval
+        ends = list(range(first, last, self._interval))
+        return [*ends, last] if last > after else ends
 
-    def _end_key(self, request: Request) -> bytes:
-        return self._key(request, request.snapshot_end)
+    def _make_room(self) -> list[int] | None:
+        """Blocks for a snapshot, within what snapshots may have; None if there are none."""
+        count = len(self._groups)
+        while self._pool.num_early + self._num_pending + count > self._most:
+            if not self._pool.drop_earliest():
+                return None
+        return self._pool.allocate(count)
+
+    def _allocate(self, count: int) -> Sequence[int]:
+        blocks = self._pool.allocate(count)
+        assert blocks is not None, "the cost of admission left no blocks for its state"
+        return blocks
+
+    def _forget_plan(self, request: Request, end: int) -> None:
+        """The snapshot at `end` is made, or it will not be."""
+        blocks = request.snapshots.pop(end, [])
+        self._num_pending -= len(blocks)
+        self._pool.release(blocks)
+        if self._writing.get(key := self._key(request, end)) is request:
+            del self._writing[key]
 
     def _key(self, request: Request, num_tokens: int) -> bytes:
-        """The key of the state after the first `num_tokens` tokens, a block border."""
-        return request.keys[num_tokens // self._block_size - 1]
-
-    def _last_border(self, request: Request) -> int:
-        """The last block border that leaves the request a token to compute."""
-        return (request.num_tokens - 1) // self._block_size * self._block_size
+        """The key of the state after the first `num_tokens` tokens, a border."""
+        return request.keys[num_tokens // self._key_size - 1]

@@ -31,12 +31,17 @@ FLOAT32 = {
 """Ops on logits, which are float32 in a model of any type."""
 
 WITHOUT_KERNEL = {
-    *("row_peaks", "scale_queries", "xielu"),
+    *("row_peaks", "scale_queries", "xielu", "multiply", "modulate", "sparse_gated"),
+    *("bounded_gated", "scale_heads"),
+    *("enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched"),
     *("heads_linear", "latent_store", "latent_attend"),
 }
 """Ops that torch serves beside Triton's kernels."""
 
-SLOW = {"attend", "moe", "draw", "truncate", "rank"}
+SLOW = {
+    *("attend", "moe", "draw", "truncate", "rank"),
+    *("short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm"),
+}
 CHOSEN = {
     "attend/mixed-plain", "attend/mixed-all", "attend/mixed-mha-odd", "attend/decode-window1",
     "attend/one_chunk-alibi",
@@ -44,6 +49,9 @@ CHOSEN = {
     "attend/fp8-mixed-mqa",
     "moe/silu-1", "moe/clamp-bias", "moe/clamp-nan", "moe/weighs_input", "moe/not_gated-relu2",
     "moe/int4_g32",
+    "short_conv/1,1,1-17x4-bias-silu", "mamba_scan/1,1,1-19x5-gate",
+    "mamba2_scan/3,1-2x10x6-1groups", "gated_delta/3,1-2of1-10x6",
+    "gated_norm/4x24of24-gate_first-weight24", "gated_norm/5x51of17-norm_first-weight17",
     "draw/wide-normal",
     "draw/0x16-coarse", "draw/1x67-coarse", "draw/3x64-coarse", "draw/12x200-equal",
     "truncate/12x200-masked", "rank/0x16-top5-coarse", "rank/3x130-top0-coarse",

@@ -64,8 +64,10 @@ class Hostile:
     `nulls` are keys that it has as null. Where transformers does not have it, `reference` makes an
     oracle from config.json and the stored tensors (references.py). `architecture` is what
     config.json says in place of transformers' name. `attention` is transformers' implementation.
-    Models that are not `is_default` run with `--full` only: one is where no other that runs by
-    default has a kind of fact that it has.
+    `part_of`: the architecture of a model that also takes pictures, as whose text part it is
+    stored. `lacks_embeddings`: transformers' hidden states begin with the output of the first
+    layer. Models that are not `is_default` run with `--full` only: one is where no other that runs
+    by default has a kind of fact that it has.
     """
 
     kind: str
@@ -73,8 +75,10 @@ class Hostile:
     max_model_len: int = 64
     base: Mapping[str, Any] = field(default_factory=lambda: BASE)
     architecture: str | None = None
+    part_of: str | None = None
     reference: Callable[[dict[str, Any], dict[str, torch.Tensor]], Oracle] | None = None
     nulls: tuple[str, ...] = ()
     length_key: str = "max_position_embeddings"
     attention: str = "eager"
+    lacks_embeddings: bool = False
     is_default: bool = False

@@ -34,9 +34,9 @@ def _choices(value: Any) -> Iterator[str]:
     for field in fields(value):
         found = getattr(value, field.name)
         name = f"{type(value).__name__}.{field.name}"
-        if field.name == "blocks":
-            for block in set(found):
-                yield from _choices(block)
+        if field.name in ("blocks", "mixers"):
+            for part in set(found):
+                yield from _choices(part)
         elif is_dataclass(found):
             yield f"{name}={type(found).__name__}"
             yield from _choices(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.hostile.form import WINDOWS, Hostile, rope
+from tests.models.hostile.references import step3p5
 
 QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 DEEPSEEK = {
@@ -173,6 +174,76 @@ MIXTURES = {
             "attn_scale": 0.7,
             "floor_scale": 6,
             "attention_bias": True,
+        },
+        is_default=True,
+    ),
+    "step3p5": Hostile(
+        "step3p5",
+        {
+            "num_key_value_heads": None,
+            "num_attention_groups": 2,
+            "layer_types": [
+                *("full_attention", "sliding_attention", "full_attention", "sliding_attention")
+            ],
+            "num_nextn_predict_layers": 1,
+            "attention_other_setting": {
+                "attention_type": "sliding_attention",
+                "num_attention_heads": 6,
+                "num_attention_groups": 2,
+                "head_dim": 24,
+                "true_head_dim": 24,
+            },
+            "sliding_window": 4,
+            "attention_bias": True,
+            "rope_theta": [5e2, 1e2, 5e2, 1e2],
+            "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0],
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            "yarn_only_types": ["full_attention"],
+            "use_head_wise_attn_gate": True,
+            "moe_layers_enum": "1,2",
+            "moe_num_experts": 5,
+            "moe_top_k": 2,
+            "moe_intermediate_size": 40,
+            "share_expert_dim": 48,
+            "moe_router_scaling_factor": 1.7,
+            "moe_router_activation": "sigmoid",
+            "norm_expert_weight": True,
+            "use_moe_router_bias": True,
+            "need_fp32_gate": True,
+            "swiglu_limits": [0.0, 0.0, 0.4, 0.0],
+            "swiglu_limits_shared": [0.5, 0.0, 0.3, 0.0],
+        },
+        architecture="Step3p5ForCausalLM",
+        reference=step3p5,
+        is_default=True,
+    ),
+    "mimo_v2": Hostile(
+        "mimo_v2_flash",
+        {
+            **WINDOWS,
+            "v_head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "default",
+                    "rope_theta": 5e2,
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
         },
         is_default=True,
     ),

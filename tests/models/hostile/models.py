@@ -22,13 +22,20 @@ from quire.models.rules import tensor_map
 from tests.models.hostile.dense import DENSE
 from tests.models.hostile.first import FIRST
 from tests.models.hostile.form import Hostile, Oracle
+from tests.models.hostile.gemma import GEMMA
 from tests.models.hostile.latent import LATENTS
 from tests.models.hostile.mixtures import MIXTURES
+from tests.models.hostile.state import STATE
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS
+TEXT = "text"
+"""The folder of a text part by itself."""
+BY_ONE_MORE = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron", "step3p5")
+"""Their norms multiply with 1 + weight."""
+
+HOSTILE: dict[str, Hostile] = FIRST | DENSE | MIXTURES | LATENTS | STATE | GEMMA
 """Each of the tests takes all of them; those that are not `is_default` with `--full` only. For each
 kind of fact (kinds.py) there is one that is.
 """
@@ -80,6 +87,8 @@ def write(hostile: Hostile, folder: Path) -> None:
         write_random(hostile, folder)
         return
     random_model(hostile).save_pretrained(folder)
+    if hostile.part_of is not None:
+        write_as_part(hostile.part_of, folder)
     if hostile.architecture is not None:
         rename(folder, hostile.architecture)
 
@@ -101,13 +110,16 @@ def oracle(hostile: Hostile, folder: Path) -> Oracle:
 def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
     """The checkpoint as transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=hostile.attention
+        folder if hostile.part_of is None else folder / TEXT,
+        dtype=torch.float32,
+        attn_implementation=hostile.attention,
     ).eval()
 
 
 def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Weights that transformers keeps as buffers."""
-    return [(n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
+    names = ("e_score_correction_bias", "layer_scalar")
+    return [(n, b) for n, b in model.named_buffers() if n.endswith(names)]
 
 
 def random_model(hostile: Hostile) -> torch.nn.Module:
@@ -137,7 +149,9 @@ def write_random(hostile: Hostile, folder: Path) -> None:
 
 def config_of(hostile: Hostile) -> dict[str, Any]:
     """A config.json with just these keys."""
-    name = hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
+    name = (
+        hostile.part_of or hostile.architecture or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hostile.kind]
+    )
     return {"model_type": hostile.kind, "architectures": [name], **keys_of(hostile)}
 
 
@@ -145,6 +159,21 @@ def keys_of(hostile: Hostile) -> dict[str, Any]:
     """The keys of config.json; None takes one of the base away."""
     keys = {k: v for k, v in {**hostile.base, **hostile.keys}.items() if v is not None}
     return keys | dict.fromkeys(hostile.nulls)
+
+
+def write_as_part(architecture: str, folder: Path) -> None:
+    """Move the checkpoint to a folder of its own, and store it as the text part of a whole."""
+    files = list(folder.iterdir())
+    (folder / TEXT).mkdir()
+    for file in files:
+        file.rename(folder / TEXT / file.name)
+    config = json.loads((folder / TEXT / "config.json").read_text())
+    whole = {"architectures": [architecture], "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(whole | {"text_config": config}))
+    text = load_file(folder / TEXT / "model.safetensors")
+    tensors = {n.replace("model.", "model.language_model.", 1): t for n, t in text.items()}
+    tensors["model.vision_tower.layers.0.weight"] = torch.ones(3)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def rename(folder: Path, architecture: str) -> None:
@@ -156,7 +185,8 @@ def rename(folder: Path, architecture: str) -> None:
 
 def centre(hostile: Hostile, name: str) -> float:
     """The mean of a tensor: norms by 1 + weight are centred like all others."""
+    if name.endswith(("layer_scalar", "scale")):
+        return 1.0
     own = ".".join(name.split(".")[-3:-1])  # DBRX has its attention in a module of norms
     is_norm = ("norm" in own or "ln_" in own) and name.endswith("weight")
-    is_plain = "gemma" not in hostile.kind and hostile.kind != "nemotron"
-    return 1.0 if is_norm and is_plain else 0.0
+    return 1.0 if is_norm and hostile.kind not in BY_ONE_MORE else 0.0

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
+from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
 Config = dict[str, Any]
 Weights = dict[str, torch.Tensor]
@@ -160,5 +162,39 @@ def exaone(c: Config, w: Weights) -> Oracle:
         for i in range(c["num_layers"]):
             x = layer(x, f"transformer.h.{i}.")
         return linear(w, "lm_head", rms(x, w["transformer.ln_f.weight"], eps))
+
+    return ask
+
+
+def step3p5(c: Config, w: Weights) -> Oracle:
+    """The text model of Step-3.7 in transformers, and a head."""
+    names = {
+        "num_attention_groups": "num_key_value_heads",
+        "moe_num_experts": "n_routed_experts",
+        "moe_top_k": "num_experts_per_tok",
+    }
+    config = Step3p7TextConfig(**{names.get(k, k): v for k, v in c.items() if k != "model_type"})
+    config._attn_implementation = "eager"
+    model = Step3p7TextModel(config).eval().float()
+    own = {k.removeprefix("model."): v for k, v in w.items() if k != "lm_head.weight"}
+    for layer in range(c["num_hidden_layers"]):
+        at = f"layers.{layer}."
+        if at + "moe.gate.weight" not in own:
+            continue
+        gate, up = (own.pop(f"{at}moe.{part}_proj.weight") for part in ("gate", "up"))
+        own[at + "mlp.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+        own[at + "mlp.experts.down_proj"] = own.pop(at + "moe.down_proj.weight")
+        own[at + "mlp.gate.weight"] = own.pop(at + "moe.gate.weight")
+        own[at + "mlp.gate.e_score_correction_bias"] = own.pop(at + "moe.router_bias")
+        for part in ("gate", "up", "down"):
+            name = f"{part}_proj.weight"
+            own[f"{at}mlp.shared_experts.{name}"] = own.pop(f"{at}share_expert.{name}")
+    missing, unknown = model.load_state_dict(own, strict=False)
+    assert not unknown and all("inv_freq" in name for name in missing)
+
+    @torch.no_grad()
+    def ask(ids: torch.Tensor) -> torch.Tensor:
+        hidden = model(ids[None], use_cache=False).last_hidden_state[0]
+        return F.linear(hidden, w["lm_head.weight"])
 
     return ask

@@ -12,11 +12,14 @@ from tests.support.op_cases import (
     paged,
     products,
     rows,
+    state,
+    streams,
 )
 from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
-    *(*rows.CASES, *products.CASES, *paged.CASES, *latent.CASES),
+    *(*rows.CASES, *products.CASES, *paged.CASES, *latent.CASES, *state.CASES),
+    *streams.CASES,
     *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES, *coded.CASES),
 )
 

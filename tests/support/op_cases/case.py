@@ -109,14 +109,16 @@ class Case:
         return dtypes[self._seed % len(dtypes)]
 
     def run(self, ops: Ops, arguments: Arguments) -> Any:
-        """Call the op; a tensor that it changes is a copy, and the result."""
+        """Call the op; a tensor that it changes is a copy, and comes after what it returns."""
         changed = {
             name: torch.empty_like(value).copy_(value)
             for name in CATALOG[self.op].mutates
             if isinstance(value := arguments[name], Tensor)
         }
         result = getattr(ops, self.op)(**{**arguments, **changed})
-        return next(iter(changed.values()), result)
+        if not changed:
+            return result
+        return tuple(changed.values()) if result is None else (result, *changed.values())
 
     def num_bytes(self, arguments: Arguments) -> int:
         """The least memory traffic of the call."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.assembly import tensors_within
+from quire.models.maker import tensors_within
 from quire.ops import (
     AttentionArgs,
     AttentionPlan,
@@ -67,6 +67,35 @@ def add_norm(x: Tensor, delta: Tensor, n: NormWeight, scale: float = 1.0) -> Cos
 
 def scale_gate(y: Tensor, gate: Tensor) -> Cost:
     return Cost(2 * nbytes(y) + nbytes(gate), y.numel() + 4 * gate.numel())
+
+
+def multiply(x: Tensor, factors: Tensor) -> Cost:
+    return Cost(2 * nbytes(x), x.numel())
+
+
+def modulate(x: Tensor, by: Tensor, act: str) -> Cost:
+    return Cost(3 * nbytes(x), 5 * x.numel())
+
+
+def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Cost:
+    return Cost(3 * nbytes(gate_up) // 2, 7 * gate_up.numel())
+
+
+def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Cost:
+    return Cost(3 * nbytes(gate_up) // 2, 4 * gate_up.numel())
+
+
+def scale_heads(y: Tensor, gate: Tensor) -> Cost:
+    return scale_gate(y, gate)
+
+
+def streams(x: Tensor, **other: Any) -> Cost:
+    """All streams are read and written; a share of each joins each."""
+    return Cost(2 * nbytes(x) + nbytes(*other.values()), 4 * x.numel())
+
+
+def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Cost:
+    return Cost(4 * nbytes(total), 6 * total.numel())
 
 
 def xielu(x: Tensor, numbers: Tensor) -> Cost:
@@ -126,9 +155,14 @@ def linear_total(
     return Cost(nbytes(parts) + parts[:, 0].numel() * dtype.itemsize, parts.numel())
 
 
-def route(logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None) -> Cost:
+def route(
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+) -> Cost:
     chosen = 8 * len(logits) * args.top_k
-    return Cost(nbytes(logits, select_bias) + chosen, 4 * logits.numel())
+    return Cost(nbytes(logits, select_bias, expert_scales) + chosen, 4 * logits.numel())
 
 
 def moe(x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, args: MoeArgs) -> Cost:
@@ -165,6 +199,10 @@ def scale_queries(q: Tensor, positions: Tensor, factors: Tensor) -> Cost:
 
 def rope_store(qkv: Tensor, kv: LayerKV, slots: Tensor, **_: Any) -> Cost:
     return Cost(2 * nbytes(qkv) + 2 * nbytes(slots), 6 * qkv.numel())
+
+
+def rope_queries(q: Tensor, **_: Any) -> Cost:
+    return Cost(2 * nbytes(q), 6 * q.numel())
 
 
 def attend(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> Cost:
@@ -214,6 +252,50 @@ def latent_attend(
     return Cost(num_bytes, 2 * num_pairs * q.shape[1] * (latents.width + latents.rank))
 
 
+# recurrent states
+
+
+def _walked(states: Tensor, reads: Tensor, writes: Tensor) -> int:
+    """Bytes of the states that are read and written."""
+    count = int((reads >= 0).sum()) + int((writes >= 0).sum())
+    return count * states[:1].numel() * states.element_size()
+
+
+def short_conv(
+    x: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    act: str | None = None,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
+) -> Cost:
+    rows = 2 * x.numel() * x.element_size() + nbytes(before, after)
+    num_bytes = rows + nbytes(weight, bias) + _walked(states, reads, writes)
+    return Cost(num_bytes, 2 * x.numel() * len(weight))
+
+
+def mamba_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    rows = 2 * nbytes(x) + nbytes(*other.values())
+    per_token = states[:1].numel()
+    return Cost(rows + _walked(states, reads, writes), 6 * len(x) * per_token)
+
+
+def mamba2_scan(x: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    return mamba_scan(x, states, reads, writes, **other)
+
+
+def gated_delta(v: Tensor, states: Tensor, reads: Tensor, writes: Tensor, **other: Any) -> Cost:
+    return mamba_scan(v, states, reads, writes, **other)
+
+
+def gated_norm(y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool) -> Cost:
+    weight = None if n is None else n.weight
+    return Cost(2 * nbytes(y) + nbytes(gate, weight), 10 * y.numel())
+
+
 # logits
 
 
@@ -255,11 +337,16 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
+    **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched)},
+    **{f.__name__: f for f in (bounded_gated, scale_heads)},
+    **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
+    "add_to_streams": streams,
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total)},
-    **{f.__name__: f for f in (zero_kv, rope_store, scale_queries, attend)},
+    **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, scale_queries, attend)},
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
+    **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},
     **{f.__name__: f for f in (mask_logits, bias_logits, penalize, forbid_words)},
     **{f.__name__: f for f in (greedy, truncate)},
     **dict.fromkeys(("draw", "rank"), weighed),

@@ -289,6 +289,35 @@ def _rope_store(
     return Case("rope_store", name, prepare)
 
 
+def _rope_queries(
+    name: str,
+    num_tokens: int,
+    *,
+    dim: int | None = 8,
+    interleaved: bool = False,
+    norm: str | None = None,
+    is_strided: bool = False,
+) -> Case:
+    def prepare(ops: Ops, draw: Draw) -> Prepared:
+        heads, head_dim, max_positions = 3, 8, 50
+        normal = draw.strided if is_strided else draw.normal
+        arguments = {
+            "q": normal(num_tokens, heads * head_dim),
+            "positions": draw.integers(draw.rng.integers(0, max_positions, (1, num_tokens))),
+            "heads": heads,
+            "head_dim": head_dim,
+            "rotary": None,
+            "q_norm": norm_weight(draw, norm, head_dim) if norm else None,
+        }
+        if dim is not None:
+            angles = draw.rng.uniform(-3, 3, (max_positions, dim // 2))
+            cos_sin = draw.wide(np.concatenate((np.cos(angles), np.sin(angles)), 1))
+            arguments["rotary"] = RotaryTable(cos_sin, dim, interleaved)
+        return by_row(arguments, {"q": 0, "positions": 1})
+
+    return Case("rope_queries", name, prepare)
+
+
 def _qk_norm(draw: Draw, s: PagedShape, kind: str, over: str, after_rope: bool) -> QKNorm:
     shapes = {
         "head": ((s.head_dim,), (s.head_dim,)),
@@ -375,7 +404,13 @@ def _moves_scaled(name: str, stored: torch.dtype) -> list[Case]:
     ]
 
 
-CASES = (*_rope_stores(), *_attends(), *_moves(), *_benches())
+QUERIES = (
+    *(_rope_queries(f"halves-{rows}", rows) for rows in (0, 1, 9)),
+    _rope_queries("interleaved-partial", 5, dim=6, interleaved=True),
+    _rope_queries("norm-none", 5, dim=None, norm="rms_late_cast"),
+    _rope_queries("norm-strided", 5, norm="rms", is_strided=True),
+)
+CASES = (*_rope_stores(), *QUERIES, *_attends(), *_moves(), *_benches())
 FP8_CASES = (
     *_rope_stores_scaled("fp8", FP8),
     *_attends_scaled("fp8", FP8),

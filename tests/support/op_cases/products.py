@@ -128,7 +128,13 @@ def _logits(
 
 
 def _route(
-    name: str, rows: int, experts: int, args: RouteArgs, *, select_bias: bool = False
+    name: str,
+    rows: int,
+    experts: int,
+    args: RouteArgs,
+    *,
+    select_bias: bool = False,
+    expert_scales: bool = False,
 ) -> Case:
     """Logits that are far apart: rounding never changes the choice."""
 
@@ -140,6 +146,7 @@ def _route(
                 "logits": draw.of(np.reshape(logits, (rows, experts))),
                 "args": args,
                 "select_bias": draw.of(draw.rng.permutation(ranks) * 0.07) if select_bias else None,
+                "expert_scales": draw.wide(draw.rng.random(experts)) if expert_scales else None,
             },
             {"logits": 0},
         )
@@ -155,6 +162,7 @@ def _routes() -> list[Case]:
     return [
         *(_route(f"softmax-{rows}", rows, 4, mixtral) for rows in (0, 1, 9)),
         _route("softmax-not_renormalised-scaled", 6, 5, RouteArgs(2, "softmax", False, scale=1.7)),
+        _route("softmax-expert_scales", 7, 6, mixtral, expert_scales=True),
         _route("all_experts", 4, 3, RouteArgs(3, "softmax", False)),
         _route("one_expert-renormalised", 4, 3, RouteArgs(1, "softmax", True)),
         _route("sigmoid-groups-select_bias", 7, 8, deepseek, select_bias=True),
@@ -212,6 +220,7 @@ def _moes() -> list[Case]:
         _moe("not_gated-relu2", 5, 2, 4, MoeArgs("relu2", gated=False), bias=True),
         _moe("weighs_input", 6, 1, 4, MoeArgs(weighs_input=True)),
         _moe("weighs_input-several", 5, 3, 4, MoeArgs(weighs_input=True), bias=True),
+        _moe("bound", 7, 3, 6, MoeArgs(bound=0.4), bias=True),
         _moe("clamp-bias", 7, 3, 6, gpt_oss, bias=True),
         _moe("clamp-nan", 7, 3, 6, gpt_oss, bias=True, has_nan=True),
     ]

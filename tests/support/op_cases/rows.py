@@ -93,6 +93,21 @@ def _xielu(rows: int) -> Case:
     return Case("xielu", f"{rows}x9", prepare)
 
 
+def _multiply(rows: int, width: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        return by_row({"x": draw.strided(rows, 9), "factors": draw.normal(width)}, {"x": 0})
+
+    return Case("multiply", f"{rows}x9-{width}", prepare)
+
+
+def _modulate(rows: int, act: str) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"x": draw.strided(rows, 9), "by": draw.strided(rows, 9), "act": act}
+        return by_row(arguments, {"x": 0, "by": 0})
+
+    return Case("modulate", f"{rows}x9-{act}", prepare)
+
+
 def _embed(rows: int, *, scale: float = 1.0, has_positions: bool = False) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         arguments = {
@@ -119,5 +134,7 @@ CASES = (
     *(_sum(op, (5, 17), 0.37, is_strided=True) for op in ("add", "add_norm")),
     *map(_scale_queries, (0, 1, 6)),
     *(_xielu(rows) for rows in (0, 1, 5)),
+    *(_multiply(rows, width) for rows, width in ((0, 9), (1, 1), (5, 1), (5, 9))),
+    *(_modulate(rows, act) for rows, act in ((0, "silu"), (1, "gelu"), (5, "gelu_tanh"))),
     *(_gate(rows, 8, width) for rows, width in ((0, 8), (1, 8), (5, 8), (5, 1))),
 )

@@ -7,7 +7,7 @@ from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import number_bytes, weight_bytes
 from quire.config.resolve.schedule import length_limit
 from quire.errors import LoadError
-from quire.models.kv_pool import KVPool, plan_kv_pool
+from quire.models.kv_pool import SNAPSHOT_SHARE, KVPool, plan_kv_pool, state_bytes
 
 _BLOCK_SIZE = 32
 _BLOCK_REASON = (
@@ -15,6 +15,9 @@ _BLOCK_REASON = (
     "hit loses 31 tokens at most"
 )
 _GPU_BLOCK_REASON = "a head's keys of a block are whole cache lines, a prefix hit loses 31 tokens"
+SNAPSHOT_INTERVAL = 1024
+"""Tokens of a prompt between snapshots of its recurrent state: what a prefix hit loses at most,
+next to the part that is new."""
 _LARGEST_CPU_SHARE = 0.9
 """Of the memory that weights and workspace leave, unless gpu_memory_utilization says otherwise."""
 _GPU_SHARE = 0.9
@@ -43,12 +46,29 @@ def decide_memory(d: Decisions, length: int | None) -> None:
             "max_model_len", fits, f"the longest that fits in {num_blocks} blocks, at most {bound}"
         )
     d.decide("num_blocks", num_blocks, reason)
+    _decide_snapshots(d, pool)
     d.decide(
         "kv_cache_bytes",
         num_blocks * pool.block_bytes,
         f"num_blocks of {gib(pool.block_bytes)}: {pool.describe()}",
     )
     _note_shortage(d, pool, num_blocks)
+
+
+def _decide_snapshots(d: Decisions, pool: KVPool) -> None:
+    """Fix snapshot_interval."""
+    state = state_bytes(pool.memories, pool.number)
+    if not state:
+        d.decide("snapshot_interval", None, "no layer has a recurrent state")
+    elif not d.value("enable_prefix_caching"):
+        d.decide("snapshot_interval", None, "enable_prefix_caching=False")
+    else:
+        d.decide(
+            "snapshot_interval",
+            SNAPSHOT_INTERVAL,
+            f"a request's recurrent state takes {gib(state)}, and twice that while it runs; "
+            f"snapshots of prompts have at most {SNAPSHOT_SHARE:.0%} of the blocks",
+        )
 
 
 def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
@@ -89,7 +109,8 @@ def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
     enough = pool.enough(seqs, length, step)
     if enough * pool.block_bytes <= room:
-        return enough, f"enough for max_num_seqs={seqs} requests of {length} tokens"
+        extra = ", and for snapshots" if state_bytes(pool.memories, pool.number) else ""
+        return enough, f"enough for max_num_seqs={seqs} requests of {length} tokens{extra}"
     return room // pool.block_bytes, source
 
 

@@ -22,8 +22,8 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
+from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.models.loading.weights import LoadFormat
-from quire.models.spec import Moe
 from quire.runner.sampling import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.scheduler import Scheduler
@@ -69,6 +69,8 @@ def core_over(
             enable_prefix_caching=plan.enable_prefix_caching,
             enable_chunked_prefill=plan.enable_chunked_prefill,
             long_prefill_token_threshold=plan.long_prefill_token_threshold,
+            snapshot_interval=plan.snapshot_interval or plan.max_model_len,
+            num_snapshot_blocks=int(SNAPSHOT_SHARE * facts.num_blocks),
         )
     )
     return EngineCore(
@@ -122,7 +124,7 @@ def _exchange(plan: EnginePlan, group: Group | None) -> ExpertExchange:
             "Use LLM, AsyncLLM or quire serve, which start them.",
         )  # fmt: skip
     blocks = read_spec(plan.hf_config).blocks
-    layers = [block.mlp for block in blocks if isinstance(block.mlp, Moe)]
+    layers = [block.experts for block in blocks if block.experts is not None]
     return ExpertExchange(
         group,
         num_experts=layers[0].experts,

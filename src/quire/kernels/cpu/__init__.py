@@ -12,6 +12,7 @@ from quire.kernels.cpu.mask_ops import MaskOps
 from quire.kernels.cpu.row_ops import RowOps
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.kernels.cpu.sample_ops import SampleOps
+from quire.kernels.cpu.state_ops import StateOps
 from quire.ops.catalog import CATALOG
 from quire.ops.registry import Facts, Implementation
 
@@ -21,17 +22,18 @@ KV_OPS = (
     *("allocate_kv", "allocate_shared_kv"),
     *("export_kv", "import_kv", "copy_kv", "zero_kv"),
 )
-ATTENTION_OPS = ("rope_store", "plan_attention", "attend")
+ATTENTION_OPS = ("rope_store", "rope_queries", "plan_attention", "attend")
 LINEAR_OPS = (
     *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
     *("linear_partial", "linear_total", "pack_experts", "moe"),
 )
 LATENT_OPS = ("pack_heads", "heads_linear", "latent_store", "plan_latent", "latent_attend")
 MASK_OPS = ("mask_logits",)
+STATE_OPS = ("short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_norm")
 SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")
 NATIVE_OPS = (
     *(*ROW_OPS, *LINEAR_OPS, *KV_OPS, *ATTENTION_OPS),
-    *(*LATENT_OPS, *MASK_OPS, *SAMPLE_OPS),
+    *(*LATENT_OPS, *STATE_OPS, *MASK_OPS, *SAMPLE_OPS),
 )
 
 
@@ -50,6 +52,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
         (LatentOps(runtime), LATENT_OPS),
+        (StateOps(runtime), STATE_OPS),
         (MaskOps(runtime), MASK_OPS),
         (SampleOps(runtime), SAMPLE_OPS),
     )

@@ -15,17 +15,21 @@ from torch import Tensor
 from quire.kernels.cpu.kv_ops import CpuKV
 from quire.kernels.cpu.program import CpuPlan, IntArray
 from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops import PAD_SLOT
 from quire.ops.attention import AttentionArgs
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
 
 class AttentionOps:
-    """`rope_store`, `plan_attention` and `attend` on a runtime; see quire.ops for each."""
+    """`rope_store`, `rope_queries`, `plan_attention` and `attend` on a runtime; see quire.ops for
+    each.
+    """
 
     def __init__(self, runtime: CpuRuntime) -> None:
         native = runtime.native
         self._runtime = runtime
+        self._memory = native.KVMemory
         self._context = runtime.context
         self._types = runtime.types
         self._kinds = native.NormKind.__members__
@@ -53,12 +57,6 @@ class AttentionOps:
         num_tokens = qkv.shape[0]
         assert (kv.kv_heads, kv.head_dim) == (kv_heads, head_dim)
         assert kv.dtype in (qkv.dtype, torch.int8)
-        turns = (0, 0, 0, False)
-        if rotary is not None:
-            table = rotary.cos_sin
-            assert table.dtype is torch.float32 and table.is_contiguous()
-            turns = (table.data_ptr(), table.shape[0], rotary.dim, rotary.interleaved)
-            runtime.keep(num_tokens, table)
         runtime.keep(num_tokens, qkv, kv.memory, slots, positions)
         q = runtime.output((num_tokens, heads, head_dim), qkv.dtype)
         self._context.rope_store(
@@ -71,11 +69,58 @@ class AttentionOps:
             kv.native,
             slots.data_ptr(),
             positions.data_ptr(),
-            *turns,
+            *self._turns(num_tokens, rotary),
             *self._norms(num_tokens, qk_norm, head_dim, qkv.dtype),
             math.inf if clip is None else clip,
         )
         return q
+
+    def rope_queries(
+        self,
+        q: Tensor,
+        positions: Tensor,
+        *,
+        heads: int,
+        head_dim: int,
+        rotary: RotaryTable | None,
+        q_norm: NormWeight | None,
+    ) -> Tensor:
+        """q [T, H*D] -> [T, H, D]: the kernel of `rope_store` on memory without heads, for tokens
+        without slots. Raises IndexError for a position that is outside of the table.
+        """
+        refuse_several_positions(positions)
+        runtime = self._runtime
+        q, positions = runtime.dense(q), runtime.dense(positions)
+        num_tokens = q.shape[0]
+        nowhere = torch.full((num_tokens,), PAD_SLOT, dtype=torch.int64)
+        runtime.keep(num_tokens, q, positions, nowhere)
+        out = runtime.output((num_tokens, heads, head_dim), q.dtype)
+        self._context.rope_store(
+            self._types[q.dtype],
+            num_tokens,
+            heads,
+            q.data_ptr(),
+            q.stride(0),
+            out.data_ptr(),
+            self._memory(0, 0, 1, 0, head_dim, 1, 0, 0, 0, 0, False),
+            nowhere.data_ptr(),
+            positions.data_ptr(),
+            *self._turns(num_tokens, rotary),
+            *self._norms(
+                num_tokens, None if q_norm is None else QKNorm(q_norm, q_norm), head_dim, q.dtype
+            ),
+            math.inf,
+        )
+        return out
+
+    def _turns(self, num_tokens: int, rotary: RotaryTable | None) -> tuple[object, ...]:
+        """A table for the kernel."""
+        if rotary is None:
+            return (0, 0, 0, False)
+        table = rotary.cos_sin
+        assert table.dtype is torch.float32 and table.is_contiguous()
+        self._runtime.keep(num_tokens, table)
+        return (table.data_ptr(), table.shape[0], rotary.dim, rotary.interleaved)
 
     def _norms(
         self, num_tokens: int, n: QKNorm | None, head_dim: int, dtype: torch.dtype

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.ops.activation import bounded_gated
 from quire.ops.collective import linear_total
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
@@ -299,6 +300,10 @@ class LinearOps:
 
         def expert(index: int, rows: Tensor) -> Tensor:
             up, down = experts.up[index], experts.down[index]
+            if args.bound is not None:
+                product = self._product(rows, up, up.out_features)
+                hidden = bounded_gated(product, args.act, args.bound)
+                return self._product(hidden, down, down.out_features)
             hidden = self._product(rows, up, down.in_features, finish, args.act, args.clamp or 1.0)
             return self._product(hidden, down, down.out_features)
 

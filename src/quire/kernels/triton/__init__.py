@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.triton import gates, norms
+from quire.kernels.triton import gates, norms, state
 from quire.kernels.triton.attention import attend, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
@@ -96,8 +96,14 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         "copy_kv": copy_kv.definition,
         "zero_kv": zero_kv.definition,
         "rope_store": rope_store.rope_store,
+        "rope_queries": rope_store.rope_queries,
         "plan_attention": partial(_plan_attention, is_fixed=is_fixed, staging=facts.runtime),
         "attend": attend.attend,
+        "short_conv": state.short_conv,
+        "mamba_scan": state.mamba_scan,
+        "mamba2_scan": state.mamba2_scan,
+        "gated_delta": state.gated_delta,
+        "gated_norm": state.gated_norm,
         "mask_logits": mask_logits.mask_logits,
         "bias_logits": edit_logits.bias_logits,
         "penalize": edit_logits.penalize,

@@ -33,6 +33,8 @@ _HOMES = {
     "ExaoneForCausalLM": "exaone",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
+    "FalconH1ForCausalLM": "falcon_h1",
+    "FalconMambaForCausalLM": "falcon_mamba",
     "FlexOlmoForCausalLM": "flex_olmo",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
@@ -40,6 +42,10 @@ _HOMES = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2.GEMMA2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma3nForConditionalGeneration": "gemma3n.CONDITIONAL",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4ForConditionalGeneration": "gemma4.CONDITIONAL",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm.GLM4",
     "Glm4MoeForCausalLM": "glm4_moe",
@@ -47,6 +53,7 @@ _HOMES = {
     "GlmForCausalLM": "glm.GLM",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite.GRANITE",
+    "GraniteMoeHybridForCausalLM": "granite_hybrid",
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "GraniteSWAForCausalLM": "granite.GRANITE_SWA",
@@ -59,11 +66,16 @@ _HOMES = {
     "InternLM2ForCausalLM": "internlm.INTERNLM2",
     "InternLM3ForCausalLM": "internlm.INTERNLM3",
     "Jais2ForCausalLM": "jais2",
+    "JambaForCausalLM": "jamba",
     "LLaMAForCausalLM": "llama",
+    "Lfm2ForCausalLM": "lfm2",
     "Llama4ForCausalLM": "llama4",
     "LlamaForCausalLM": "llama",
+    "Mamba2ForCausalLM": "mamba2",
+    "MambaForCausalLM": "mamba",
     "MPTForCausalLM": "mpt",
     "MiMoForCausalLM": "mimo",
+    "MiMoV2FlashForCausalLM": "mimo_v2",
     "MiniCPM3ForCausalLM": "minicpm3",
     "MiniCPMForCausalLM": "minicpm",
     "MiniMaxM2ForCausalLM": "minimax_m2",
@@ -72,6 +84,7 @@ _HOMES = {
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
     "NemotronForCausalLM": "nemotron",
+    "NemotronHForCausalLM": "nemotron_h",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
@@ -83,6 +96,9 @@ _HOMES = {
     "PhiMoEForCausalLM": "phimoe",
     "PhimoeForCausalLM": "phimoe",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen3NextForCausalLM": "qwen3_next.QWEN3_NEXT",
+    "Qwen3_5ForCausalLM": "qwen3_next.QWEN3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_next.QWEN3_5_MOE",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
@@ -91,6 +107,7 @@ _HOMES = {
     "SolarOpenForCausalLM": "solar_open",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "Step3p5ForCausalLM": "step3p5",
     "VaultGemmaForCausalLM": "gemma2.VAULT",
     "YoutuForCausalLM": "youtu",
 }
@@ -157,6 +174,6 @@ def _refusal(named: list[str], config: Mapping[str, Any]) -> str:
             f'hf_overrides={{"architectures": [...]}}; known are {known}.'
         )
     text = f"The architecture {', '.join(named)} is not supported; known are {known}."
-    if config.get("auto_map"):
-        text += " The model brings its own Python code (auto_map), which Quire never executes."
+    if config.get("auto_map"):  # before the names, which are more than an error shows
+        text = f"The model's own Python code (auto_map) is never executed by Quire. {text}"
     return text

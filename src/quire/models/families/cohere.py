@@ -4,7 +4,6 @@ logits; Cohere 2 with windows, and no rotation in the layers that see everything
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
@@ -20,6 +19,7 @@ from quire.models.families.llama import (
     stack,
     stack_of,
     window_of,
+    with_rope,
     with_windows,
 )
 from quire.models.rope_config import read_rope
@@ -52,7 +52,7 @@ def _describe_2(c: ConfigReader) -> Decoder:
     default = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(depth)]
     kinds = read_layer_types(c, default)
     blocks = [
-        b if kind == "sliding_attention" else replace(b, mixer=replace(b.mixer, rope=None))
+        b if kind == "sliding_attention" else with_rope(b, None)
         for b, kind in zip(with_windows(_block(c), kinds, window_of(c, 4096)), kinds, strict=True)
     ]
     return stack_of(c, blocks, **_top(c))

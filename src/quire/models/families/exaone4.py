@@ -4,7 +4,6 @@ windows no rotation in the layers that see everything.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
@@ -16,6 +15,7 @@ from quire.models.families.llama import (
     rms,
     stack_of,
     window_of,
+    with_rope,
     with_windows,
 )
 from quire.models.families.olmo2 import RULES
@@ -37,7 +37,7 @@ def exaone_blocks(c: ConfigReader, block: Block) -> list[Block]:
     if window is None:
         return blocks
     return [
-        b if kind == "sliding_attention" else replace(b, mixer=replace(b.mixer, rope=None))
+        b if kind == "sliding_attention" else with_rope(b, None)
         for b, kind in zip(blocks, kinds, strict=True)
     ]
 

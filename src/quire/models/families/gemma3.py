@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm
 from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
@@ -14,6 +12,7 @@ from quire.models.families.llama import (
     read_layer_types,
     stack_of,
     window_of,
+    with_rope,
     with_windows,
 )
 from quire.models.rope_config import read_ropes
@@ -34,10 +33,7 @@ def _describe(c: ConfigReader) -> Decoder:
         "sliding_attention": c.number("rope_local_base_freq", 1e4),
     }
     ropes = read_ropes(c, dim, bases, context=context_of(c))
-    blocks = [
-        replace(block, mixer=replace(block.mixer, rope=ropes[kind]))
-        for block, kind in zip(blocks, kinds, strict=True)
-    ]
+    blocks = [with_rope(block, ropes[kind]) for block, kind in zip(blocks, kinds, strict=True)]
     return stack_of(c, blocks, **capped(c, None))
 
 

@@ -18,11 +18,12 @@ from quire.models.families.llama import (
     stack,
     stack_of,
     window_of,
+    with_rope,
     with_windows,
 )
 from quire.models.rope_config import LEAST_THETA
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Mlp, Moe, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Rope
 
 
 def block_of(c: ConfigReader, feed: Mlp | Moe, eps: float, **facts: Any) -> Block:
@@ -58,11 +59,10 @@ def _describe_swa(c: ConfigReader) -> Decoder:
     default = ["sliding_attention" if i % 4 else "full_attention" for i in range(depth)]
     kinds = read_layer_types(c, default)
     blocks = with_windows(block_of(c, _mlp(c), 1e-5, sinks=True), kinds, window_of(c, 128))
-    ropes = _ropes(c, blocks[0].mixer.rope)
-    blocks = [
-        replace(block, mixer=replace(block.mixer, rope=rope))
-        for block, rope in zip(blocks, ropes, strict=True)
-    ]
+    first = blocks[0].mixer
+    assert isinstance(first, Attention), "with windows"
+    ropes = _ropes(c, first.rope)
+    blocks = [with_rope(block, rope) for block, rope in zip(blocks, ropes, strict=True)]
     return stack_of(c, blocks, **multipliers_of(c), tie=c.flag("tie_word_embeddings", True))
 
 

@@ -18,10 +18,7 @@ from quire.models.spec import Decoder
 
 _STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}.mlp."
 _INPUTS = ("gate", "up")
-RULES = (
-    *EMBEDDING_RULES,
-    *ATTENTION_RULES,
-    *PRE_NORM_RULES,
+EXPERT_RULES = (
     router_rule("block_sparse_moe.router.layer"),
     rule(
         _STORED + "block_sparse_moe.input_linear.weight",
@@ -40,6 +37,7 @@ RULES = (
     ),
     rule(_STORED + "shared_mlp.output_linear.weight", _OURS + "shared.down.weight"),
 )
+RULES = (*EMBEDDING_RULES, *ATTENTION_RULES, *PRE_NORM_RULES, *EXPERT_RULES)
 
 
 def _describe(c: ConfigReader) -> Decoder:

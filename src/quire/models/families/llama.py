@@ -10,7 +10,7 @@ from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, Step, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -149,6 +149,12 @@ def mlp(
 def stack(c: ConfigReader, block: Block, **facts: Any) -> Decoder:
     """The same block in every layer."""
     return stack_of(c, [block] * num_layers_of(c), **facts)
+
+
+def with_rope(block: Block, rope: Rope | None) -> Block:
+    """The block with another rotation in its attention."""
+    assert isinstance(block.mixer, Attention), "only attention rotates"
+    return replace(block, mixer=replace(block.mixer, rope=rope))
 
 
 def stack_of(c: ConfigReader, blocks: list[Block], **facts: Any) -> Decoder:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import (
     context_of,
@@ -12,6 +10,7 @@ from quire.models.families.llama import (
     read_layer_types,
     stack_of,
     window_of,
+    with_rope,
     with_windows,
 )
 from quire.models.families.olmo2 import RULES, olmo2_block
@@ -28,10 +27,7 @@ def _describe(c: ConfigReader) -> Decoder:
     default = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(depth)]
     kinds = read_layer_types(c, default)
     blocks = with_windows(olmo2_block(c, rope=None), kinds, window_of(c, 4096))
-    blocks = [
-        replace(block, mixer=replace(block.mixer, rope=ropes[kind]))
-        for block, kind in zip(blocks, kinds, strict=True)
-    ]
+    blocks = [with_rope(block, ropes[kind]) for block, kind in zip(blocks, kinds, strict=True)]
     return stack_of(c, blocks)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import (
     RULES,
@@ -14,6 +12,7 @@ from quire.models.families.llama import (
     rms,
     stack_of,
     window_of,
+    with_rope,
     with_windows,
 )
 from quire.models.rules import Family
@@ -27,7 +26,7 @@ def _describe(c: ConfigReader) -> Decoder:
     block = Block(attn, mlp(c, bias=c.flag("mlp_bias", False)), rms(c, 1e-6))
     rotated = _rotated(c)
     blocks = [
-        b if turns else replace(b, mixer=replace(b.mixer, rope=None))
+        b if turns else with_rope(b, None)
         for b, turns in zip(_windowed(c, block, rotated), rotated, strict=True)
     ]
     return stack_of(c, blocks, tie=c.flag("tie_word_embeddings", True))

@@ -82,6 +82,8 @@ def distribution(leaf: Parameter) -> tuple[float, float]:
         return 0.0, 1.0 / math.sqrt(leaf.shape[-1])
     if leaf.kind == "embedding":
         return 0.0, _LOGIT_SPREAD / math.sqrt(leaf.shape[-1])
+    if leaf.kind == "decay":
+        return 0.0, 1.0
     return (1.0 if leaf.kind == "norm" else 0.0), 0.1
 
 

@@ -54,10 +54,8 @@ class WeightBuilder:
         return name in self._left
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One leaf as a tensor of its own, in `dtype` instead of the model's if given."""
-        out = self._empty(*self._left[name].shape, dtype=dtype)
-        self._fill(out, [name])
-        return out
+        """One leaf as a tensor of its own; dtype None: the model's."""
+        return self.merged([name], dtype)
 
     def linear(self, *names: str) -> tuple[Tensor | CodedWeight, Tensor | None]:
         """Weight and bias of projections with one input, one above the other: [sum of rows, C] and
@@ -68,10 +66,10 @@ class WeightBuilder:
         weight = self._merged_codes(leaves) if self._are_codes(leaves) else self.merged(leaves)
         return weight, self.merged(biases) if biases else None
 
-    def merged(self, names: Sequence[str]) -> Tensor:
-        """Leaves concatenated along their first axis."""
+    def merged(self, names: Sequence[str], dtype: torch.dtype | None = None) -> Tensor:
+        """Leaves concatenated along their first axis; dtype None: the model's."""
         rows = sum(self._left[name].shape[0] for name in names)
-        out = self._empty(rows, *self._left[names[0]].shape[1:])
+        out = self._empty(rows, *self._left[names[0]].shape[1:], dtype=dtype or self.dtype)
         self._fill(out, names)
         return out
 
@@ -82,7 +80,8 @@ class WeightBuilder:
         if self._are_codes([name for names in groups for name in names]):
             return [self._merged_codes(names) for names in groups]
         rows = sum(self._left[name].shape[0] for name in groups[0])
-        out = self._empty(len(groups), rows, *self._left[groups[0][0]].shape[1:])
+        shape = self._left[groups[0][0]].shape[1:]
+        out = self._empty(len(groups), rows, *shape, dtype=self.dtype)
         for part, names in zip(out, groups, strict=True):
             self._fill(part, names)
         return out
@@ -97,8 +96,7 @@ class WeightBuilder:
         """Check that the model is complete; an unused leaf is a bug in the decoder."""
         assert not self._left, f"the decoder left {list(self._left)[:3]} unused"
 
-    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        dtype = dtype or self.dtype
+    def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
         is_mapped = sys.platform == "linux" and self.device.type == "cpu"
         if not is_mapped or num_bytes < _HUGE_PAGE_BYTES:
@@ -127,7 +125,7 @@ class WeightBuilder:
                     f"{names[0]} and {name} are parts of one product, but differ in the bits, the "
                     "groups or the order of their codes. Quantise them alike."
                 )
-            parts.append(part.each(self._own))
+            parts.append(part.each(self._own).scaled(leaf.scale))
             self._count(leaf)
         merged = one_above_the_other(parts)
         if merged.order is None or self.device.type == "cpu":
@@ -143,7 +141,10 @@ class WeightBuilder:
             leaf = self._left.pop(name)
             values = self._read(leaf)
             values = values.widened() if isinstance(values, CodedWeight) else values
-            out[at : at + leaf.shape[0]].copy_(values, non_blocking=True)
+            part = out[at : at + leaf.shape[0]]
+            part.copy_(values, non_blocking=True)
+            if leaf.scale != 1.0:
+                part.mul_(leaf.scale)
             at += leaf.shape[0]
             self._count(leaf)
 

@@ -10,6 +10,7 @@ a running engine must not change or kill it.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +141,11 @@ def match(
     depth = len(decoder.blocks)
     parts = {name: part for s in stored for name, part in s.parts().items()}
     expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
-    found = {n: e.shape for n, e in files.entries.items() if not family.ignores(n, depth)}
+    found = {
+        n: e.shape
+        for n, e in files.entries.items()
+        if n in expected or not family.ignores(n, depth)
+    }
     if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
         logger.info(
             "Not loaded: layers that predict further tokens, which are not run (%s).",
@@ -240,6 +245,8 @@ def _group_size(recipe: Recipe, storage: Storage | None) -> int:
 
 def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
     length = decoder.context if max_model_len is None else max_model_len
+    if length is None:
+        return sys.maxsize  # nothing in the model has a size by positions
     if decoder.learned_positions and length > decoder.learned_positions:
         raise LoadError(
             f"max_model_len={length} is not possible: the model has learned "

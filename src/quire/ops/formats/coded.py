@@ -116,6 +116,10 @@ class CodedWeight:
         zeros = None if self.zeros is None else repeated(self.zeros)
         return replace(self, group=group, scales=repeated(self.scales), zeros=zeros)
 
+    def scaled(self, factor: float) -> CodedWeight:
+        """The weight times a number."""
+        return self if factor == 1.0 else replace(self, scales=self.scales.float() * factor)
+
     def reordered(self, order: Tensor) -> CodedWeight:
         """The same codes and groups, of which input i is now the model's input order[i]: `codes`
         are permuted so that the groups, which were of inputs order[0], order[1], ..., are of

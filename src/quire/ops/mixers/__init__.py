@@ -1,1 +1,3 @@
-"""Operations of mixers other than attention over keys and values: latent attention."""
+"""Operations of mixers other than attention over keys and values: latent attention, recurrent
+states.
+"""

@@ -111,5 +111,5 @@ class GraphForward:
 def _addresses(batch: Batch) -> list[int]:
     """The addresses of a step's inputs; attention plans are staged after these."""
     assert batch.ids is not None
-    tensors = [batch.ids, batch.positions, *(group.slots for group in batch.groups)]
+    tensors = [batch.ids, batch.positions, *(t for group in batch.groups for t in group.tensors)]
     return [tensor.data_ptr() for tensor in tensors]

@@ -17,7 +17,7 @@ from quire.kernels.cpu.plain_ops import CurrentPlan
 from quire.kernels.cpu.program import CpuPlan, Program
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.models.decoder import DecoderModel, HiddenStates
-from quire.ops import AttentionPlan, Batch, GroupBatch
+from quire.ops import Batch, GroupBatch, LayerBatch, StateBatch
 
 
 class Forward(Protocol):
@@ -81,7 +81,7 @@ class RecordedForward:
         self._model = model
         self._runtime = runtime
         self._num_rows = num_rows
-        self._plans = [_stand_in(group.plan) for group in inputs.groups]
+        self._plans = [_stand_in(group) for group in inputs.groups]
         self._inputs = inputs
         self._programs: _Programs | None = None
         self.record()
@@ -112,10 +112,12 @@ class RecordedForward:
         """The inputs of up to `count` tokens."""
         whole = self._inputs
         assert whole.ids is not None
-        groups = [
-            GroupBatch(group.slots[:count], plan or group.plan)
-            for group, plan in zip(whole.groups, self._plans, strict=True)
-        ]
+        groups: list[LayerBatch] = []
+        for group, plan in zip(whole.groups, self._plans, strict=True):
+            if isinstance(group, GroupBatch):
+                groups.append(GroupBatch(group.slots[:count], plan or group.plan))
+            else:
+                groups.append(StateBatch(group.reads[:count], group.writes[:count]))
         return Batch(
             ids=whole.ids[:count],
             embeds=None,
@@ -132,7 +134,7 @@ class RecordedForward:
         programs, count = self._programs, batch.num_tokens
         assert programs is not None, "the memory is released"
         for plan, group in zip(self._plans, batch.groups, strict=True):
-            if plan is not None:
+            if plan is not None and isinstance(group, GroupBatch):
                 plan.plan = group.plan
         if samples_all and count <= programs.both.capacity:
             programs.both.replay(count)
@@ -201,6 +203,10 @@ class _Programs:
     scores: _First
 
 
-def _stand_in(plan: AttentionPlan) -> Any:
-    """A stand-in for the plan in the program; None for a plan that is changed in place."""
-    return None if isinstance(plan, CpuPlan) else CurrentPlan(plan)
+def _stand_in(group: LayerBatch) -> Any:
+    """A stand-in for the group's attention plan in the program; None for one that is changed in
+    place, and where there is none.
+    """
+    if isinstance(group, StateBatch) or isinstance(group.plan, CpuPlan):
+        return None
+    return CurrentPlan(group.plan)

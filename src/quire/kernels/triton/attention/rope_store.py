@@ -250,6 +250,50 @@ def rope_store(
     return q
 
 
+def rope_queries(
+    q: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    head_dim: int,
+    rotary: RotaryTable | None,
+    q_norm: NormWeight | None,
+) -> Tensor:
+    """See `quire.ops.rotary.rope_queries`: the programs of queries alone."""
+    refuse_several_positions(positions)
+    source, positions = dense(q), positions.contiguous()
+    num_tokens = source.shape[0]
+    out = source.new_empty(num_tokens, heads, head_dim)
+    if not num_tokens:
+        return out
+    qk_norm = None if q_norm is None else QKNorm(q_norm, q_norm)
+    block = power_of_2(heads) * power_of_2(head_dim)
+    _rope_store_kernel[(num_tokens, 1)](
+        source,
+        out,
+        *(source,) * 4,
+        positions,
+        positions,
+        source if rotary is None else rotary.cos_sin,
+        *_weights(source, qk_norm),
+        H=heads,
+        K=0,
+        D=head_dim,
+        S=1,
+        PAGE=1,
+        BLOCK_H=power_of_2(heads),
+        BLOCK_K=1,
+        BLOCK_D=power_of_2(head_dim),
+        DIM=0 if rotary is None else rotary.dim,
+        INTERLEAVED=rotary is not None and rotary.interleaved,
+        **_norm_facts(qk_norm),
+        CLIP=0.0,
+        HAS_SCALES=False,
+        num_warps=min(8, max(1, block // 512)),
+    )
+    return out
+
+
 def _weights(stand_in: Tensor, n: QKNorm | None) -> tuple[Tensor, ...]:
     """Weight and bias of queries, then of keys; the stand-in for a missing one."""
     sides: tuple[NormWeight | None, ...] = (None, None) if n is None else (n.q, n.k)

@@ -14,6 +14,7 @@ from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
 from quire.kernels.triton.linear.triton_linear import TritonLinear
 from quire.kernels.triton.moe.routing import grouped
+from quire.ops.activation import bounded_gated
 from quire.ops.moe import MoeArgs
 
 _BLOCK = 1024
@@ -67,7 +68,10 @@ def moe(
     rows = experts.up.tile_rows(-(-chosen.numel() // experts.experts), x.dtype)
     pairs = grouped(chosen.flatten(), experts.experts, rows)
     h = experts.up.multiply_pairs(x, pairs, shared)
-    h = activate(h, args.act, gated=args.gated, limit=args.clamp or 0.0)
+    if args.bound is not None:
+        h = bounded_gated(h, args.act, args.bound)
+    else:
+        h = activate(h, args.act, gated=args.gated, limit=args.clamp or 0.0)
     y = experts.down.multiply_pairs(h, pairs, 1)
     _weighted_sum_kernel[(-(-out.numel() // _BLOCK),)](
         y, weights, out, out.numel(), C=out.shape[1], TOP_K=top_k, BLOCK=_BLOCK

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.triton.launch import KEEP_NAN, dense, kernel, power_of_2
 from quire.kernels.triton.linear.triton_linear import Pairs
-from quire.ops.routing import RouteArgs
+from quire.ops.routing import RouteArgs, scaled_by_expert
 from quire.ops.routing import route as plain_route
 
 _PAIRS = 1024
@@ -192,13 +192,16 @@ def _tiles_kernel(
 
 
 def route(
-    logits: Tensor, args: RouteArgs, select_bias: Tensor | None = None
+    logits: Tensor,
+    args: RouteArgs,
+    select_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `quire.ops.routing.route`; of equal scores the lowest expert is chosen. Scores for which
     there is no kernel are computed by the definition.
     """
     if args.score not in _SCORES:
-        chosen, weights = plain_route(logits, args, select_bias)
+        chosen, weights = plain_route(logits, args, select_bias, expert_scales)
         return chosen, weights
     logits = dense(logits)
     tokens, size = len(logits), logits.shape[1] // args.groups
@@ -226,7 +229,7 @@ def route(
             CHOICES=power_of_2(args.top_k),
             num_warps=1,
         )
-    return chosen, weights
+    return chosen, scaled_by_expert(weights, chosen, expert_scales)
 
 
 def grouped(chosen: Tensor, num_experts: int, rows: int) -> Pairs:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.models.layers import Projection
+from quire.models.maker import Maker
+from quire.models.spec import LatentAttention
 from quire.ops import (
     GroupBatch,
     HeadsWeight,
@@ -65,3 +67,36 @@ class LatentAttentionLayer:
             ops.heads_linear(plain, self.absorb), turned, latents, group.plan, self.scale
         )
         return self.out(ops.heads_linear(means, self.values).flatten(1))
+
+
+def make_latent_attention(make: Maker, at: str, a: LatentAttention) -> LatentAttentionLayer:
+    """Build the mixer whose leaves' names begin with `at`, in their order."""
+    first = "q" if a.q_rank is None else "q_a"
+    down = make.linear(at + "q_kv_a", at + first, at + "kv_a")
+    query = None
+    if a.q_rank is not None:
+        norm, name = make.norm(at + "q_a_norm", a.norm), at + "q_b"
+        query = QueryLatent(norm, make.linear(name, name))
+    norm = make.norm(at + "kv_a_norm", a.norm)
+    kv = make.weights.tensor(at + "kv_b.weight")
+    kv = kv.view(a.heads, a.unrotated + a.value_dim, a.rank)
+    return LatentAttentionLayer(
+        ops=make.ops,
+        down=down,
+        query=query,
+        norm=norm,
+        absorb=_heads(make, at + "absorb", kv[:, : a.unrotated].transpose(1, 2)),
+        values=_heads(make, at + "values", kv[:, a.unrotated :]),
+        out=make.row_linear(at + "o", a.heads),
+        heads=a.heads,
+        unrotated=a.unrotated,
+        rotary=make.rotary(a.rope),
+        scale=a.scale,
+    )
+
+
+def _heads(make: Maker, name: str, weight: Tensor) -> HeadsWeight:
+    """A weight [H, out, in], kept in the model's dtype under every recipe."""
+    packed: HeadsWeight = make.ops.pack_heads(weight)
+    make.keep(name, packed)
+    return packed

@@ -1,0 +1,460 @@
+// Layers with a recurrent state: short convolution, the scans of Mamba, the gated delta rule, and
+// the norm with a gate that follows them. See ops/mixers/state.py.
+//
+// A tile is one row of the step and one head, or some channels: it goes through the row's tokens in
+// order. A state flows from where it is read to where it is kept: from the block that the row
+// begins with, through memory of the tile, into the blocks that are written. Nothing of a lane
+// depends on other lanes, so that a row's bits are those of its tokens alone.
+
+#include "kernels/activation.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/tiles.hpp"
+#include "kernels/vec.hpp"
+
+namespace quire::QUIRE_LEVEL {
+namespace {
+
+// Vectors that are computed together: their sums stay in registers.
+#if defined(__AVX512F__)
+constexpr int kTogether = 8;
+#elif defined(__AVX2__)
+constexpr int kTogether = 4;
+#else
+constexpr int kTogether = 1;
+#endif
+
+// Channels of a tile where there are no heads.
+constexpr int64_t kChannels = 256;
+
+constexpr float kL2Eps = 1e-6f;
+
+template <int N>
+struct Count {
+    static constexpr int value = N;
+};
+
+// body(lanes, offset, vectors) for all of `width` lanes: kTogether vectors at a time, then one.
+template <class Body>
+inline void in_groups(int64_t width, const Body& body) {
+    int64_t i = 0;
+    for (; i + kTogether * kLanes <= width; i += kTogether * kLanes)
+        body(Whole{}, i, Count<kTogether>{});
+    for (; i + kLanes <= width; i += kLanes) body(Whole{}, i, Count<1>{});
+    if (i < width) body(Part{width - i}, i, Count<1>{});
+}
+
+// log(1 + e^v). 2 atanh(u / (2 + u)) is log(1 + u), here of u <= 1.
+inline F32 softplus(F32 v) {
+    const F32 u = exp(negative(max(v, negative(v))));
+    const F32 z = div(u, add(u, splat(2)));
+    const F32 w = mul(z, z);
+    F32 p = splat(1.0f / 15);
+    for (int odd = 13; odd > 0; odd -= 2) p = fma(p, w, splat(1.0f / static_cast<float>(odd)));
+    return add(max(splat(0), v), mul(add(z, z), p));
+}
+
+inline float of_one(F32 (*function)(F32), float v) { return first(function(splat(v))); }
+
+// `count` elements of a token's row, from `begin` on, in fp32.
+inline void widen(Type type, const Rows& rows, int64_t token, int64_t begin, int64_t count,
+                  float* out) {
+    with_type(type, [&](auto element) {
+        using E = decltype(element);
+        const E* x = row_of<E>(rows, token, 0) + begin;
+        each(count, [&](auto lanes, int64_t i) { put(lanes, out + i, get(lanes, x + i)); });
+    });
+}
+
+inline float widen_one(Type type, const Rows& rows, int64_t token, int64_t index) {
+    return with_type(type, [&](auto element) {
+        return first(load_part(row_of<decltype(element)>(rows, token, 0) + index, 1));
+    });
+}
+
+inline void narrow(Type type, const Rows& rows, int64_t token, int64_t begin, int64_t count,
+                   const float* x) {
+    with_type(type, [&](auto element) {
+        using E = decltype(element);
+        E* out = row_of<E>(rows, token, 0) + begin;
+        each(count, [&](auto lanes, int64_t i) { put(lanes, out + i, get(lanes, x + i)); });
+    });
+}
+
+template <class T>
+inline T* block_of(const States& s, int64_t block) {
+    return reinterpret_cast<T*>(s.data + block * s.block_bytes);
+}
+
+// The first tokens of the step's rows, and T.
+struct Starts {
+    int64_t* tokens;
+    int64_t count;
+};
+
+inline Status find_rows(const States& s, int64_t tokens, Pool& pool, Starts& found) {
+    found = {static_cast<int64_t*>(shared_scratch(pool, (tokens + 1) * sizeof(int64_t))), 0};
+    if (tokens > 0 && s.reads[0] < 0) return Status::bad_index;
+    for (int64_t t = 0; t < tokens; ++t) {
+        if (s.reads[t] >= s.num_blocks || s.writes[t] >= s.num_blocks) return Status::bad_index;
+        if (s.reads[t] >= 0) found.tokens[found.count++] = t;
+    }
+    found.tokens[found.count] = tokens;
+    return Status::ok;
+}
+
+// body(first token, last + 1, part, worker) for every row and each of `parts` parts of its state.
+template <class Body>
+inline Status for_rows(const States& s, int64_t tokens, int64_t parts, Pool& pool,
+                       const Body& body) {
+    Starts rows;
+    const Status status = find_rows(s, tokens, pool, rows);
+    if (status != Status::ok) return status;
+    parallel(pool, rows.count * parts, [&](int64_t tile, int worker) {
+        const int64_t row = tile / parts;
+        body(rows.tokens[row], rows.tokens[row + 1], tile % parts, worker);
+    });
+    return Status::ok;
+}
+
+// A state of fp32 in rows of lanes, or a part of one.
+struct Numbers {
+    float* data;
+    int64_t stride;
+};
+
+// advance(token, before, after) along a row, for the part of the state at `begin` of a block whose
+// rows are `stride` apart. `own` keeps the state between tokens after which it is not written.
+template <class Advance>
+inline void walk(const States& s, int64_t first, int64_t stop, int64_t begin, int64_t stride,
+                 Numbers own, const Advance& advance) {
+    Numbers before{block_of<float>(s, s.reads[first]) + begin, stride};
+    for (int64_t t = first; t < stop; ++t) {
+        const bool is_kept = s.writes[t] >= 0;
+        const Numbers after =
+            is_kept ? Numbers{block_of<float>(s, s.writes[t]) + begin, stride} : own;
+        advance(t, before, after);
+        before = after;
+    }
+}
+
+// ---- short convolution
+
+template <class E>
+inline F32 conv_input(const ShortConvArgs& a, int64_t token, int64_t i, auto lanes) {
+    const F32 x = get(lanes, row_of<E>(a.x, token, 0) + i);
+    if (a.before.data == nullptr) return x;
+    return rounded(E{}, mul(get(lanes, row_of<E>(a.before, token, 0) + i), x));
+}
+
+template <class E, class Lanes>
+inline F32 conv_output(const ShortConvArgs& a, int64_t token, int64_t i, Lanes lanes, F32 sum) {
+    if (a.bias != nullptr) sum = add(sum, get(lanes, static_cast<const E*>(a.bias) + i));
+    if (a.act == Act::silu) sum = Silu::of(sum);
+    if (a.after.data == nullptr) return sum;
+    return mul(get(lanes, row_of<E>(a.after, token, 0) + i), rounded(E{}, sum));
+}
+
+// The tokens of a row, for one vector of channels; `window` holds the last K - 1 inputs.
+template <class E, class Lanes>
+inline void conv_lanes(const ShortConvArgs& a, int64_t first, int64_t stop, int64_t i, Lanes lanes,
+                       F32* window) {
+    const int64_t past = a.kernel - 1;
+    const E* weight = static_cast<const E*>(a.weight) + i;
+    const E* begin = block_of<E>(a.states, a.states.reads[first]) + i;
+    for (int64_t k = 0; k < past; ++k) window[k] = get(lanes, begin + k * a.width);
+    for (int64_t t = first; t < stop; ++t) {
+        const F32 newest = conv_input<E>(a, t, i, lanes);
+        F32 sum = splat(0);
+        for (int64_t k = 0; k < past; ++k)
+            sum = fma(window[k], get(lanes, weight + k * a.width), sum);
+        sum = fma(newest, get(lanes, weight + past * a.width), sum);
+        put(lanes, row_of<E>(a.out, t, 0) + i, conv_output<E>(a, t, i, lanes, sum));
+        for (int64_t k = 1; k < past; ++k) window[k - 1] = window[k];
+        window[past - 1] = newest;
+        if (a.states.writes[t] < 0) continue;
+        E* kept = block_of<E>(a.states, a.states.writes[t]) + i;
+        for (int64_t k = 0; k < past; ++k) put(lanes, kept + k * a.width, window[k]);
+    }
+}
+
+Status short_conv(const ShortConvArgs& a, int64_t tokens, Pool& pool) {
+    const int64_t parts = (a.width + kChannels - 1) / kChannels;
+    const size_t bytes = a.kernel * sizeof(F32);
+    return for_rows(
+        a.states, tokens, parts, pool, [&](int64_t first, int64_t stop, int64_t part, int worker) {
+            auto* window = static_cast<F32*>(scratch(pool, worker, bytes));
+            const int64_t begin = part * kChannels, left = a.width - begin;
+            with_type(a.type, [&](auto type) {
+                each(left < kChannels ? left : kChannels, [&](auto lanes, int64_t i) {
+                    conv_lanes<decltype(type)>(a, first, stop, begin + i, lanes, window);
+                });
+            });
+        });
+}
+
+// ---- Mamba
+
+// A token's numbers for some channels, in fp32.
+struct Channels {
+    float* x;     // becomes y
+    float* step;  // after softplus
+    float* b;
+    float* c;
+};
+
+template <int N, class Lanes>
+inline void mamba_lanes(const MambaScanArgs& a, const Channels& now, int64_t begin, int64_t i,
+                        Lanes lanes, Numbers before, Numbers after) {
+    F32 step[N], entering[N], y[N];
+    for (int v = 0; v < N; ++v) {
+        step[v] = get(lanes, now.step + i + v * kLanes);
+        entering[v] = mul(step[v], get(lanes, now.x + i + v * kLanes));
+        y[v] = splat(0);
+    }
+    for (int64_t n = 0; n < a.size; ++n) {
+        const F32 b = splat(now.b[n]), c = splat(now.c[n]);
+        const float* decay = a.decay + n * a.width + begin + i;
+        for (int v = 0; v < N; ++v) {
+            const F32 kept = exp(mul(step[v], get(lanes, decay + v * kLanes)));
+            const F32 old = get(lanes, before.data + n * before.stride + i + v * kLanes);
+            const F32 state = fma(entering[v], b, mul(kept, old));
+            put(lanes, after.data + n * after.stride + i + v * kLanes, state);
+            y[v] = fma(state, c, y[v]);
+        }
+    }
+    for (int v = 0; v < N; ++v) {
+        const int64_t at = i + v * kLanes;
+        const F32 skipped = mul(get(lanes, a.skip + begin + at), get(lanes, now.x + at));
+        put(lanes, now.x + at, add(y[v], skipped));
+    }
+}
+
+inline void mamba_token(const MambaScanArgs& a, const Channels& now, int64_t token, int64_t begin,
+                        int64_t count, Numbers before, Numbers after) {
+    widen(a.type, a.x, token, begin, count, now.x);
+    widen(a.type, a.dt, token, begin, count, now.step);
+    widen(a.type, a.b, token, 0, a.size, now.b);
+    widen(a.type, a.c, token, 0, a.size, now.c);
+    each(count, [&](auto lanes, int64_t i) {
+        put(lanes, now.step + i, softplus(get(lanes, now.step + i)));
+    });
+    in_groups(count, [&](auto lanes, int64_t i, auto vectors) {
+        mamba_lanes<vectors.value>(a, now, begin, i, lanes, before, after);
+    });
+    if (a.gate.data != nullptr) {
+        widen(a.type, a.gate, token, begin, count, now.step);
+        each(count, [&](auto lanes, int64_t i) {
+            const F32 gate = Silu::of(get(lanes, now.step + i));
+            put(lanes, now.x + i, mul(get(lanes, now.x + i), gate));
+        });
+    }
+    narrow(a.type, a.out, token, begin, count, now.x);
+}
+
+Status mamba_scan(const MambaScanArgs& a, int64_t tokens, Pool& pool) {
+    const int64_t parts = (a.width + kChannels - 1) / kChannels;
+    const size_t bytes = (2 * kChannels + 2 * a.size + a.size * kChannels) * sizeof(float);
+    return for_rows(a.states, tokens, parts, pool,
+                    [&](int64_t first, int64_t stop, int64_t part, int worker) {
+                        auto* memory = static_cast<float*>(scratch(pool, worker, bytes));
+                        const int64_t begin = part * kChannels, left = a.width - begin;
+                        const int64_t count = left < kChannels ? left : kChannels;
+                        float* own = memory + 2 * kChannels;
+                        const Channels now{memory, memory + kChannels, own + a.size * kChannels,
+                                           own + a.size * (kChannels + 1)};
+                        walk(a.states, first, stop, begin, a.width, {own, kChannels},
+                             [&](int64_t token, Numbers before, Numbers after) {
+                                 mamba_token(a, now, token, begin, count, before, after);
+                             });
+                    });
+}
+
+// ---- Mamba-2
+
+template <int N, class Lanes>
+inline void mamba2_lanes(int64_t size, F32 kept, F32 step, float skip, const Channels& now,
+                         int64_t i, Lanes lanes, Numbers before, Numbers after) {
+    F32 x[N], entering[N], y[N];
+    for (int v = 0; v < N; ++v) {
+        x[v] = get(lanes, now.x + i + v * kLanes);
+        entering[v] = mul(step, x[v]);
+        y[v] = splat(0);
+    }
+    for (int64_t n = 0; n < size; ++n) {
+        const F32 b = splat(now.b[n]), c = splat(now.c[n]);
+        for (int v = 0; v < N; ++v) {
+            const F32 old = get(lanes, before.data + n * before.stride + i + v * kLanes);
+            const F32 state = fma(entering[v], b, mul(kept, old));
+            put(lanes, after.data + n * after.stride + i + v * kLanes, state);
+            y[v] = fma(state, c, y[v]);
+        }
+    }
+    for (int v = 0; v < N; ++v)
+        put(lanes, now.x + i + v * kLanes, add(y[v], mul(splat(skip), x[v])));
+}
+
+inline float mamba2_step(const Mamba2ScanArgs& a, int64_t token, int64_t head) {
+    const float raw = widen_one(a.type, a.dt, token, head) + a.dt_bias[head];
+    const F32 step = min(splat(a.largest_step), max(splat(a.least_step), softplus(splat(raw))));
+    return first(step);
+}
+
+inline void mamba2_token(const Mamba2ScanArgs& a, const Channels& now, int64_t token, int64_t head,
+                         Numbers before, Numbers after) {
+    const int64_t group = head / (a.heads / a.groups);
+    widen(a.type, a.x, token, head * a.dim, a.dim, now.x);
+    widen(a.type, a.b, token, group * a.size, a.size, now.b);
+    widen(a.type, a.c, token, group * a.size, a.size, now.c);
+    const F32 step = splat(mamba2_step(a, token, head));
+    const F32 kept = exp(mul(step, splat(a.decay[head])));
+    in_groups(a.dim, [&](auto lanes, int64_t i, auto vectors) {
+        mamba2_lanes<vectors.value>(a.size, kept, step, a.skip[head], now, i, lanes, before, after);
+    });
+    narrow(a.type, a.out, token, head * a.dim, a.dim, now.x);
+}
+
+Status mamba2_scan(const Mamba2ScanArgs& a, int64_t tokens, Pool& pool) {
+    const size_t bytes = (a.dim + 2 * a.size + a.size * a.dim) * sizeof(float);
+    return for_rows(a.states, tokens, a.heads, pool,
+                    [&](int64_t first, int64_t stop, int64_t head, int worker) {
+                        auto* own = static_cast<float*>(scratch(pool, worker, bytes));
+                        float* x = own + a.size * a.dim;
+                        const Channels now{x, nullptr, x + a.dim, x + a.dim + a.size};
+                        walk(a.states, first, stop, head * a.size * a.dim, a.dim, {own, a.dim},
+                             [&](int64_t token, Numbers before, Numbers after) {
+                                 mamba2_token(a, now, token, head, before, after);
+                             });
+                    });
+}
+
+// ---- the gated delta rule
+
+// A token's numbers for one head, in fp32.
+struct Head {
+    float* q;
+    float* k;
+    float* v;  // becomes y
+};
+
+// x / |x|, times `scale`.
+inline void normalise(float* x, int64_t size, float scale) {
+    const float squares = total(size, [&](auto lanes, int64_t i) {
+        const F32 v = get(lanes, x + i);
+        return mul(v, v);
+    });
+    const F32 inverse = splat(1.0f / __builtin_sqrtf(squares + kL2Eps)), factor = splat(scale);
+    each(size, [&](auto lanes, int64_t i) {
+        put(lanes, x + i, mul(mul(get(lanes, x + i), inverse), factor));
+    });
+}
+
+template <int N, class Lanes>
+inline void delta_lanes(int64_t size, F32 kept, F32 beta, const Head& now, int64_t i, Lanes lanes,
+                        Numbers before, Numbers after) {
+    F32 delta[N], y[N];
+    for (int v = 0; v < N; ++v) delta[v] = y[v] = splat(0);
+    for (int64_t n = 0; n < size; ++n) {
+        const F32 key = splat(now.k[n]);
+        for (int v = 0; v < N; ++v) {
+            const F32 old = get(lanes, before.data + n * before.stride + i + v * kLanes);
+            delta[v] = fma(mul(kept, old), key, delta[v]);
+        }
+    }
+    for (int v = 0; v < N; ++v)
+        delta[v] = mul(sub(get(lanes, now.v + i + v * kLanes), delta[v]), beta);
+    for (int64_t n = 0; n < size; ++n) {
+        const F32 key = splat(now.k[n]), query = splat(now.q[n]);
+        for (int v = 0; v < N; ++v) {
+            const F32 old = get(lanes, before.data + n * before.stride + i + v * kLanes);
+            const F32 state = fma(key, delta[v], mul(kept, old));
+            put(lanes, after.data + n * after.stride + i + v * kLanes, state);
+            y[v] = fma(state, query, y[v]);
+        }
+    }
+    for (int v = 0; v < N; ++v) put(lanes, now.v + i + v * kLanes, y[v]);
+}
+
+inline void delta_token(const GatedDeltaArgs& a, const Head& now, int64_t token, int64_t head,
+                        Numbers before, Numbers after) {
+    const int64_t keys = head / (a.heads / a.key_heads) * a.size;
+    widen(a.type, a.q, token, keys, a.size, now.q);
+    widen(a.type, a.k, token, keys, a.size, now.k);
+    widen(a.type, a.v, token, head * a.dim, a.dim, now.v);
+    normalise(now.q, a.size, 1.0f / __builtin_sqrtf(static_cast<float>(a.size)));
+    normalise(now.k, a.size, 1.0f);
+    const float step = of_one(softplus, widen_one(a.type, a.a, token, head) + a.dt_bias[head]);
+    const F32 kept = exp(splat(step * a.decay[head]));
+    const F32 beta = sigmoid(splat(widen_one(a.type, a.b, token, head)));
+    in_groups(a.dim, [&](auto lanes, int64_t i, auto vectors) {
+        delta_lanes<vectors.value>(a.size, kept, beta, now, i, lanes, before, after);
+    });
+    narrow(a.type, a.out, token, head * a.dim, a.dim, now.v);
+}
+
+Status gated_delta(const GatedDeltaArgs& a, int64_t tokens, Pool& pool) {
+    const size_t bytes = (a.dim + 2 * a.size + a.size * a.dim) * sizeof(float);
+    return for_rows(a.states, tokens, a.heads, pool,
+                    [&](int64_t first, int64_t stop, int64_t head, int worker) {
+                        auto* own = static_cast<float*>(scratch(pool, worker, bytes));
+                        float* v = own + a.size * a.dim;
+                        const Head now{v + a.dim, v + a.dim + a.size, v};
+                        walk(a.states, first, stop, head * a.size * a.dim, a.dim, {own, a.dim},
+                             [&](int64_t token, Numbers before, Numbers after) {
+                                 delta_token(a, now, token, head, before, after);
+                             });
+                    });
+}
+
+// ---- the norm with a gate
+
+// One group: the product or y, over its root mean square, times the weight.
+template <class E>
+inline void gated_group(const GatedNormArgs& a, int64_t token, int64_t begin) {
+    const E* y = row_of<E>(a.y, token, 0) + begin;
+    const E* gate = row_of<E>(a.gate, token, 0) + begin;
+    E* out = row_of<E>(a.out, token, 0) + begin;
+    const auto entering = [&](auto lanes, int64_t i) {
+        const F32 v = get(lanes, y + i);
+        return a.gate_first ? mul(v, Silu::of(get(lanes, gate + i))) : v;
+    };
+    if (a.weight == nullptr) {
+        each(a.group, [&](auto lanes, int64_t i) { put(lanes, out + i, entering(lanes, i)); });
+        return;
+    }
+    const E* weight = static_cast<const E*>(a.weight) + (a.is_weight_shared ? 0 : begin);
+    const float squares = total(a.group, [&](auto lanes, int64_t i) {
+        const F32 v = entering(lanes, i);
+        return mul(v, v);
+    });
+    const float mean = squares / static_cast<float>(a.group);
+    const F32 inverse = splat(1.0f / __builtin_sqrtf(mean + a.eps));
+    each(a.group, [&](auto lanes, int64_t i) {
+        const F32 normed = rounded(E{}, mul(entering(lanes, i), inverse));
+        F32 v = mul(normed, get(lanes, weight + i));
+        if (!a.gate_first) v = mul(rounded(E{}, v), Silu::of(get(lanes, gate + i)));
+        put(lanes, out + i, v);
+    });
+}
+
+Status gated_norm(const GatedNormArgs& a, int64_t tokens, Pool& pool) {
+    const int64_t groups = a.width / a.group;
+    with_type(a.type, [&](auto type) {
+        parallel_rows(pool, tokens * groups, a.group, [&](int64_t first, int64_t stop) {
+            for (int64_t i = first; i < stop; ++i)
+                gated_group<decltype(type)>(a, i / groups, i % groups * a.group);
+        });
+    });
+    return Status::ok;
+}
+
+}  // namespace
+
+void fill_state(Kernels& table) {
+    table.short_conv = short_conv;
+    table.mamba_scan = mamba_scan;
+    table.mamba2_scan = mamba2_scan;
+    table.gated_delta = gated_delta;
+    table.gated_norm = gated_norm;
+}
+
+}  // namespace quire::QUIRE_LEVEL

@@ -1,0 +1,122 @@
+"""Gemma 3n, text: several residual streams, inputs of each layer, sparse activations, norms of
+values, layers that share keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, is_number, unsupported
+from quire.models.families.gemma import gemma_attention
+from quire.models.families.gemma2 import capped
+from quire.models.families.gemma_sharing import (
+    SHARING_RULES,
+    UNUSED_TENSORS,
+    activation_of,
+    layer_inputs_of,
+    num_sharing_of,
+    with_sharing,
+)
+from quire.models.families.llama import (
+    LAYER,
+    context_of,
+    head_dim_of,
+    layer_rules,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_rope,
+    with_windows,
+)
+from quire.models.rope_config import read_ropes
+from quire.models.rules import Family, Rule, rule, text_of
+from quire.models.spec import Activation, Block, Decoder, Mlp, Streams
+
+_MOST_STREAMS = 64
+_LAYER_RULES = layer_rules(
+    {
+        "laurel.linear_left": "low_rank.left",
+        "laurel.linear_right": "low_rank.right",
+        "laurel.post_laurel_norm": "low_rank.norm",
+        "altup.router_norm": "streams.norm",
+        "altup.modality_router": "streams.router",
+        "altup.prediction_coefs": "streams.predict",
+        "altup.correction_coefs": "streams.correct",
+    }
+)
+
+
+def _rules(d: Decoder) -> tuple[Rule, ...]:
+    assert d.streams is not None
+    ways = {"altup_projections": "enter", "altup_unembed_projections": "leave"}
+    return (
+        *SHARING_RULES,
+        *_LAYER_RULES,
+        rule(LAYER + "altup.correct_output_scale", "layers.{layer}.streams.scale"),
+        *(
+            rule(f"{{prefix}}{stored}.{i - 1}.weight", f"streams.{ours}.{i}.weight")
+            for stored, ours in ways.items()
+            for i in range(1, d.streams.count)
+        ),
+    )
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    dim, norm, depth = head_dim_of(c, 256), rms(c, 1e-6, "rms_late_cast"), num_layers_of(c)
+    usual = ["sliding_attention" if (i + 1) % 5 else "full_attention" for i in range(depth)]
+    kinds, window = read_layer_types(c, usual), window_of(c, 512)
+    inputs = layer_inputs_of(c, norm)
+    if inputs is None:
+        raise unsupported("hidden_size_per_layer_input", 0, "a positive integer")
+    c.raw("query_pre_attn_scalar", None)  # scores are not scaled, whatever old files say
+    attn = gemma_attention(c, dim, rope=None, scale=1.0, qk_norm=norm, value_norm=True)
+    act = activation_of(c)
+    block = Block(attn, None, norm, post=True, input_act=act)
+    bases = {
+        "full_attention": c.number("rope_theta", 1e6),
+        "sliding_attention": c.number("rope_local_base_freq", 1e4),
+    }
+    ropes = read_ropes(c, dim, bases, context=context_of(c))
+    blocks = [
+        replace(with_rope(windowed, ropes[kind]), mlp=feed)
+        for windowed, kind, feed in zip(
+            with_windows(block, kinds, window), kinds, _feeds(c, act), strict=True
+        )
+    ]
+    blocks = with_sharing(blocks, kinds, num_sharing_of(c, 15))
+    return stack_of(c, blocks, layer_inputs=inputs, streams=_streams(c), **capped(c, 30.0))
+
+
+def _streams(c: ConfigReader) -> Streams:
+    for key in ("altup_coef_clip", "altup_lr_multiplier"):  # of training
+        c.raw(key, None)
+    c.only("altup_correct_scale", True)
+    count = c.integer("altup_num_inputs", 4, minimum=2, maximum=_MOST_STREAMS)
+    return Streams(
+        count,
+        active=c.integer("altup_active_idx", 0, minimum=0, maximum=count - 1),
+        low_rank=c.integer("laurel_rank", 64),
+    )
+
+
+def _feeds(c: ConfigReader, act: Activation) -> list[Mlp]:
+    """A width may be given for each layer, a sparsity is."""
+    depth, width = num_layers_of(c), c.raw("intermediate_size", 16384)
+    widths = width if isinstance(width, list) else [width] * depth
+    if len(widths) != depth or not all(isinstance(w, int) and 0 < w < 10**9 for w in widths):
+        raise unsupported("intermediate_size", width, "a positive integer, or one for each layer")
+    usual = [0.95 if depth > 10 and i < 10 else 0.0 for i in range(depth)]
+    shares = c.raw("activation_sparsity_pattern", usual)
+    is_list = isinstance(shares, list) and len(shares) == depth
+    if not is_list or not all(is_number(share, 0.0, 0.9999) for share in shares):
+        allowed = "a list with a number from 0 to below 1 for each layer"
+        raise unsupported("activation_sparsity_pattern", shares, allowed)
+    return [
+        Mlp(width, act, sparsity=float(share)) for width, share in zip(widths, shares, strict=True)
+    ]
+
+
+FAMILY = Family(("Gemma3nForCausalLM",), _describe, _rules, ignored=UNUSED_TENSORS)
+CONDITIONAL = text_of(FAMILY, "Gemma3nForConditionalGeneration")

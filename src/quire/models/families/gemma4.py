@@ -1,0 +1,195 @@
+"""Gemma 4, text: other heads in full layers than in sliding ones, norms of values, layers that
+share keys and values, inputs and a factor of each layer; with experts next to the dense part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.gemma import gemma_attention
+from quire.models.families.gemma2 import capped
+from quire.models.families.gemma_sharing import (
+    SHARING_RULES,
+    UNUSED_TENSORS,
+    activation_of,
+    layer_inputs_of,
+    num_sharing_of,
+    with_sharing,
+)
+from quire.models.families.llama import (
+    LAYER,
+    context_of,
+    layer_rules,
+    norm_rules,
+    num_experts_of,
+    num_layers_of,
+    read_layer_types,
+    rms,
+    stack_of,
+    window_of,
+    with_windows,
+)
+from quire.models.rope_config import SCALINGS, rope_from
+from quire.models.rules import Family, rule, text_of
+from quire.models.spec import (
+    Block,
+    Decoder,
+    DenseAndExperts,
+    FeedForward,
+    Mlp,
+    Moe,
+    Norm,
+    ProportionalScaling,
+    Rope,
+)
+
+_MLP = "layers.{layer}.mlp."
+_RULES = (
+    *SHARING_RULES,
+    *layer_rules({f"mlp.{part}_proj": f"mlp.dense.{part}" for part in ("gate", "up", "down")}),
+    *norm_rules(
+        **{
+            "mlp.dense_pre": "pre_feedforward_layernorm",
+            "mlp.dense_post": "post_feedforward_layernorm_1",
+            "mlp.experts_pre": "pre_feedforward_layernorm_2",
+            "mlp.experts_post": "post_feedforward_layernorm_2",
+            "mlp.router": "router.proj",
+        }
+    ),
+    rule(LAYER + "router.scale", _MLP + "router_norm.weight"),
+    rule(LAYER + "router.per_expert_scale", _MLP + "expert_scales"),
+    rule(
+        LAYER + "experts.gate_up_proj",
+        _MLP + "experts.{expert}.gate.weight",
+        _MLP + "experts.{expert}.up.weight",
+        steps=("stacked", "split"),
+    ),
+    rule(LAYER + "experts.down_proj", _MLP + "experts.{expert}.down.weight", steps=("stacked",)),
+    rule(LAYER + "layer_scalar", "layers.{layer}.scale"),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    c.only("use_bidirectional_attention", False, "vision")  # pictures see themselves whole
+    kinds, norm = _layer_types(c), rms(c, 1e-6, "rms_late_cast")
+    inputs, shared = layer_inputs_of(c, norm), num_sharing_of(c, 0)
+    feeds = _feeds(c, norm, shared)
+    blocks = [
+        Block(
+            mixer=None,
+            mlp=feed,
+            norm=norm,
+            post=True,
+            input_act=None if inputs is None else activation_of(c),
+            scaled=True,
+        )
+        for feed in feeds
+    ]
+    blocks = with_sharing(_with_attention(c, blocks, kinds, norm), kinds, shared)
+    return stack_of(c, blocks, layer_inputs=inputs, **capped(c, None))
+
+
+def _layer_types(c: ConfigReader) -> list[str]:
+    """The last layer sees everything, whatever the config says."""
+    pattern = [
+        "full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num_layers_of(c))
+    ]
+    return [*read_layer_types(c, pattern)[:-1], "full_attention"]
+
+
+def _with_attention(
+    c: ConfigReader, blocks: list[Block], kinds: list[str], norm: Norm
+) -> list[Block]:
+    keys_only, shapes, ropes = c.flag("attention_k_eq_v", False), _shapes(c, kinds), _Ropes(c)
+    window = window_of(c, 512)
+    found = []
+    for block, kind, (dim, kv_heads) in zip(blocks, kinds, shapes, strict=True):
+        attn = gemma_attention(
+            c,
+            dim,
+            kv_heads=kv_heads,
+            scale=1.0,
+            rope=ropes.of(kind, dim),
+            qk_norm=norm,
+            value_norm=True,
+            values_are_keys=keys_only and kind == "full_attention",
+        )
+        found += with_windows(replace(block, mixer=attn), [kind], window)
+    return found
+
+
+def _shapes(c: ConfigReader, kinds: list[str]) -> list[tuple[int, int]]:
+    """The width of a head and the number of key/value heads of each layer. transformers 5 writes
+    what differs layer by layer, the published files name those of full layers.
+    """
+    dim, kv_heads = c.integer("head_dim", 256), c.integer("num_key_value_heads", 4)
+    wide = c.integer("global_head_dim", 512)
+    few = c.integer("num_global_key_value_heads", None)
+    if few is None or not c.flag("attention_k_eq_v", False):
+        few = kv_heads
+    layers = c.section("per_layer_config")
+    if layers is None:
+        shapes = [(wide, few) if kind == "full_attention" else (dim, kv_heads) for kind in kinds]
+    else:
+        shapes = [_own_shape(layers, i, dim, kv_heads) for i in range(len(kinds))]
+        layers.finish()
+    heads = c.integer("num_attention_heads")
+    for _, count in shapes:
+        if heads % count:
+            raise unsupported("num_global_key_value_heads", count, f"a divisor of {heads} heads")
+    return shapes
+
+
+def _own_shape(layers: ConfigReader, layer: int, dim: int, kv_heads: int) -> tuple[int, int]:
+    own = layers.section(str(layer))
+    if own is None:
+        return dim, kv_heads
+    shape = own.integer("head_dim", dim), own.integer("num_key_value_heads", kv_heads)
+    own.finish()
+    return shape
+
+
+class _Ropes:
+    """The rotations by layer type and width of a head."""
+
+    def __init__(self, c: ConfigReader) -> None:
+        self._c, self._parameters = c, c.raw("rope_parameters", {})
+        if not isinstance(self._parameters, dict):
+            raise unsupported("rope_parameters", self._parameters, "an object")
+        others = self._parameters.keys() - {"full_attention", "sliding_attention"}
+        if others:
+            raise unsupported("rope_parameters", sorted(others), "one object per layer type")
+
+    def of(self, kind: str, dim: int) -> Rope:
+        if not self._parameters:
+            scaling = ProportionalScaling(dim // 8)
+            return Rope(1e6, dim, scaling) if kind == "full_attention" else Rope(1e4, dim)
+        section = ConfigReader(self._parameters, "rope_parameters.", is_part=True).section(kind)
+        kinds = (*SCALINGS, "proportional")
+        return rope_from(section, dim, 1e4, 1.0, context_of(self._c), kinds, None)
+
+
+def _feeds(c: ConfigReader, norm: Norm, shared: int) -> list[FeedForward]:
+    depth, width = num_layers_of(c), c.integer("intermediate_size", 9216)
+    doubled = 2 if c.flag("use_double_wide_mlp", False) else 1
+    act = activation_of(c)
+    dense = [Mlp(width * (doubled if i >= depth - shared else 1), act) for i in range(depth)]
+    if not c.flag("enable_moe_block", False):
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            c.raw(key, None)
+        return list(dense)
+    experts = num_experts_of(c, "num_experts")
+    moe = Moe(
+        experts=experts,
+        top_k=c.integer("top_k_experts", maximum=experts),
+        width=c.integer("moe_intermediate_size"),
+        act=act,
+        expert_scales=True,
+    )
+    scale = c.integer("hidden_size") ** -0.5
+    return [DenseAndExperts(part, moe, norm, scale) for part in dense]
+
+
+FAMILY = Family(("Gemma4ForCausalLM",), _describe, _RULES, ignored=UNUSED_TENSORS)
+CONDITIONAL = text_of(FAMILY, "Gemma4ForConditionalGeneration")

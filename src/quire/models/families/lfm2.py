@@ -1,0 +1,92 @@
+"""LFM2: gated short convolutions, and attention in some layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.families.llama import EMBEDDING_RULES, attention, num_layers_of, stack_of
+from quire.models.mixers.recurrent.spec import ShortConv
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Mlp, Norm
+
+_STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}."
+_NAMES = {
+    "operator_norm": "attn_pre",
+    "ffn_norm": "mlp_pre",
+    "self_attn.q_proj": "attn.q",
+    "self_attn.k_proj": "attn.k",
+    "self_attn.v_proj": "attn.v",
+    "self_attn.out_proj": "attn.o",
+    "self_attn.q_layernorm": "attn.q_norm",
+    "self_attn.k_layernorm": "attn.k_norm",
+    "conv.in_proj": "mixer.in",
+    "conv.conv": "mixer.conv",
+    "conv.out_proj": "mixer.out",
+    "feed_forward.w1": "mlp.gate",
+    "feed_forward.w3": "mlp.up",
+    "feed_forward.w2": "mlp.down",
+}
+RULES = (
+    rule("{prefix}embedding_norm.weight", "norm.weight"),
+    *EMBEDDING_RULES,
+    *(
+        rule(f"{_STORED}{stored}.{{leaf}}", f"{_OURS}{ours}.{{leaf}}")
+        for stored, ours in _NAMES.items()
+    ),
+)
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    norm = Norm("rms", c.number("norm_eps", 1e-5))
+    _check_old_keys(c, norm)
+    full = Block(attention(c, theta=1e6, qk_norm=norm), _mlp(c), norm)
+    conv = ShortConv(
+        width=c.integer("hidden_size"),
+        kernel=c.integer("conv_L_cache", 3, minimum=2),
+        bias=c.flag("conv_bias", False),
+    )
+    mixers = {"full_attention": full, "conv": replace(full, mixer=conv)}
+    blocks = [mixers[kind] for kind in _layer_types(c)]
+    return stack_of(c, blocks, tie=c.flag("tie_embedding", c.flag("tie_word_embeddings", True)))
+
+
+def _check_old_keys(c: ConfigReader, norm: Norm) -> None:
+    """Refuse what other keys contradict, or what no published model has."""
+    for key in ("block_dim", "conv_dim", "conv_dim_out"):
+        c.only(key, c.integer("hidden_size"))
+    c.only("num_heads", c.integer("num_attention_heads"))
+    c.only("block_norm_eps", norm.eps)
+    c.only("theta", c.number("rope_theta", 1e6))
+    c.only("block_use_swiglu", True)
+    c.only("use_pos_enc", True)
+
+
+def _layer_types(c: ConfigReader) -> list[str]:
+    """`layer_types`, or in old files the numbers of the layers with attention."""
+    depth = num_layers_of(c)
+    attending = c.raw("full_attn_idxs", list(range(depth)))
+    if not isinstance(attending, list):
+        raise unsupported("full_attn_idxs", attending, "a list of layer numbers")
+    kinds = c.raw(
+        "layer_types", ["full_attention" if i in attending else "conv" for i in range(depth)]
+    )
+    if not isinstance(kinds, list) or len(kinds) != depth:
+        raise unsupported("layer_types", kinds, "a list with one type per layer")
+    for kind in kinds:
+        if kind not in ("full_attention", "conv"):
+            raise unsupported("layer_types", kind, "full_attention, conv")
+    return kinds
+
+
+def _mlp(c: ConfigReader) -> Mlp:
+    """The width may be two thirds of what the config says, times a factor, rounded up."""
+    width = c.integer("block_ff_dim", c.integer("intermediate_size", 12288))
+    unit = c.integer("block_multiple_of", 256)
+    factor = c.number("block_ffn_dim_multiplier", 1.0)
+    if c.flag("block_auto_adjust_ff_dim", True):
+        width = -(-int(factor * int(2 * width / 3)) // unit) * unit
+    return Mlp(width)
+
+
+FAMILY = Family(("Lfm2ForCausalLM",), _describe, RULES)

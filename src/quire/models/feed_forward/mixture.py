@@ -1,0 +1,269 @@
+"""Mixtures of experts as parts of a decoder: the router, the chosen experts here or on other cores,
+and the shared expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.distributed.expert_exchange import ExpertExchange
+from quire.models.feed_forward.dense import inputs_of, make_dense
+from quire.models.layers import FeedForward, Projection
+from quire.models.maker import Maker
+from quire.models.spec import DenseAndExperts, Moe
+from quire.ops import CodedWeight, ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
+from quire.ops.moe import grouped_mixture
+
+ChosenExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""h [T, C], chosen experts [T, k], their weights [T, k] -> [T, C]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The choice of experts for each token."""
+
+    ops: Ops
+    logits: Projection
+    args: RouteArgs
+    select_bias: Tensor | None
+    expert_scales: Tensor | None
+
+    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """h [T, C] -> chosen experts [T, k] int32, and their weights [T, k] fp32."""
+        chosen, weights = self.ops.route(
+            self.logits(h), self.args, self.select_bias, self.expert_scales
+        )
+        return chosen, weights
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRouter:
+    """A router whose choices are appended to `choices`."""
+
+    router: Router
+    choices: list[Tensor]
+
+    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """h [T, C] -> chosen experts [T, k] int32, and their weights [T, k] fp32."""
+        chosen, weights = self.router(h)
+        self.choices.append(chosen)
+        return chosen, weights
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts:
+    """A feed-forward part in which a router sends each token to a few experts."""
+
+    router: Router | RecordedRouter
+    experts: ChosenExperts
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        return self.experts(h, *self.router(h))
+
+
+@dataclass(frozen=True, slots=True)
+class WithSharedExpert:
+    """A mixture and a feed-forward part that all tokens go through, added after each is rounded."""
+
+    ops: Ops
+    routed: FeedForward
+    shared: FeedForward
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        total: Tensor = self.ops.add(self.routed(h), self.shared(h))
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class GatedFeedForward:
+    """A feed-forward part times the sigmoid of one number per token."""
+
+    ops: Ops
+    feed: FeedForward
+    gate: LinearWeight
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        y: Tensor = self.ops.scale_gate(self.feed(h), self.ops.linear(h, self.gate))
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class DenseAndMixture:
+    """A dense part and a mixture of the same residual stream, each between norms of its own; the
+    router reads the stream through a third.
+    """
+
+    ops: Ops
+    dense_pre: NormWeight
+    dense: FeedForward
+    dense_post: NormWeight
+    router_norm: NormWeight
+    experts_pre: NormWeight
+    mixture: MixtureOfExperts
+    experts_post: NormWeight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, C] -> [T, C]."""
+        ops, mixture = self.ops, self.mixture
+        dense = ops.norm(self.dense(ops.norm(x, self.dense_pre)), self.dense_post)
+        choice = mixture.router(ops.norm(x, self.router_norm))
+        routed = mixture.experts(ops.norm(x, self.experts_pre), *choice)
+        total: Tensor = ops.add(dense, ops.norm(routed, self.experts_post))
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedExperts:
+    """Experts that are distributed over cores: `exchange` sends each token to its chosen experts on
+    any core (distributed/expert_exchange.py).
+    """
+
+    num_experts: int
+    exchange: Callable[[Tensor, list[int]], Tensor]
+    args: MoeArgs
+
+    def __call__(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """h [T, C], chosen and weights [T, k] -> [T, C]."""
+        return grouped_mixture(h, chosen, weights, self.num_experts, self.args, self.exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalExperts:
+    """Experts of a layer that are run one by one, each as a mixture of one with weight 1."""
+
+    ops: Ops
+    experts: tuple[ExpertWeights, ...]
+    args: MoeArgs
+
+    def __call__(self, expert: int, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        chosen = torch.zeros(len(h), 1, dtype=torch.int32, device=h.device)
+        weights = torch.ones(len(h), 1, device=h.device)
+        y: Tensor = self.ops.moe(h, chosen, weights, self.experts[expert], self.args)
+        return y
+
+
+class MixtureMaker:
+    """Builds the mixtures of a model: all experts here, or with `spread` those of this core.
+    Routers append the experts that they choose to `choices`; None: nowhere.
+    """
+
+    def __init__(
+        self, make: Maker, spread: ExpertExchange | None, choices: list[Tensor] | None
+    ) -> None:
+        self._make, self._spread, self._choices = make, spread, choices
+        if spread is not None:
+            spread.forget_layers()
+
+    def beside_dense(self, at: str, m: DenseAndExperts) -> FeedForward:
+        """Build a mixture and the dense part next to it, whose leaves' names begin with `at`."""
+        make = self._make
+        return DenseAndMixture(  # evaluated in this order, which is the order of the leaves
+            make.ops,
+            dense_pre=make.norm(at + "dense_pre", m.norm),
+            dense=make_dense(make, at + "dense.", m.dense),
+            dense_post=make.norm(at + "dense_post", m.norm),
+            router_norm=make.norm(at + "router_norm", m.norm),
+            experts_pre=make.norm(at + "experts_pre", m.norm),
+            mixture=self._routed(at, m.experts),
+            experts_post=make.norm(at + "experts_post", m.norm),
+        )
+
+    def _routed(self, at: str, m: Moe) -> MixtureOfExperts:
+        router: Router | RecordedRouter = _router(self._make, at, m)
+        if isinstance(router, Router) and self._choices is not None:
+            router = RecordedRouter(router, self._choices)
+        return MixtureOfExperts(router, self._chosen_experts(at, m))
+
+    def mixture(self, at: str, m: Moe) -> FeedForward:
+        """Build the part whose leaves' names begin with `at`, in their order."""
+        make = self._make
+        routed = self._routed(at, m)
+        if m.shared is None:
+            return routed
+        shared: FeedForward = make_dense(make, at + "shared.", m.shared)
+        if m.shared_gate:
+            gate = make.linear(at + "shared_gate", at + "shared_gate", role="router")
+            shared = GatedFeedForward(make.ops, shared, gate)
+        return WithSharedExpert(make.ops, routed, shared)
+
+    def _chosen_experts(self, at: str, m: Moe) -> ChosenExperts:
+        args = MoeArgs(m.act, m.gated, m.clamp, m.weighs_input, m.bound)
+        if self._spread is not None:
+            return self._spread_experts(at, m, args, self._spread)
+        every = [f"{at}experts.{e}." for e in range(m.experts)]
+        packed = _experts(self._make, at + "experts", m, every)
+        return partial(self._make.ops.moe, experts=packed, args=args)
+
+    def _spread_experts(
+        self, at: str, m: Moe, args: MoeArgs, spread: ExpertExchange
+    ) -> DistributedExperts:
+        """Load only this core's experts of a mixture."""
+        make = self._make
+        for e in range(m.experts):
+            if e not in spread.experts:
+                parts = ("gate", "up", "down")
+                make.weights.skip([f"{at}experts.{e}.{part}" for part in parts])
+        here = tuple(
+            _experts(make, f"{at}experts.{e}", m, [f"{at}experts.{e}."]) for e in spread.experts
+        )
+        spread.add_layer(LocalExperts(make.ops, here, replace(args, weighs_input=False)))
+        return DistributedExperts(m.experts, spread, args)
+
+
+def _router(make: Maker, at: str, m: Moe) -> Router:
+    assert not (m.wide_router and m.router_bias), "sums without a bias"
+    weight = make.linear(at + "router", at + "router", role="router")
+    logits: Projection = partial(make.ops.linear, w=weight)
+    if m.wide_router:
+        logits = _wide_logits(make.ops, weight)
+    return Router(
+        make.ops,
+        logits,
+        RouteArgs(
+            top_k=m.top_k,
+            score=m.score,
+            renorm=m.renorm,
+            scale=m.scale,
+            groups=m.groups,
+            top_groups=m.top_groups,
+            group_best=m.group_best,
+            renorm_eps=m.renorm_eps,
+            renorm_min=m.renorm_min,
+            jitter=m.jitter,
+        ),
+        make.tensor(at + "select_bias", torch.float32) if m.select_bias else None,
+        make.tensor(at + "expert_scales", torch.float32) if m.expert_scales else None,
+    )
+
+
+def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
+    """A router's logits [T, E] as they are summed, in fp32."""
+    return lambda h: ops.linear_partial(h, router)[:, 0]
+
+
+def _experts(make: Maker, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
+    def stacked(projections: tuple[str, ...], leaf: str) -> Tensor | list[CodedWeight]:
+        return make.weights.stacked([[at + p + leaf for p in projections] for at in experts])
+
+    up, down = stacked(inputs_of(m), ".weight"), stacked(("down",), ".weight")
+    stored_as = make.format_for("projection", down[0])
+    scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
+    packed = make.ops.pack_experts(
+        up,
+        down,
+        stacked(inputs_of(m), ".bias") if m.bias else None,
+        stacked(("down",), ".bias") if m.bias else None,
+        stored_as,
+        make.segments(m.width, m.width, stored_as, scaled),
+    )
+    make.keep(name, packed)
+    return packed

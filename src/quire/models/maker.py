@@ -1,0 +1,198 @@
+"""Makes the weights of a decoder's parts: takes leaves, and packs them as the recipe and the ops
+provider have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.distributed.worker_group import WorkerGroup
+from quire.models.layers import Projection, SharedProjection
+from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.rotary_tables import rotary_table
+from quire.models.sharding import num_segments
+from quire.models.spec import Norm, Rope
+from quire.ops import (
+    CodedWeight,
+    ExpertWeights,
+    HeadsWeight,
+    LinearWeight,
+    NormWeight,
+    Ops,
+    RotaryTable,
+)
+from quire.ops.linear import PlainLinear
+from quire.ops.mixers.latent import PlainHeads
+from quire.ops.moe import SeparateExperts
+from quire.ops.quantized import WeightFormat
+from quire.quantization import Recipe, Role
+
+Part = Tensor | LinearWeight | HeadsWeight | ExpertWeights
+
+
+class Maker:
+    """Makes each weight once, in load order; `parts` lists, by name, each part that holds memory,
+    once. Names are canonical (`parameters.py`), most of them leaves' own.
+    """
+
+    def __init__(
+        self,
+        weights: WeightBuilder,
+        ops: Ops,
+        max_model_len: int,
+        recipe: Recipe,
+        group: WorkerGroup | None,
+    ) -> None:
+        self.parts: list[tuple[str, Part]] = []
+        self.weights, self.ops = weights, ops
+        self.max_model_len = max_model_len
+        self.group = group
+        self._recipe = recipe
+        self._tables: dict[Rope, RotaryTable] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        return self.weights.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.device
+
+    def format_of(self, role: Role) -> WeightFormat | None:
+        """How projections of this role are stored; None: in the model's dtype."""
+        return self._recipe.format_of(role)
+
+    def format_for(self, role: Role, weight: Tensor | CodedWeight) -> WeightFormat | None:
+        """What the recipe makes of a weight; one in codes stays as it is."""
+        return None if isinstance(weight, CodedWeight) else self.format_of(role)
+
+    def keep(self, name: str, part: Part) -> None:
+        """List a part that was made elsewhere."""
+        self.parts.append((name, part))
+
+    def tensor(
+        self,
+        name: str,
+        dtype: torch.dtype | None = None,
+        change: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """A leaf, after `change`; dtype None: the model's."""
+        tensor = self.weights.tensor(name, dtype)
+        if change is not None:
+            tensor = change(tensor)
+        self.keep(name, tensor)
+        return tensor
+
+    def merged(self, name: str, leaves: Sequence[str]) -> Tensor:
+        """Leaves concatenated along their first axis."""
+        tensor = self.weights.merged(leaves)
+        self.keep(name, tensor)
+        return tensor
+
+    def ones(self, count: int) -> Tensor:
+        """What stands for a norm's weight where it has none."""
+        return torch.ones(count, dtype=self.dtype, device=self.device)
+
+    def norm(self, at: str, n: Norm, divisor: float = 1.0) -> NormWeight:
+        """A norm over the last axis: of vectors that a model has divided by `divisor`, where what
+        is normalised here was not. Only epsilon shows it.
+        """
+        assert n.kind != "rms_bare", "only of queries and keys"
+        weight = None if n.kind == "none" else self.tensor(at + ".weight")
+        bias = self.tensor(at + ".bias") if n.bias else None
+        return NormWeight(n.kind, n.eps * divisor**2, weight, bias)
+
+    def linear(
+        self,
+        name: str,
+        *leaves: str,
+        role: Role = "projection",
+        change: Callable[[Tensor], Tensor] | None = None,
+    ) -> LinearWeight:
+        """A projection of several leaves, one above the other; weight and bias after `change`."""
+        weight, bias = self.weights.linear(*leaves)
+        if change is not None:
+            weight = change(self._widened(weight))
+            bias = None if bias is None else change(bias)
+        packed = self.ops.pack_linear(weight, bias, self.format_for(role, weight))
+        self.keep(name, packed)
+        return packed
+
+    def row_linear(
+        self, name: str, units: int, change: Callable[[Tensor], Tensor] | None = None
+    ) -> Projection:
+        """A projection whose inputs workers may share, cut between `units` (heads, or the width),
+        of which this worker has so many; its weight after `change`.
+        """
+        weight, bias = self.weights.linear(name)
+        weight = weight if change is None else change(self._widened(weight))
+        stored_as, group = self.format_for("projection", weight), self.group
+        scaled = weight.group if isinstance(weight, CodedWeight) else 0
+        segments, peaks = self.segments(units, weight.shape[1], stored_as, scaled), None
+        if group is not None and stored_as is not None:
+            peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
+        packed = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
+        self.keep(name, packed)
+        if group is None:
+            return partial(self.ops.linear, w=packed)
+        return SharedProjection(
+            self.ops, group, packed, stored_as is not None and stored_as.rounds_rows
+        )
+
+    def _widened(self, weight: Tensor | CodedWeight) -> Tensor:
+        return weight.widened().to(self.dtype) if isinstance(weight, CodedWeight) else weight
+
+    def segments(
+        self, units: int, inputs: int, stored_as: WeightFormat | None, scaled: int = 0
+    ) -> int:
+        """In how many segments a product sums a worker's inputs; `scaled`: how many of them have
+        one scale in a weight that is stored in codes.
+        """
+        workers = 1 if self.group is None else self.group.size
+        group = scaled if stored_as is None else stored_as.group
+        return num_segments(units * workers, inputs * workers, group) // workers
+
+    def rotary(self, rope: Rope | None) -> RotaryTable | None:
+        """The table of a rotation, one for all layers that have the same; None where nothing
+        rotates.
+        """
+        if rope is None:
+            return None
+        if rope not in self._tables:
+            self._tables[rope] = rotary_table(rope, self.max_model_len, self.device)
+        return self._tables[rope]
+
+
+def tensors_of(name: str, part: Part) -> Iterator[tuple[str, Tensor]]:
+    """Yield the plain tensors of a part; none if a provider keeps it in its own format."""
+    if isinstance(part, Tensor):
+        yield name, part
+    elif isinstance(part, PlainHeads):
+        yield name + ".weight", part.weight
+    elif isinstance(part, PlainLinear):
+        yield name + ".weight", part.weight
+        if part.bias is not None:
+            yield name + ".bias", part.bias
+    elif isinstance(part, SeparateExperts):
+        for which, weights in (("up", part.up), ("down", part.down)):
+            for expert, weight in enumerate(weights):
+                yield from tensors_of(f"{name}.{expert}.{which}", weight)
+
+
+def tensors_within(part: object) -> Iterator[Tensor]:
+    """Yield the tensors of a part, which may be in a provider's own format."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for item in part:
+            yield from tensors_within(item)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for field in fields(part):
+            yield from tensors_within(getattr(part, field.name))

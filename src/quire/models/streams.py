@@ -1,0 +1,185 @@
+"""The frame of a decoder with several residual streams: a layer that predicts and corrects them,
+and the ways in and out (ops/mixers/streams.py).
+
+Factors that stand before an RMS norm are part of its epsilon, see `Maker.norm`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from quire.models.layers import SubLayer
+from quire.models.maker import Maker
+from quire.models.spec import Decoder, Norm, Streams
+from quire.ops import Batch, LinearWeight, NormWeight, Ops
+
+_HALF = 1 / math.sqrt(2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRouter:
+    """What the matrices of a layer depend on: n numbers of a token."""
+
+    ops: Ops
+    norm: NormWeight
+    project: LinearWeight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, C] -> [T, n]."""
+        y: Tensor = self.ops.linear(self.ops.norm(x, self.norm), self.project)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """h + norm(right(left(h)))."""
+
+    ops: Ops
+    left: LinearWeight
+    right: LinearWeight
+    norm: NormWeight
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        ops = self.ops
+        y: Tensor = ops.add(
+            h, ops.norm(ops.linear(ops.linear(h, self.left), self.right), self.norm)
+        )
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class NormedPart:
+    """post(part(pre(x)))."""
+
+    ops: Ops
+    pre: NormWeight | None
+    part: SubLayer
+    post: NormWeight
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """x [T, C] -> [T, C]."""
+        h = x if self.pre is None else self.ops.norm(x, self.pre)
+        y: Tensor = self.ops.norm(self.part(h, batch), self.post)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsLayer:
+    """One block over n streams. `mix` and `mixer_norm` are of the active stream; `leave` follows
+    the layer. predict [n*n, n] and correct [n, n]; scale [C].
+    """
+
+    ops: Ops
+    streams: Streams
+    router: StreamRouter
+    predict: Tensor
+    correct: Tensor
+    scale: Tensor
+    mixer_norm: NormWeight
+    mix: NormedPart
+    low_rank: LowRank
+    feed: NormedPart
+    inputs: NormedPart
+    leave: Callable[[Tensor], Tensor]
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Give x [T, n*C] as it is: what a layer reads is predicted in it."""
+        return x
+
+    def __call__(self, x: Tensor, h: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """x [T, n*C] -> the same after the layer, and what `leave` makes of it."""
+        ops, router = self.ops, self.router
+        x = ops.predict_streams(x, router(self._active(x)), self.predict)
+        activated = self._run(self._active(x), batch)
+        active = self.streams.active
+        x = ops.correct_streams(x, activated, router(activated), self.correct, active)
+        corrected = ops.multiply(self._active(x), self.scale)
+        x = ops.add_to_streams(x, self.inputs(corrected, batch))
+        return x, self.leave(x)
+
+    def _run(self, x: Tensor, batch: Batch) -> Tensor:
+        """Mixer and feed-forward part, [T, C] -> [T, C]."""
+        ops = self.ops
+        h = ops.norm(x, self.mixer_norm)
+        total = ops.add(ops.add(x, self.mix(h, batch)), self.low_rank(h))
+        y: Tensor = ops.add(self.feed(total, batch), total, _HALF)
+        return y
+
+    def _active(self, x: Tensor) -> Tensor:
+        width = x.shape[1] // self.streams.count
+        return x.narrow(1, self.streams.active * width, width)
+
+
+def make_entry(make: Maker, s: Streams) -> Callable[[Tensor], Tensor]:
+    """Build the function from embeddings [T, C] to streams [T, n*C]."""
+    ops = make.ops
+    project = make.linear("streams.enter", *(f"streams.enter.{i}" for i in range(1, s.count)))
+    return lambda x: ops.enter_streams(x, ops.linear(x, project))
+
+
+def make_exit(make: Maker, d: Decoder, s: Streams) -> Callable[[Tensor], Tensor]:
+    """Build the function from streams [T, n*C] to the normed mean of what is projected back, [T,
+    C].
+    """
+    ops, dim = make.ops, d.dim
+    sides = [f"streams.leave.{i}" for i in range(1, s.count)]
+    projections = [make.linear(side, side) for side in sides]
+    norm = make.norm("norm", d.final_norm, divisor=s.count)
+
+    def leave(x: Tensor) -> Tensor:
+        first = total = x.narrow(1, 0, dim)
+        for i, project in enumerate(projections, start=1):
+            total = ops.add_matched(total, ops.linear(x.narrow(1, i * dim, dim), project), first)
+        y: Tensor = ops.norm(total, norm)
+        return y
+
+    return leave
+
+
+def _router(make: Maker, at: str, norm: Norm) -> StreamRouter:
+    """Build the router of a layer whose leaves' names begin with `at`."""
+    weight = make.norm(at + "norm", norm)
+    return StreamRouter(make.ops, weight, make.linear(at + "router", at + "router", role="router"))
+
+
+def make_streams_layer(
+    make: Maker,
+    at: str,
+    s: Streams,
+    norm: Norm,
+    parts: tuple[NormedPart, NormedPart, NormedPart],
+    leave: Callable[[Tensor], Tensor],
+) -> StreamsLayer:
+    """Build a layer of mixer, feed-forward part and part of the layer's input, whose other leaves'
+    names begin with `at`.
+    """
+    mix, feed, inputs = parts
+    assert mix.pre is not None and feed.pre is not None, "norms before the parts"
+    low_rank = _low_rank(make, at + "low_rank.", norm)
+    router = _router(make, at + "streams.", norm)
+    return StreamsLayer(
+        make.ops,
+        s,
+        router,
+        predict=make.tensor(at + "streams.predict.weight"),
+        correct=make.tensor(at + "streams.correct.weight"),
+        scale=make.tensor(at + "streams.scale"),
+        mixer_norm=mix.pre,
+        mix=replace(mix, pre=None),
+        low_rank=low_rank,
+        # the sum that it reads is not divided by sqrt(2) yet
+        feed=replace(feed, pre=replace(feed.pre, eps=2.0 * feed.pre.eps)),
+        inputs=inputs,
+        leave=leave,
+    )
+
+
+def _low_rank(make: Maker, at: str, norm: Norm) -> LowRank:
+    """Build the low-rank part of a layer whose leaves' names begin with `at`."""
+    left, right = (make.linear(at + side, at + side) for side in ("left", "right"))
+    return LowRank(make.ops, left, right, make.norm(at + "norm", norm))

@@ -1,0 +1,101 @@
+"""Cases of the ops of several residual streams, and of gates in other forms."""
+
+from __future__ import annotations
+
+from quire.ops.select import Ops
+from tests.support.op_cases.case import Case, Draw, Prepared, by_row
+
+WIDTH = 7
+
+
+def _enter(rows: int, count: int, scale: float = 1.0) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        others = draw.normal(rows, (count - 1) * WIDTH, scale=scale)
+        return by_row({"x": draw.normal(rows, WIDTH), "others": others}, {"x": 0, "others": 0})
+
+    return Case("enter_streams", f"{rows}-{count}-scale{scale:g}", prepare)
+
+
+def _predict(rows: int, count: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "x": draw.normal(rows, count * WIDTH),
+            "routed": draw.normal(rows, count),
+            "weight": draw.normal(count * count, count),
+        }
+        return by_row(arguments, {"x": 0, "routed": 0})
+
+    return Case("predict_streams", f"{rows}-{count}", prepare)
+
+
+def _correct(rows: int, count: int, active: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "x": draw.normal(rows, count * WIDTH),
+            "activated": draw.strided(rows, WIDTH),
+            "routed": draw.normal(rows, count),
+            "weight": draw.normal(count, count),
+            "active": active,
+        }
+        return by_row(arguments, {"x": 0, "activated": 0, "routed": 0})
+
+    return Case("correct_streams", f"{rows}-{count}-active{active}", prepare)
+
+
+def _add(rows: int, count: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"x": draw.normal(rows, count * WIDTH), "delta": draw.normal(rows, WIDTH)}
+        return by_row(arguments, {"x": 0, "delta": 0})
+
+    return Case("add_to_streams", f"{rows}-{count}", prepare)
+
+
+def _matched(rows: int, scale: float = 1.0) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {
+            "total": draw.strided(rows, WIDTH),
+            "y": draw.normal(rows, WIDTH, scale=scale),
+            "like": draw.strided(rows, WIDTH),
+        }
+        return by_row(arguments, {"total": 0, "y": 0, "like": 0})
+
+    return Case("add_matched", f"{rows}-scale{scale:g}", prepare)
+
+
+def _sparse(rows: int, act: str, deviations: float) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"gate_up": draw.normal(rows, 18), "act": act, "deviations": deviations}
+        return by_row(arguments, {"gate_up": 0})
+
+    return Case("sparse_gated", f"{rows}-{act}-{deviations:g}", prepare)
+
+
+def _bounded(rows: int, act: str, bound: float) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"gate_up": draw.normal(rows, 18), "act": act, "bound": bound}
+        return by_row(arguments, {"gate_up": 0})
+
+    return Case("bounded_gated", f"{rows}-{act}-{bound:g}", prepare)
+
+
+def _heads(rows: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"y": draw.strided(rows, 12), "gate": draw.normal(rows, 3)}
+        return by_row(arguments, {"y": 0, "gate": 0})
+
+    return Case("scale_heads", str(rows), prepare)
+
+
+CASES = (
+    *(_enter(rows, 3) for rows in (0, 1, 5)),
+    _enter(4, 2, scale=1e-3),
+    *(_predict(rows, 3) for rows in (0, 1, 5)),
+    *(_correct(rows, 3, active) for rows, active in ((0, 0), (1, 2), (5, 0), (5, 1))),
+    *(_add(rows, count) for rows, count in ((0, 2), (1, 3), (5, 4))),
+    *(_matched(rows) for rows in (0, 1, 5)),
+    _matched(4, scale=1e-3),
+    *(_sparse(rows, "gelu_tanh", 0.4) for rows in (0, 1, 5)),
+    _sparse(5, "silu", -0.3),
+    *(_bounded(rows, "silu", 0.3) for rows in (0, 1, 5)),
+    *map(_heads, (0, 1, 5)),
+)

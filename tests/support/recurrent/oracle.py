@@ -1,0 +1,188 @@
+"""The oracle of layers with a recurrent state: one token, one channel after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from quire.ops import NormWeight
+from tests.support.op_oracle_rows import Array, to_array, to_tensor
+
+
+def softplus(x: float) -> float:
+    """log(1 + e^x)."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def silu(x: float) -> float:
+    """x / (1 + e^-x)."""
+    return x / (1 + math.exp(-x))
+
+
+def _along_rows(
+    shape: tuple[int, int],
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    token: Callable[[Array, int], tuple[Array, Array]],
+) -> Tensor:
+    y = np.zeros(shape)
+    state: Any = None
+    for t in range(len(reads)):
+        if reads[t] >= 0:
+            state = to_array(states[int(reads[t])]).copy()
+        state, y[t] = token(state, t)
+        if writes[t] >= 0:
+            states[int(writes[t])] = to_tensor(state)
+    return to_tensor(y)
+
+
+def short_conv(
+    x: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    act: str | None = None,
+    before: Tensor | None = None,
+    after: Tensor | None = None,
+) -> Tensor:
+    """x [T, W] -> [T, W]."""
+    inputs, taps = to_array(x), to_array(weight)
+
+    def token(window: Array, t: int) -> tuple[Array, Array]:
+        newest = inputs[t] * (1 if before is None else to_array(before)[t])
+        window = np.vstack([window, newest])
+        y = np.zeros(len(newest))
+        for w in range(len(newest)):
+            y[w] = sum(window[k, w] * taps[k, w] for k in range(len(taps)))
+            y[w] += 0 if bias is None else to_array(bias)[w]
+            y[w] = silu(y[w]) if act == "silu" else y[w]
+        return window[1:], y * (1 if after is None else to_array(after)[t])
+
+    return _along_rows(inputs.shape, states, reads, writes, token)
+
+
+def mamba_scan(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    decay: Tensor,
+    skip: Tensor,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """x [T, W] -> [T, W]."""
+    inputs, steps, bs, cs, rates, skips = map(to_array, (x, dt, b, c, decay, skip))
+
+    def token(state: Array, t: int) -> tuple[Array, Array]:
+        y = np.zeros(inputs.shape[1])
+        for w in range(len(y)):
+            step = softplus(steps[t, w])
+            for n in range(len(state)):
+                grown = step * inputs[t, w] * bs[t, n]
+                state[n, w] = math.exp(step * rates[n, w]) * state[n, w] + grown
+                y[w] += state[n, w] * cs[t, n]
+            y[w] += skips[w] * inputs[t, w]
+            y[w] *= 1 if gate is None else silu(to_array(gate)[t, w])
+        return state, y
+
+    return _along_rows(inputs.shape, states, reads, writes, token)
+
+
+def mamba2_scan(
+    x: Tensor,
+    dt: Tensor,
+    b: Tensor,
+    c: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    decay: Tensor,
+    skip: Tensor,
+    dt_bias: Tensor,
+    dt_limits: tuple[float, float],
+) -> Tensor:
+    """x [T, H*P] -> [T, H*P]."""
+    inputs, steps, bs, cs = map(to_array, (x, dt, b, c))
+    rates, skips, biases = map(to_array, (decay, skip, dt_bias))
+    _, heads, size, dim = states.shape
+    groups = bs.shape[1] // size
+
+    def token(state: Array, t: int) -> tuple[Array, Array]:
+        y = np.zeros((heads, dim))
+        for h in range(heads):
+            at = h * groups // heads * size
+            step = min(max(softplus(steps[t, h] + biases[h]), dt_limits[0]), dt_limits[1])
+            for p in range(dim):
+                u = inputs[t, h * dim + p]
+                for n in range(size):
+                    grown = step * u * bs[t, at + n]
+                    state[h, n, p] = math.exp(step * rates[h]) * state[h, n, p] + grown
+                    y[h, p] += state[h, n, p] * cs[t, at + n]
+                y[h, p] += skips[h] * u
+        return state, y.reshape(-1)
+
+    return _along_rows(inputs.shape, states, reads, writes, token)
+
+
+def gated_delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    states: Tensor,
+    reads: Tensor,
+    writes: Tensor,
+    decay: Tensor,
+    dt_bias: Tensor,
+) -> Tensor:
+    """v [T, H*D] -> [T, H*D]."""
+    qs, ks, vs, steps, betas, rates, biases = map(to_array, (q, k, v, a, b, decay, dt_bias))
+    _, heads, size, dim = states.shape
+    key_heads = qs.shape[1] // size
+
+    def unit(x: Array) -> Array:
+        return x / math.sqrt(sum(value * value for value in x) + 1e-6)
+
+    def token(state: Array, t: int) -> tuple[Array, Array]:
+        y = np.zeros((heads, dim))
+        for h in range(heads):
+            at = h * key_heads // heads * size
+            query, key = unit(qs[t, at : at + size]) / math.sqrt(size), unit(ks[t, at : at + size])
+            state[h] *= math.exp(rates[h] * softplus(steps[t, h] + biases[h]))
+            beta = 1 / (1 + math.exp(-betas[t, h]))
+            for d in range(dim):
+                seen = sum(state[h, n, d] * key[n] for n in range(size))
+                state[h, :, d] += key * beta * (vs[t, h * dim + d] - seen)
+                y[h, d] = sum(state[h, n, d] * query[n] for n in range(size))
+        return state, y.reshape(-1)
+
+    return _along_rows(vs.shape, states, reads, writes, token)
+
+
+def gated_norm(
+    y: Tensor, gate: Tensor, n: NormWeight | None, group: int, gate_first: bool
+) -> Tensor:
+    """y [T, W] -> [T, W]."""
+    out, opened = to_array(y).copy(), np.vectorize(silu, otypes=[float])(to_array(gate))
+    if gate_first or n is None:
+        out *= opened
+    if n is None:
+        return to_tensor(out)
+    weight = np.resize(to_array(n.weight), out.shape[1])
+    for t in range(len(out)):
+        for at in range(0, out.shape[1], group):
+            part = out[t, at : at + group]
+            part /= math.sqrt(sum(value * value for value in part) / group + n.eps)
+    out *= weight
+    return to_tensor(out if gate_first else out * opened)

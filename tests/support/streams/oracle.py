@@ -1,0 +1,106 @@
+"""The oracle of the ops of several residual streams, and of gates that are cut by their statistics:
+a token, a stream, a number at a time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from tests.support.op_oracle_rows import (
+    _ACTIVATIONS,
+    Array,
+    bounded,
+    stack,
+    to_array,
+    to_tensor,
+)
+
+
+def _rms(x: Array) -> float:
+    return math.sqrt(sum(value * value for value in x) / len(x))
+
+
+def _matched(y: Array, like: Array) -> Array:
+    return y * _rms(like) / math.sqrt(max(_rms(y) ** 2, 1e-5))
+
+
+def _shares(routed: Array, weight: Array) -> Array:
+    return np.array([sum(np.tanh(routed) * row) for row in weight])
+
+
+def enter_streams(x: Tensor, others: Tensor) -> Tensor:
+    """x, and the others with its magnitude."""
+    width = x.shape[1]
+    rows = [
+        np.concatenate([row, *(_matched(y, row) for y in other.reshape(-1, width))])
+        for row, other in zip(to_array(x), to_array(others), strict=True)
+    ]
+    return to_tensor(stack(rows, width + others.shape[1]))
+
+
+def predict_streams(x: Tensor, routed: Tensor, weight: Tensor) -> Tensor:
+    """Each stream, and a share of each that depends on the token."""
+    n, rows = routed.shape[1], []
+    for row, numbers in zip(to_array(x), to_array(routed), strict=True):
+        streams, matrix = row.reshape(n, -1), _shares(numbers, to_array(weight)).reshape(n, n)
+        rows.append(
+            np.concatenate(
+                [streams[i] + sum(matrix[i, j] * streams[j] for j in range(n)) for i in range(n)]
+            )
+        )
+    return to_tensor(stack(rows, x.shape[1]))
+
+
+def correct_streams(
+    x: Tensor, activated: Tensor, routed: Tensor, weight: Tensor, active: int
+) -> Tensor:
+    """Each stream, and a share of what is new in the active one."""
+    n, rows = routed.shape[1], []
+    for row, result, numbers in zip(*map(to_array, (x, activated, routed)), strict=True):
+        streams, shares = row.reshape(n, -1), _shares(numbers, to_array(weight))
+        new = result - streams[active]
+        rows.append(np.concatenate([streams[i] + (1 + shares[i]) * new for i in range(n)]))
+    return to_tensor(stack(rows, x.shape[1]))
+
+
+def add_to_streams(x: Tensor, delta: Tensor) -> Tensor:
+    """Everything but the first stream changes."""
+    width = delta.shape[1]
+    y = to_array(x).copy()
+    for start in range(width, x.shape[1], width):
+        y[:, start : start + width] += to_array(delta)
+    return to_tensor(y)
+
+
+def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Tensor:
+    """The sum, token by token."""
+    parts = zip(*map(to_array, (total, y, like)), strict=True)
+    return to_tensor(stack([a + _matched(b, c) for a, b, c in parts], total.shape[1]))
+
+
+def sparse_gated(gate_up: Tensor, act: str, deviations: float) -> Tensor:
+    """Token by token."""
+    width, f = gate_up.shape[1] // 2, _ACTIVATIONS[act]
+    rows = []
+    for row in to_array(gate_up):
+        gate, up = row[:width], row[width:]
+        mean = sum(gate) / width
+        cut = mean + deviations * _rms(gate - mean)
+        rows.append(np.array([f(max(g - cut, 0.0)) * u for g, u in zip(gate, up, strict=True)]))
+    return to_tensor(stack(rows, width))
+
+
+def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
+    """Token by token."""
+    width = gate_up.shape[1] // 2
+    rows = [bounded(row, act, bound) for row in to_array(gate_up)]
+    return to_tensor(stack(rows, width))
+
+
+ORACLE = (
+    *(enter_streams, predict_streams, correct_streams, add_to_streams, add_matched),
+    *(sparse_gated, bounded_gated),
+)
