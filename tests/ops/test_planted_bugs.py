@@ -13,7 +13,7 @@ from quire.ops import CodedWeight, Facts, bind, select
 from quire.ops.attention_plan import plan_rows
 from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
-from tests.support.op_cases import CASES, FP8_CASES
+from tests.support.op_cases import CASES, CODED_CASES, FP8_CASES
 from tests.support.op_conformance import Fenced, check, check_error, results_of
 from tests.support.recurrent.planted import planted
 
@@ -445,7 +445,9 @@ PLANNED = {"pack_linear": "linear", "plan_attention": "attend", "plan_latent": "
 
 
 SMALL = [
-    case for case in CASES + FP8_CASES if not case.is_bench and not case.name.startswith("long")
+    case
+    for case in CASES + FP8_CASES + CODED_CASES
+    if not case.is_bench and not case.name.startswith("long")
 ]
 
 
