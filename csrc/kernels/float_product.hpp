@@ -14,13 +14,15 @@ namespace quire::QUIRE_LEVEL {
 // The height of a register block becomes a constant.
 template <int M, int P, class E>
 inline void multiply_rows(int64_t height, const typename Dots<E>::X* x, const E* w, int64_t pairs,
-                          float* sums, int64_t stride, Apart apart, bool is_first) {
+                          const Fetches& fetches, int64_t pass, float* sums, int64_t stride,
+                          Apart apart, bool is_first) {
     constexpr int V = is_wide(M, P) ? kPanel / kLanes : kVectors;
     if (height == M) {
         for (int v = 0; v < kPanel / kLanes; v += V)
-            multiply_block<M, V, P>(x, w, v, pairs, sums, stride, apart, is_first);
+            multiply_block<M, V, P>(x, w, v, pairs, fetches.of(pass + v / V), sums, stride, apart,
+                                    is_first);
     } else if constexpr (M > 1) {
-        multiply_rows<M - 1, P>(height, x, w, pairs, sums, stride, apart, is_first);
+        multiply_rows<M - 1, P>(height, x, w, pairs, fetches, pass, sums, stride, apart, is_first);
     }
 }
 
@@ -76,11 +78,16 @@ struct FloatRows {
     void add_block(const X* from, int64_t count, const E* w, float* sums, int64_t stride,
                    Apart apart, bool is_first) const {
         constexpr int kHeight = P > 1 ? kFewRows : kRowBlock;
+        constexpr int64_t kPasses = kPanel / kLanes / kVectors;  // over a block of rows
         const int64_t blocks = (rows + kHeight - 1) / kHeight;
+        const int64_t bytes = count * 2 * kPanel * sizeof(E);
+        const int64_t passes = rows == 1 && is_wide(1, P) ? 1 : blocks * kPasses;
+        const Fetches fetches(w, bytes, passes, kPrefetchBytes);
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * rows / blocks;
-            multiply_rows<kHeight, P>(next - row, from + row * kDepth, w, count,
-                                      sums + row * stride, stride, apart, is_first);
+            multiply_rows<kHeight, P>(next - row, from + row * kDepth, w, count, fetches,
+                                      block * kPasses, sums + row * stride, stride, apart,
+                                      is_first);
             row = next;
         }
     }

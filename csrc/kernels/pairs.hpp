@@ -178,6 +178,32 @@ struct Dots<BF16> {
 // Far enough ahead for the memory, near enough to be still in the cache: 32 pairs of bf16.
 constexpr int64_t kPrefetchBytes = 4096;
 
+// Bytes that a pass over some weights fetches, a line now and then: what memory sends while other
+// rows are multiplied with what is there already.
+struct Fetch {
+    const char* next;
+    const char* end;
+
+    void line() {
+        if (next >= end) return;
+        __builtin_prefetch(next);
+        next += 64;
+    }
+};
+
+// What each of some passes over the same weights fetches: its share of those that follow them; a
+// single pass, which waits for the memory itself, what it needs soon.
+struct Fetches {
+    const char* first;
+    int64_t share;
+
+    Fetches(const void* weights, int64_t bytes, int64_t passes, int64_t soon)
+        : first(static_cast<const char*>(weights) + (passes == 1 ? soon : bytes)),
+          share((bytes / 64 + passes - 1) / passes * 64) {}
+
+    Fetch of(int64_t pass) const { return {first + pass * share, first + (pass + 1) * share}; }
+};
+
 // Panels that are multiplied side by side, each with its sums, so that several streams are read: of
 // the weights (in elements) and of the sums, how far they lie apart.
 struct Apart {
@@ -200,18 +226,21 @@ inline void each_sum(const Body& body) {
 // the products of these inputs.
 template <int M, int V, int P, class E>
 inline void multiply_block(const typename Dots<E>::X* x, const E* w, int vector, int64_t pairs,
-                           float* sums, int64_t stride, Apart apart, bool is_first) {
+                           Fetch fetch, float* sums, int64_t stride, Apart apart, bool is_first) {
     F32 acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat(0); });
     for (int64_t pair = 0; pair < pairs; ++pair) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
             const E* at = w + p * apart.weights + pair * 2 * kPanel;
-            constexpr int64_t kStep = 2 * kPanel * sizeof(E);
             const char* ahead = reinterpret_cast<const char*>(at) + kPrefetchBytes;
 #pragma GCC unroll 4
-            for (int64_t line = 0; line < kStep * V / 2; line += 64)
-                __builtin_prefetch(ahead + vector * kStep / 2 + line);
+            for (int64_t line = 0; line < kPanel * V * int64_t(sizeof(E)); line += 64) {
+                if constexpr (P == 1)
+                    fetch.line();
+                else
+                    __builtin_prefetch(ahead + vector * kPanel * sizeof(E) + line);
+            }
             Dots<E>::template add_pair<M, V>(acc[p], x + pair * 2, at, vector);
         }
     }

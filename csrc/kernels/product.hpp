@@ -34,8 +34,8 @@ inline Wanted wanted(const LinearArgs& a, int64_t group) {
     return {has_next ? 3 : 2, {group, first, first + 1}, kPanel + at};
 }
 
-// Sums of a tile: `groups` of `rows` rows, `stride` apart, and as much memory again for other
-// segments, `room` floats further on.
+// Sums of a tile: `groups` of `rows` rows, `stride` apart, and as much memory again for each other
+// segment, `room` floats further on.
 struct TileSums {
     float* data;
     int64_t groups, rows, stride;
@@ -44,13 +44,6 @@ struct TileSums {
     int64_t room() const { return apart() * groups; }
     TileSums at(int64_t offset) const { return {data + offset, groups, rows, stride}; }
 };
-
-// sums += others, in the panels at `data`.
-inline void add_sums(const TileSums& sums, const TileSums& others) {
-    for (int64_t row = 0; row < sums.groups * sums.rows; ++row)
-        for (int64_t i = row * sums.stride; i < row * sums.stride + kPanel; i += kLanes)
-            store(sums.data + i, add(load(sums.data + i), load(others.data + i)));
-}
 
 // The sums of one segment. The number of panels becomes a constant.
 template <class Product>
@@ -67,16 +60,17 @@ inline void multiply_segment(const Product& product, int64_t panel, int64_t segm
 // Of all segments, those of neighbours added first.
 template <class Product>
 inline void multiply_panels(const Product& product, int64_t panel, const TileSums& sums) {
-    multiply_segment(product, panel, 0, sums);
-    if (product.segments() == 1) return;
-    const TileSums second = sums.at(sums.room()), third = sums.at(2 * sums.room());
-    multiply_segment(product, panel, 1, second);
-    add_sums(sums, second);
-    if (product.segments() == 2) return;
-    multiply_segment(product, panel, 2, second);
-    multiply_segment(product, panel, 3, third);
-    add_sums(second, third);
-    add_sums(sums, second);
+    const int64_t segments = product.segments(), room = sums.room();
+    for (int64_t s = 0; s < segments; ++s) multiply_segment(product, panel, s, sums.at(s * room));
+    if (segments == 1) return;
+    for (int64_t row = 0; row < sums.groups * sums.rows; ++row) {
+        float* first = sums.data + row * sums.stride;
+        for (float* at = first; at < first + kPanel; at += kLanes) {
+            const auto both = [&](float* one) { return add(load(one), load(one + room)); };
+            const F32 sum = segments == 2 ? both(at) : add(both(at), both(at + 2 * room));
+            store(at, product.concluded(row % sums.rows, sum));
+        }
+    }
 }
 
 // Those of each segment, as they are, into y.
@@ -110,8 +104,8 @@ inline int64_t side_by_side(const LinearArgs& a, int64_t rows, int64_t groups, i
 // `Product(a, rows, memory)` has `prepare(row, token)`, which brings a token's x into the form it
 // wants as a row, in memory of `num_bytes(a, rows)`; then `multiply<P>(panel, segment, sums,
 // stride, apart)`, which leaves the sums of P panels, `apart` from one another, for all rows and
-// one of its segments(); and `conclude(panel, sums, stride)`, which makes fp32 sums of a panel's.
-// Partial sums are not concluded.
+// one of its segments(); and `concluded(row, sum)`, which makes the whole sum of those of several
+// segments. That of one is whole as it is, and partial sums are not concluded.
 template <class Product>
 struct Chunk {
     const LinearArgs& a;
@@ -136,7 +130,7 @@ struct Chunk {
 
     void multiply_tile(int64_t tile, Pool& pool, int worker) const {
         const bool is_partial = a.finish.kind == FinishKind::partial;
-        const int64_t kept = product.segments() < 3 ? product.segments() : 3;
+        const int64_t kept = is_partial ? 1 : product.segments();
         const size_t num_bytes = sizeof(float) * stride * rows * together * kept;
         auto* memory = static_cast<float*>(scratch(pool, worker, num_bytes));
         const int64_t end = (tile + 1) * per_tile, stop = end < groups ? end : groups;
@@ -150,13 +144,9 @@ struct Chunk {
             const Wanted from = wanted(a, g);
             for (int64_t i = 0; i < from.count; ++i)
                 multiply_panels(product, from.panels[i], sums.at(i * kPanel));
-            for (int64_t j = 0; j < count; ++j) {
-                float* group = memory + j * sums.apart();
-                for (int64_t i = 0; i < from.count; ++i)
-                    product.conclude(from.panels[i] + j, group + i * kPanel, stride);
-                QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel, group, stride,
-                                           from.up_at);
-            }
+            for (int64_t j = 0; j < count; ++j)
+                QUIRE_VECTORS::finish_rows(a, first, rows, (g + j) * kPanel,
+                                           memory + j * sums.apart(), stride, from.up_at);
         }
     }
 };

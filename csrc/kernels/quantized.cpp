@@ -58,17 +58,25 @@ struct Prepared {
     int8_t* segment(const Cut& cut, int64_t s) const { return bytes + s * cut.runs * kRun * rows; }
 };
 
-// A segment of the prepared rows from one on, and of the weights. Where it is all of them, the
-// scales of the rows: sums are concluded at once. weight_scales: of int8.
+// A segment of the prepared rows from one on, and of the weights. If it is all there is, the scales
+// of the rows: its sums are whole. weight_scales: of int8.
 struct Segment {
     const int8_t* bytes;
     const int32_t* starts;
+    const float* scales;
     int64_t rows;
     int64_t in;
     int64_t group;
     const uint8_t* weights;
-    const float* scales;
     const float* weight_scales;
+
+    Segment from_row(int64_t row) const {
+        Segment moved = *this;
+        moved.bytes += row * kRun;
+        moved.starts += row;
+        if (scales != nullptr) moved.scales += row;
+        return moved;
+    }
 };
 
 inline F32 scaled(Integers sum, const float* weight_scales, float scale) {
@@ -195,6 +203,7 @@ class QuantizedProduct {
     QuantizedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a),
           weight_(a.weight),
+          panel_bytes_(panel_bytes(a.weight)),
           cut_(a),
           x_(cut_, rows, memory),
           is_whole_(cut_.segments == 1 && a.finish.kind != FinishKind::partial) {}
@@ -228,21 +237,17 @@ class QuantizedProduct {
         constexpr int kHeight = P > 1 ? kFewRows : kByteRows;
         const int64_t height = is_int4(weight_) && kNibbleRows < kHeight ? kNibbleRows : kHeight;
         const int64_t blocks = (x_.rows + height - 1) / height;
+        const Segment all = of(panel, segment);
         for (int64_t block = 0, row = 0; block < blocks; ++block) {
             const int64_t next = (block + 1) * x_.rows / blocks;
-            multiply_rows<kHeight, P>(next - row, of(panel, segment, row), sums + row * stride,
-                                      stride, apart);
+            multiply_rows<kHeight, P>(next - row, all.from_row(row), sums + row * stride, stride,
+                                      apart);
             row = next;
         }
     }
 
-    // Sums of int8 come from one segment, or are partial: these are concluded, or never.
-    void conclude(int64_t, float* sums, int64_t stride) const {
-        if (cut_.segments == 1) return;
-        for (int64_t row = 0; row < x_.rows; ++row, sums += stride)
-            for (int64_t lane = 0; lane < kPanel; lane += kLanes)
-                store(sums + lane, mul(load(sums + lane), splat(x_.scales[row])));
-    }
+    // Of int4: sums of int8 come from one segment, or are partial.
+    F32 concluded(int64_t row, F32 sum) const { return mul(sum, splat(x_.scales[row])); }
 
    private:
     // x becomes a row's bytes and their scale.
@@ -272,17 +277,16 @@ class QuantizedProduct {
         return sum;
     }
 
-    Segment of(int64_t panel, int64_t segment, int64_t row) const {
+    Segment of(int64_t panel, int64_t segment) const {
         const int64_t before = segment * cut_.groups;
         const int64_t size = is_int4(weight_) ? group_bytes(cut_.group) : cut_.group * kPanel;
-        return {x_.segment(cut_, segment) + row * kRun,
-                x_.starts + before * x_.rows + row,
+        return {x_.segment(cut_, segment),
+                x_.starts + before * x_.rows,
+                is_whole_ ? x_.scales : nullptr,
                 x_.rows,
                 cut_.in,
                 cut_.group,
-                static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes(weight_) +
-                    before * size,
-                is_whole_ ? x_.scales + row : nullptr,
+                static_cast<const uint8_t*>(weight_.panels) + panel * panel_bytes_ + before * size,
                 weight_.scales + panel * kPanel};
     }
 
@@ -294,7 +298,7 @@ class QuantizedProduct {
             return;
         }
         constexpr int V = is_wide(M, P) ? kPanel / kLanes : kByteVectors;
-        const Apart apart{panel_bytes(weight_), sums_apart};
+        const Apart apart{panel_bytes_, sums_apart};
         for (int v = 0; v < kPanel / kLanes; v += V) {
             if (!is_int4(weight_))
                 multiply_bytes<M, V, P>(x, v, sums, stride, apart);
@@ -305,6 +309,7 @@ class QuantizedProduct {
 
     const LinearArgs& a_;
     const PackedWeight& weight_;
+    const int64_t panel_bytes_;
     const Cut cut_;
     const Prepared x_;
     const bool is_whole_;
