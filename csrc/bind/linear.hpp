@@ -82,12 +82,17 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .value("int8", WeightForm::int8)
         .value("int4", WeightForm::int4)
         .value("codes4", WeightForm::codes4)
-        .value("codes8", WeightForm::codes8);
+        .value("codes8", WeightForm::codes8)
+        .value("floats8", WeightForm::floats8);
+    nb::enum_<RowType>(m, "RowType")
+        .value("kept", RowType::kept)
+        .value("e4m3", RowType::floats)
+        .value("int8", RowType::integers);
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def("__init__", [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
                             int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
                             bool is_weight_only, int64_t segments, Type scale_type, bool has_zeros,
-                            uintptr_t order) {
+                            uintptr_t order, RowType rows, int64_t row_group, float row_scale) {
             new (self) PackedWeight{type,
                                     form,
                                     in,
@@ -100,7 +105,8 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                     segments,
                                     scale_type,
                                     has_zeros,
-                                    reinterpret_cast<const int64_t*>(order)};
+                                    reinterpret_cast<const int64_t*>(order),
+                                    {rows, row_group, row_scale}};
         });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>)

@@ -1,5 +1,6 @@
 // Products of activations that keep their values with weights that a checkpoint stores as codes,
-// and the packing of such weights: a weight is (code - zero point) * scale.
+// and the packing of such weights: a weight is (code - zero point) * scale, or a float of 8 bits
+// times its scale. Activations that the format rounds are rounded while they are prepared.
 //
 // The order of an output's additions in a segment, for any number of rows: the products of a
 // group's inputs with what codes are above their zero points, one after the other, then this sum
@@ -10,6 +11,7 @@
 #include "kernels/float_product.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/product.hpp"
+#include "kernels/round_rows.hpp"
 
 namespace quire::QUIRE_LEVEL {
 namespace {
@@ -42,25 +44,26 @@ inline F32 scales_at(const GroupAt& at, int64_t panel, int64_t lane) {
 }
 
 // sums += x[row] * the inputs of 16 words for each of V vectors, from pair kPair on.
-template <int kPair, int M, int V, int kBits, bool kHasZeros>
+template <int kPair, int M, int V, WeightForm kForm, bool kHasZeros>
 __attribute__((always_inline)) inline void add_pairs(F32 (&sums)[M][V], const float* x,
                                                      const CodeWords (&words)[V],
-                                                     const Codes<kBits, kHasZeros> (&codes)[V]) {
+                                                     const Codes<kForm, kHasZeros> (&codes)[V]) {
     TwoInputs w[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) w[v] = codes[v].template pair<kPair>(words[v]);
     add_pair<M, V>(sums, x + 2 * kPair, w);
-    if constexpr (kPair + 1 < 16 / kBits) add_pairs<kPair + 1>(sums, x, words, codes);
+    if constexpr (kPair + 1 < 16 / bits_of(kForm)) add_pairs<kPair + 1>(sums, x, words, codes);
 }
 
 // sums = (is_first ? 0 : sums) + the products of `words` words of inputs of M rows.
-template <int M, int V, int P, int kBits, bool kHasZeros>
+template <int M, int V, int P, WeightForm kForm, bool kHasZeros>
 inline void add_group(const float* x, const GroupAt& at, int vector, int64_t words, float* sums,
                       int64_t stride, int64_t apart, bool is_first) {
-    constexpr int kInputs = 32 / kBits;
+    constexpr int kInputs = 32 / bits_of(kForm);
     F32 acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat(0); });
-    Codes<kBits, kHasZeros> codes[P][V];
+    using Reader = Codes<kForm, kHasZeros>;
+    Reader codes[P][V];
     each_sum<P, 1, V>([&](int p, int, int v) {
         codes[p][v].begin(at.zeros + p * at.apart + (vector + v) * kLanes);
     });
@@ -82,31 +85,35 @@ inline void add_group(const float* x, const GroupAt& at, int vector, int64_t wor
         const int64_t lane = (vector + v) * kLanes;
         float* sum = sums + p * apart + r * stride + lane;
         const F32 before = is_first ? splat(0) : load(sum);
-        store(sum, fma(acc[p][r][v], scales_at(at, p, lane), before));
+        F32 scale = scales_at(at, p, lane);
+        if constexpr (Reader::kUnit != 1) scale = mul(scale, splat(Reader::kUnit));
+        store(sum, fma(acc[p][r][v], scale, before));
     });
 }
 
-template <int kBits, bool kHasZeros>
+template <WeightForm kForm, bool kHasZeros>
 class CodedProduct {
-    static constexpr int64_t kInputs = 32 / kBits;  // of a word
+    static constexpr int64_t kInputs = 32 / bits_of(kForm);  // of a word
 
    public:
     static size_t num_bytes(const LinearArgs& a, int64_t rows) {
-        const size_t gathered = a.weight.order == nullptr ? 0 : rows * a.weight.in * sizeof(float);
-        return FloatRows<float>::num_bytes(a.weight, rows) + gathered;
+        const bool is_changed = a.weight.order != nullptr || is_rounded(a.weight);
+        const size_t changed = is_changed ? rows * a.weight.in * sizeof(float) : 0;
+        return FloatRows<float>::num_bytes(a.weight, rows) + changed;
     }
 
     CodedProduct(const LinearArgs& a, int64_t rows, void* memory)
         : a_(a),
           panel_(a.weight),
           x_(a.weight, rows, memory),
-          gathered_(static_cast<char*>(memory) + FloatRows<float>::num_bytes(a.weight, rows)) {}
+          changed_(static_cast<char*>(memory) + FloatRows<float>::num_bytes(a.weight, rows)) {}
 
     int64_t segments() const { return x_.segments; }
 
     void prepare(int64_t row, int64_t token) const {
-        with_type(a_.weight.type,
-                  [&](auto type) { prepare_row(row, row_of<decltype(type)>(a_.x, token, 0)); });
+        with_type(a_.weight.type, [&](auto type) {
+            prepare_row(row, token, row_of<decltype(type)>(a_.x, token, 0));
+        });
         if (const int64_t count = x_.in % kInputs; count != 0) {  // of one segment
             const int64_t last = x_.in / kDepth * kDepth;
             float* to = x_.x + last * x_.rows + row * kDepth;
@@ -133,11 +140,22 @@ class CodedProduct {
     F32 concluded(int64_t, F32 sum) const { return sum; }
 
    private:
+    static bool is_rounded(const PackedWeight& w) { return w.rounding.to != RowType::kept; }
+
     template <class From>
-    void prepare_row(int64_t row, const From* from) const {
-        if (a_.weight.order != nullptr) {
-            From* to = reinterpret_cast<From*>(gathered_ + row * a_.weight.in * sizeof(float));
-            for (int64_t i = 0; i < a_.weight.in; ++i) to[i] = from[a_.weight.order[i]];
+    void prepare_row(int64_t row, int64_t token, const From* from) const {
+        const PackedWeight& w = a_.weight;
+        char* changed = changed_ + row * w.in * sizeof(float);
+        if (is_rounded(w)) {
+            auto* to = reinterpret_cast<float*>(changed);
+            each(w.in, [&](auto lanes, int64_t i) { put(lanes, to + i, get(lanes, from + i)); });
+            round_row(to, w.in, w.rounding, a_.peaks == nullptr ? nullptr : a_.peaks + token);
+            x_.prepare(row, to);
+            return;
+        }
+        if (w.order != nullptr) {
+            auto* to = reinterpret_cast<From*>(changed);
+            for (int64_t i = 0; i < w.in; ++i) to[i] = from[w.order[i]];
             from = to;
         }
         x_.prepare(row, from);
@@ -158,7 +176,7 @@ class CodedProduct {
             const GroupAt at = group_at(panel, (segment * x_.in + k) / panel_.group);
             const int64_t count = stop - k < panel_.group ? stop - k : panel_.group;
             for (int v = 0; v < kPanel / kLanes; v += V)
-                add_group<M, V, P, kBits, kHasZeros>(x, at, v, (count + kInputs - 1) / kInputs,
+                add_group<M, V, P, kForm, kHasZeros>(x, at, v, (count + kInputs - 1) / kInputs,
                                                      sums, stride, apart, k == 0);
         }
     }
@@ -174,15 +192,21 @@ class CodedProduct {
     const LinearArgs& a_;
     const CodedPanel panel_;
     const FloatRows<float> x_;
-    char* const gathered_;
+    char* const changed_;  // rows in the weight's order, or rounded
 };
 
+template <WeightForm kForm>
+Status linear_of(const LinearArgs& a, int64_t tokens, Pool& pool) {
+    return a.weight.has_zeros ? multiply<CodedProduct<kForm, true>>(a, tokens, pool)
+                              : multiply<CodedProduct<kForm, false>>(a, tokens, pool);
+}
+
 Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
-    if (a.weight.form == WeightForm::codes4)
-        return a.weight.has_zeros ? multiply<CodedProduct<4, true>>(a, tokens, pool)
-                                  : multiply<CodedProduct<4, false>>(a, tokens, pool);
-    return a.weight.has_zeros ? multiply<CodedProduct<8, true>>(a, tokens, pool)
-                              : multiply<CodedProduct<8, false>>(a, tokens, pool);
+    switch (a.weight.form) {
+        case WeightForm::codes4: return linear_of<WeightForm::codes4>(a, tokens, pool);
+        case WeightForm::codes8: return linear_of<WeightForm::codes8>(a, tokens, pool);
+        default: return multiply<CodedProduct<WeightForm::floats8, false>>(a, tokens, pool);
+    }
 }
 
 }  // namespace

@@ -16,10 +16,6 @@ namespace quire::QUIRE_LEVEL {
 
 constexpr int64_t kWordLine = kPanel * sizeof(uint32_t);  // a word of each output
 
-inline bool has_codes(WeightForm form) {
-    return form == WeightForm::codes4 || form == WeightForm::codes8;
-}
-
 struct CodedPanel {
     int64_t bits, group, groups, scale_bytes;
     bool has_zeros;

@@ -1,9 +1,12 @@
-// Codes as numbers in fp32: what a code is above its zero point, a whole number.
+// Codes as numbers in fp32: what a code is above its zero point, a whole number, or an 8-bit float.
 #pragma once
 
+#include "kernels/kernels.hpp"
 #include "kernels/pairs.hpp"
 
 namespace quire::QUIRE_LEVEL {
+
+constexpr int bits_of(WeightForm form) { return form == WeightForm::codes4 ? 4 : 8; }
 
 // Where input i of a word lies (coded_panel.hpp).
 template <int kBits>
@@ -11,7 +14,12 @@ constexpr int shift_of(int i) {
     return kBits == 8 ? 8 * i : i % 2 * 16 + i / 2 * 4;
 }
 
-// 16 words of codes, and bits kShift.. of each as a number in fp32, kBits of them.
+// 16 words of codes, and bits kShift.. of each as a number in fp32: kBits of them as a whole
+// number, or an e4m3 as 2^-8 times its value. The exponent of that moves to where fp32 has it, and
+// 112 is added to it. A number below 2^-6, whose exponent is 0, then has a one too many before its
+// fraction, and is twice what it becomes less the one.
+constexpr float kSmallFloat = 1.0f / 256;
+constexpr float kLeastNormal = kSmallFloat / 64;
 #if defined(__AVX512F__)
 struct CodeWords {
     __m512i v;
@@ -26,6 +34,18 @@ template <int kBits, int kShift>
 inline F32 field(CodeWords w) {
     const __m512i mask = _mm512_set1_epi32((1 << kBits) - 1);
     return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted<kShift>(w), mask))};
+}
+template <int kShift>
+inline F32 small_float(CodeWords w) {
+    const __m512i top = kShift == 24 ? w.v : _mm512_slli_epi32(w.v, 24 - kShift);
+    const __m512i spread = _mm512_srai_epi32(top, 4);
+    const __m512i sign_and_rest = _mm512_set1_epi32(static_cast<int>(0x87f00000));
+    const __m512i exponent = _mm512_set1_epi32(112 << 23);
+    const __m512 with_one =  // (spread & sign_and_rest) | exponent
+        _mm512_castsi512_ps(_mm512_ternarylogic_epi32(spread, sign_and_rest, exponent, 0xea));
+    // the larger magnitude with the sign of the first: with_one itself where it is a normal number
+    const __m512 other = _mm512_range_ps(with_one, _mm512_set1_ps(kLeastNormal), 3);
+    return {_mm512_fmsub_ps(_mm512_set1_ps(2), with_one, other)};
 }
 inline F32 load_zeros(const uint8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -44,6 +64,23 @@ inline F32 field(CodeWords w) {
     const __m256i mask = _mm256_set1_epi32((1 << kBits) - 1);
     return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w.low, kShift), mask)),
             _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(w.high, kShift), mask))};
+}
+template <int kShift>
+inline __m256 small_float(__m256i w) {
+    const __m256i moved =
+        kShift == 24 ? _mm256_srli_epi32(w, 4) : _mm256_slli_epi32(w, 20 - kShift);
+    const __m256i rest = _mm256_and_si256(moved, _mm256_set1_epi32(0x07f00000));
+    const __m256 with_one =
+        _mm256_castsi256_ps(_mm256_or_si256(rest, _mm256_set1_epi32(112 << 23)));
+    const __m256 without =
+        _mm256_fmsub_ps(_mm256_set1_ps(2), with_one, _mm256_set1_ps(kLeastNormal));
+    const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w, 24 - kShift)),
+                                      _mm256_set1_ps(-0.0f));
+    return _mm256_or_ps(_mm256_min_ps(with_one, without), sign);
+}
+template <int kShift>
+inline F32 small_float(CodeWords w) {
+    return {small_float<kShift>(w.low), small_float<kShift>(w.high)};
 }
 inline F32 load_zeros(const uint8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -66,6 +103,19 @@ inline F32 field(const CodeWords& w) {
         lanes[i] = static_cast<float>(w.v[i] >> kShift & ((1u << kBits) - 1));
     return load(lanes);
 }
+template <int kShift>
+inline F32 small_float(const CodeWords& w) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+        const uint32_t code = w.v[i] >> kShift, bits = (code & 127) << 20 | 112u << 23;
+        float with_one;
+        __builtin_memcpy(&with_one, &bits, sizeof bits);
+        const float without = 2 * with_one - kLeastNormal;
+        const float number = with_one < without ? with_one : without;
+        lanes[i] = code & 128 ? -number : number;
+    }
+    return load(lanes);
+}
 inline F32 load_zeros(const uint8_t* from) {
     float lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) lanes[i] = from[i];
@@ -74,10 +124,16 @@ inline F32 load_zeros(const uint8_t* from) {
 #endif
 
 // Reads the codes of 16 outputs in a group. `zeros` are their zero points; without kHasZeros they
-// are all in the middle of the codes.
-template <int kBits, bool kHasZeros>
+// are all in the middle of the codes. Floats have none.
+template <WeightForm kForm, bool kHasZeros>
 class Codes {
+    static constexpr int kBits = bits_of(kForm);
+    static constexpr bool kAreFloats = kForm == WeightForm::floats8;
+
    public:
+    // What the numbers are multiplied with, next to their scales.
+    static constexpr float kUnit = kAreFloats ? 1 / kSmallFloat : 1;
+
     void begin(const uint8_t* zeros) {
         zeros_ = kHasZeros ? load_zeros(zeros) : splat(1 << (kBits - 1));
     }
@@ -91,6 +147,7 @@ class Codes {
    private:
     template <int kShift>
     F32 at(const CodeWords& w) const {
+        if constexpr (kAreFloats) return small_float<kShift>(w);
 #if defined(__AVX512F__)
         if constexpr (kBits == 4) {  // a permutation looks at the lowest four bits alone
             constexpr int kMiddle = kHasZeros ? 0 : 8;

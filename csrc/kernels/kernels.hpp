@@ -117,7 +117,17 @@ struct Finish {
 // Outputs that are computed together; weights are stored in panels of as many.
 constexpr int64_t kPanelWidth = 32;
 
-enum class WeightForm : int32_t { plain, int8, int4, codes4, codes8 };
+enum class WeightForm : int32_t { plain, int8, int4, codes4, codes8, floats8 };
+
+// How rows of activations are rounded before a product with codes: to numbers of e4m3 or whole
+// numbers up to 127, times a scale. That is `scale`, or if it is 0 what maps the largest magnitude
+// of each `group` inputs, or with a group of 0 of the row, to the largest number.
+enum class RowType : int32_t { kept, floats, integers };
+struct RowRounding {
+    RowType to = RowType::kept;
+    int64_t group = 0;
+    float scale = 0;
+};
 
 // A weight [out, in] in panels: of the activations' type (linear_pack.cpp), or of small integers
 // (quantized.cpp), int4 with a scale for every `group` inputs, a multiple of 4. bias, and the
@@ -126,7 +136,8 @@ enum class WeightForm : int32_t { plain, int8, int4, codes4, codes8 };
 // product.
 //
 // Or of codes (coded.cpp), with a scale of scale_type, and with has_zeros a zero point, for every
-// `group` inputs: 8, 16, 32, 64 or 128. order: input i of the weight is x[order[i]]; or null.
+// `group` inputs: 8, 16, 32, 64 or 128; those of floats8 are numbers of e4m3. order: input i of the
+// weight is x[order[i]]; or null. rounding: without an order.
 //
 // The inputs form 1, 2 or 4 segments of equal length (several: a multiple of 4 and of `group`),
 // each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
@@ -146,6 +157,7 @@ struct PackedWeight {
     Type scale_type = Type::f32;
     bool has_zeros = false;
     const int64_t* order = nullptr;
+    RowRounding rounding = {};
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing
@@ -337,8 +349,8 @@ struct States {
 };
 
 // out = after * act(conv(before * x)) over channels; see ops/mixers/state.py, as for those below.
-// weight [kernel, width] and bias [width] in the type; bias, before and after may be null. act: none
-// or silu.
+// weight [kernel, width] and bias [width] in the type; bias, before and after may be null. act:
+// none or silu.
 struct ShortConvArgs {
     Type type;
     int64_t width;

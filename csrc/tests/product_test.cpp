@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/level.hpp"
@@ -317,6 +318,10 @@ void check_level(Level level) {
                             {type, WeightForm::codes4, in, out, group, Type::f16, true});
                 check_codes(pool, kernels,
                             {type, WeightForm::codes8, in, out, group, Type::f32, false});
+                CodedWeight floats{type, WeightForm::floats8, in, out, group, Type::f32, false};
+                floats.packed.order = nullptr;
+                floats.packed.rounding = {RowType::floats, in > 100 ? 24 : 0, 0};
+                check_codes(pool, kernels, std::move(floats));
             }
 }
 

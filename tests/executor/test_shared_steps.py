@@ -20,6 +20,7 @@ from quire.kernels.cpu.runtime import find_native
 from quire.runner.faults import RowFailures
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
+from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, write
 from tests.support.op_cases.costs import nbytes
 
@@ -90,13 +91,15 @@ def test_one_two_and_four_workers_have_the_same_bits(tmp_path, kind):
 
 
 @pytest.mark.skipif(not IS_NATIVE, reason="plain torch adds in an order of its own")
-@pytest.mark.parametrize("layout", ["awq", "gptq-v2-act_order"])
+@pytest.mark.parametrize(
+    "layout", ["awq", "gptq-v2-act_order", "compressed-int", "modelopt-channel"]
+)
 def test_workers_share_weights_in_codes_by_whole_groups(tmp_path, layout):
     shape = FOUR_HEADS | {"hidden_size": 128, "intermediate_size": 384}
     plain = make_checkpoint(tmp_path / "plain", shape, "llama", dtype="float32")
     shutil.copytree(plain, tmp_path / "codes")
-    write(plain, tmp_path / "codes", FORMATS[layout])
-    if FORMATS[layout].reorders:
+    write(plain, tmp_path / "codes", (FORMATS | BYTE_FORMATS)[layout])
+    if layout.endswith("act_order"):
         with pytest.raises(LoadError, match="groups of inputs with one scale are not whole"):
             open_core(tmp_path / "codes", 2)
         return

@@ -325,6 +325,17 @@ def zero_points_one_less(w):
     return w if w.zeros is None else dataclasses.replace(w, zeros=(w.zeros - 1).clamp(0, 255))
 
 
+def smallest_floats_lost(w):
+    """Those without a leading one."""
+    if not w.are_floats:
+        return w
+    return dataclasses.replace(w, codes=torch.where(w.codes & 0x78 == 0, 0, w.codes))
+
+
+def sign_forgotten(w):
+    return dataclasses.replace(w, codes=w.codes & 127) if w.are_floats else w
+
+
 def inverse_order(w):
     return w if w.order is None else dataclasses.replace(w, order=w.order.argsort())
 
@@ -352,6 +363,8 @@ BUGS = {
     "scales of the next group": codes_with(
         lambda w: dataclasses.replace(w, scales=w.scales.roll(1, 1))
     ),
+    "smallest 8-bit floats lost": codes_with(smallest_floats_lost),
+    "sign of 8-bit floats forgotten": codes_with(sign_forgotten),
     "order of inputs forgotten": codes_with(lambda w: dataclasses.replace(w, order=None)),
     "order of inputs inverted": codes_with(inverse_order),
     "bias added by each worker": {"linear_total": bias_of_every_segment},

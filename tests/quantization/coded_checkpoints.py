@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -139,6 +139,18 @@ class Written:
     symmetric: bool = False
     reorders: bool = False
 
+    def made(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The tensors of a weight, and the weight that they stand for."""
+        numbers = numbers_of(
+            weight,
+            self.bits,
+            self.group,
+            symmetric=self.symmetric,
+            reorders=self.reorders,
+            seed=weight.shape[1],  # and so one order for all weights with as many inputs
+        )
+        return self.tensors(numbers), numbers.plain()
+
 
 def _awq() -> Written:
     config = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True}
@@ -201,7 +213,15 @@ FORMATS: dict[str, Written] = {
 }
 
 
-def write(source: Path, target: Path, how: Written) -> Path:
+class How(Protocol):
+    """A way to write a checkpoint."""
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+    def made(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]: ...
+
+
+def write(source: Path, target: Path, how: How, names: re.Pattern[str] = LAYERS) -> Path:
     """Write the checkpoint `source` quantised to `target`, and with the same weights in plain
     numbers to the folder that is returned. Projections that make one product have one order.
     """
@@ -212,18 +232,8 @@ def write(source: Path, target: Path, how: Written) -> Path:
             shutil.copy(file, folder / file.name)
     tensors = load_file(source / "model.safetensors")
     coded, values = dict(tensors), dict(tensors)
-    for name in filter(LAYERS.fullmatch, tensors):
-        inputs = tensors[name].shape[1]
-        numbers = numbers_of(
-            coded.pop(name),
-            how.bits,
-            how.group,
-            symmetric=how.symmetric,
-            reorders=how.reorders,
-            seed=inputs,  # and so one order for all weights with as many inputs
-        )
-        values[name] = numbers.plain()
-        parts = how.tensors(numbers)
+    for name in filter(names.fullmatch, tensors):
+        parts, values[name] = how.made(coded.pop(name))
         coded |= {name.removesuffix("weight") + part: t for part, t in parts.items()}
     save_file(coded, target / "model.safetensors", metadata={"format": "pt"})
     save_file(values, plain / "model.safetensors", metadata={"format": "pt"})

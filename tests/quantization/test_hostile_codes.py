@@ -13,13 +13,16 @@ from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
 from tests.models.hostile.models import Library
 from tests.models.paged_driver import load
-from tests.quantization.coded_checkpoints import FORMATS, write
+from tests.quantization.byte_checkpoints import BYTE_FORMATS
+from tests.quantization.coded_checkpoints import FORMATS as PACKED_FORMATS
+from tests.quantization.coded_checkpoints import write
 
 NASTY = [
     *(None, True, False, 0, -1, 3, 12, 10**12, 1.5, float("nan"), "", "x", "re:(", [], [None]),
     *(["re:("], ["re:" + "a" * 500], {}, {"a": 1}, {"a": {}}, {"a": {"weights": {}}}),
     *({"-:(": {}}, {"+:.*": {"bits": 3}}, {"+:.*": 7}),
 ]
+FORMATS = PACKED_FORMATS | BYTE_FORMATS
 AT = "model.layers.1.self_attn.q_proj."
 
 
@@ -52,7 +55,9 @@ def spoilt(folder, target, config=None, edit=None):
     return load(target, read_spec(read_config(target)))
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-v1", "compressed-w4a16"])
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq-v1", "compressed-w4a16", "fp8-blocks", "modelopt", "compressed-int"]
+)
 def test_every_value_of_every_key_is_taken_or_refused(name):
     config = FORMATS[name].config
     extra = ("dynamic", "desc_act", "ignore", "config_groups", "kv_cache_scheme", "format")
@@ -83,6 +88,15 @@ CONFIGS = {
     ),
     "no groups": ("compressed-w4a16", {"config_groups": {}}, "config_groups"),
     "method": ("awq", {"quant_method": "aqlm"}, "quant_method='aqlm'.*awq"),
+    "block": ("fp8-blocks", {"weight_block_size": [128, 4]}, r"block_size=\[128, 4\]"),
+    "blocks with static rows": (
+        "fp8-blocks",
+        {"activation_scheme": "static"},
+        "activation_scheme='static'",
+    ),
+    "other floats": ("fp8-blocks", {"fmt": "e5m2"}, "fmt='e5m2'"),
+    "other algorithm": ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo='NVFP4'"),
+    "other type": ("compressed-int", {"format": "float-quantized"}, "weights.type='int'"),
     "expression": ("compressed-w4a16", {"ignore": ["re:("]}, "ignore='.*regular expression"),
 }
 
@@ -99,6 +113,33 @@ def test_activations_in_integers_are_refused():
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int"}
     with pytest.raises(LoadError, match="group_0.input_activations"):
         read_storage({"quantization_config": config})
+
+
+SCHEMES = {
+    "input_activations": [
+        {"symmetric": False},
+        {"dynamic": "local"},
+        {"type": "float"},
+        {"num_bits": 4},
+        {"strategy": "channel"},
+        {"dynamic": False},
+    ],
+    "weights": [
+        {"symmetric": False},
+        {"num_bits": 4},
+        {"strategy": "block"},
+        {"actorder": "group"},
+    ],
+}
+
+
+@pytest.mark.parametrize("part", SCHEMES)
+def test_other_schemes_of_bytes_are_refused_by_their_key(part):
+    for keys in SCHEMES[part]:
+        config = json.loads(json.dumps(FORMATS["compressed-int"].config))
+        config["config_groups"]["group_0"][part] |= keys
+        with pytest.raises(LoadError, match=f"group_0.{part}"):
+            read_storage({"quantization_config": config})
 
 
 def test_an_unknown_key_is_named():
@@ -133,6 +174,39 @@ def one_plain(tensors):
 
 TENSORS = {
     "NaN scale": ("awq", set_value("scales", float("nan")), CorruptCheckpoint, "q_proj.* scale"),
+    "NaN weight": (
+        "fp8-blocks",
+        replaced(
+            "weight",
+            lambda t: t.view(torch.uint8).index_fill(0, torch.tensor(3), 255).view(t.dtype),
+        ),
+        CorruptCheckpoint,
+        "q_proj.weight has a number that is none",
+    ),
+    "scale of rows": (
+        "modelopt",
+        set_value("input_scale", -1.0, ...),
+        CorruptCheckpoint,
+        "q_proj.input_scale is -1",
+    ),
+    "endless rows": (
+        "fp8-static",
+        set_value("input_scale", float("nan"), ...),
+        CorruptCheckpoint,
+        "q_proj.input_scale is nan",
+    ),
+    "plain numbers": (
+        "fp8-blocks",
+        replaced("weight", torch.Tensor.float),
+        LoadError,
+        "q_proj.weight is stored as F32",
+    ),
+    "one scale": (
+        "fp8-blocks",
+        replaced("weight_scale_inv", lambda t: t[:1, :1].clone()),
+        WeightMismatch,
+        r"wrong shape .*q_proj.weight_scale_inv \[1, 1\] instead of \[3, 3\]",
+    ),
     "endless scale": (
         "compressed-w4a16",
         set_value("weight_scale", float("inf")),

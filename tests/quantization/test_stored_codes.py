@@ -4,6 +4,7 @@ same weights in plain numbers.
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -18,14 +19,19 @@ from quire.models.loading.weights import load_model
 from quire.ops import select
 from tests.models.hostile.models import HOSTILE, Library, oracle
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
-from tests.quantization.coded_checkpoints import FORMATS, write
+from tests.quantization.byte_checkpoints import BYTE_FORMATS
+from tests.quantization.coded_checkpoints import FORMATS, LAYERS, write
 
 NATIVE, REASON = find_native()
 PROVIDERS = ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NATIVE is None, reason=REASON))]
 OTHERS = {"qwen2": "gptq-v1", "phi3": "compressed-w4a16", "mixtral": "awq"}
 """Families with biases, fused projections and experts, in one layout each."""
+ROUNDED_ROWS = 0.1
+"""Of logits, by which rounded activations change them in a model of width 64."""
+FIRST_BYTES = ("fp8-blocks", "compressed-int", "compressed-float-w8a16")
+"""Layouts of bytes that are tested by default."""
 FIRST = ("awq", "gptq-v1-symmetric-act_order", "compressed-w8a16-channel-asymmetric")
-"""Layouts that are tested by default, one of each kind."""
+"""Packed layouts that are tested by default, one of each kind."""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,38 @@ def test_logits_are_those_of_the_plain_numbers(library, tmp_path, name, provider
     expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
     assert model.weight_bytes < load(plain, ops, made).weight_bytes
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FIRST_BYTES else [pytest.mark.full]) for n in BYTE_FORMATS],
+)
+def test_logits_of_bytes_are_those_of_the_plain_numbers(library, tmp_path, name, provider):
+    made, how = library["llama"], BYTE_FORMATS[name]
+    plain = write(made.folder, tmp_path / "model", how)
+    ops = ops_of(provider)
+    model = load(tmp_path / "model", ops, made)
+    expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
+    error = relative_error(logits(model, made.prompts, ops), expected)
+    assert error < (TOLERANCE if how.is_exact else ROUNDED_ROWS)
+    assert how.is_exact or error > TOLERANCE  # rows are rounded
+    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("name", ["compressed-w4a16", "compressed-float-w8a16"])
+def test_the_head_may_be_stored_in_codes(library, tmp_path, name, provider):
+    made, how = library["llama"], (FORMATS | BYTE_FORMATS)[name]
+    how = dataclasses.replace(how, config=how.config | {"ignore": []})
+    names = re.compile(LAYERS.pattern + r"|lm_head\.weight")
+    plain = write(made.folder, tmp_path / "model", how, names)
+    ops = ops_of(provider)
+    model = load(tmp_path / "model", ops, made)
+    expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
+    assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
+    table = load_file(plain / "model.safetensors")["lm_head.weight"]
+    assert model.weight_bytes < load(plain, ops, made).weight_bytes - 2 * table.numel()
 
 
 @pytest.mark.parametrize("family", OTHERS)

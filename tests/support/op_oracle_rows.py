@@ -159,6 +159,13 @@ class OracleLinear:
         return y if self.bias is None else y + self.bias
 
 
+def _small_float(code: int) -> float:
+    """The number of an e4m3: a sign, an exponent of four bits, a fraction of three."""
+    exponent, fraction = code // 8 % 16, code % 8
+    size = (8 + fraction) * 2.0 ** (exponent - 10) if exponent else fraction * 2.0**-9
+    return -size if code >= 128 else size
+
+
 def _of_codes(w: CodedWeight) -> Array:
     """A weight in codes, number by number."""
     codes, scales = to_array(w.codes).astype(int), to_array(w.scales)
@@ -167,6 +174,9 @@ def _of_codes(w: CodedWeight) -> Array:
     for o, row in enumerate(codes):
         for i, place in enumerate(order):
             code = row[i] if w.bits == 8 else row[i // 2] // 16 ** (i % 2) % 16
+            if w.are_floats:
+                weight[o, place] = _small_float(code) * scales[o, i // w.group]
+                continue
             zero = 2 ** (w.bits - 1) if w.zeros is None else int(w.zeros[o, i // w.group])
             weight[o, place] = (code - zero) * scales[o, i // w.group]
     return weight

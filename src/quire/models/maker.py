@@ -134,7 +134,9 @@ class Maker:
         weight, bias = self.weights.linear(name)
         weight = weight if change is None else change(self._widened(weight))
         stored_as, group = self.format_for("projection", weight), self.group
-        scaled = weight.group if isinstance(weight, CodedWeight) else 0
+        scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
+        if isinstance(weight, CodedWeight):
+            scaled, needs_peaks = weight.unit, weight.needs_peaks
         segments, peaks = self.segments(units, weight.shape[1], stored_as, scaled), None
         if group is not None and stored_as is not None:
             peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
@@ -142,9 +144,7 @@ class Maker:
         self.keep(name, packed)
         if group is None:
             return partial(self.ops.linear, w=packed)
-        return SharedProjection(
-            self.ops, group, packed, stored_as is not None and stored_as.rounds_rows
-        )
+        return SharedProjection(self.ops, group, packed, needs_peaks)
 
     def _widened(self, weight: Tensor | CodedWeight) -> Tensor:
         return weight.widened().to(self.dtype) if isinstance(weight, CodedWeight) else weight

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from quire.kernels.cpu.runtime import find_native
+from quire.ops import CodedWeight
 from quire.ops.formats.coded import CodedLinear
+from quire.ops.formats.row_rounding import RowRounding
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
 from tests.support.op_cases import coded
 from tests.support.op_cases.case import Draw
@@ -21,7 +23,8 @@ pytestmark = [
 ]
 KERNELS = ("coded",)
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 250]
-KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)]
+KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)] + [("floats", False)]
+ROUNDINGS = [RowRounding(to, *how) for to in ("e4m3", "int8") for how in ((), (24,), (0, 0.0123))]
 SHAPES = [(8, 1, 8), (40, 33, 16), (136, 65, 32), (640, 70, 128), (100, 31, 64)]
 """Inputs, outputs, group."""
 
@@ -35,7 +38,9 @@ def test_native_op_conforms(isa, dtype, case):
 def drawn(shape, bits, zeros):
     width, out, group = shape
     draw = Draw(width + out, torch.float32)
-    weight = coded.coded_weight(draw, out, width, bits, group, zeros=zeros)
+    floats = bits == "floats"
+    bits = 8 if floats else bits
+    weight = coded.coded_weight(draw, out, width, bits, group, zeros=zeros, floats=floats)
     return weight, draw.normal(max(ROWS), width)
 
 
@@ -87,6 +92,44 @@ def test_segments_of_several_workers_add_up_to_the_product(isa, rows):
         assert torch.equal(total, whole)
 
 
+def identity(width, rounding):
+    """A weight whose products are the rounded rows themselves."""
+    codes = torch.full((width, width), 128, dtype=torch.uint8).fill_diagonal_(129)
+    scales = torch.ones(width, -(-width // 8))
+    return CodedWeight(8, width, 8, codes, scales, rounding=rounding)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("width", [8, 100])
+def test_rounded_rows_are_those_of_the_definition(isa, rounding, width):
+    ops = cpu_ops(isa)
+    x = torch.randn(40, width, generator=torch.Generator().manual_seed(1))
+    x = torch.cat((x, x.exp() ** 3, torch.linspace(-6, 6, 40 * width).view(40, -1) * 1e-3))
+    x[1], x[2], x[3] = 0, x[2] * 1e-35, x[3] * 1e30
+    packed = ops.pack_linear(dataclasses.replace(identity(width, rounding)), None)
+    assert torch.equal(ops.linear(x, packed), rounding.rounded(x) + 0.0)
+    x[5, 2], x[6, 3] = float("nan"), float("-inf")
+    assert torch.equal(ops.linear(x, packed)[:5], rounding.rounded(x)[:5] + 0.0)
+    assert ops.linear(x, packed)[5].isnan().any()
+
+
+def test_parts_of_rounded_rows_have_the_scale_of_the_whole(isa):
+    ops, rounding = cpu_ops(isa), RowRounding("e4m3")
+    weight, x = drawn((256, 33, 64), "floats", zeros=False)
+    weight = dataclasses.replace(weight, rounding=rounding)
+    whole, x = ops.linear(x[:5], ops.pack_linear(weight, None, segments=2)), x[:5]
+    parts = [
+        ops.linear_partial(
+            x[:, at : at + 128].contiguous(),
+            ops.pack_linear(weight.columns(at, 128), None),
+            x.abs().amax(1),
+        )
+        for at in (0, 128)
+    ]
+    packed = ops.pack_linear(weight, None, segments=2)
+    assert torch.equal(ops.linear_total(torch.cat(parts, 1), packed, None, torch.float32), whole)
+
+
 def test_a_row_that_is_not_finite_stays_alone(isa):
     ops = cpu_ops(isa)
     weight, x = drawn((136, 65, 32), 4, zeros=True)
@@ -102,6 +145,6 @@ def test_a_row_that_is_not_finite_stays_alone(isa):
 def test_memory_is_that_of_the_checkpoint(scales):
     draw = Draw(1, torch.float32)
     ops = cpu_ops(None)
-    for bits, zeros in KINDS:
+    for bits, zeros in KINDS[:-1]:
         weight = coded.coded_weight(draw, 64, 256, bits, 64, zeros=zeros, scales=scales)
         assert ops.pack_linear(weight, None).panels.nbytes == weight.nbytes

@@ -23,20 +23,25 @@ def coded_weight(
     zeros: bool = False,
     order: bool = False,
     scales: torch.dtype = torch.float16,
+    floats: bool = False,
 ) -> CodedWeight:
-    """Codes over their whole range; scales are numbers of few bits, which every type holds, of
-    either sign and sometimes nothing.
+    """Codes over their whole range, but for the NaNs of floats; scales are numbers of few bits,
+    which every type holds, of either sign and sometimes nothing.
     """
     rng, groups = draw.rng, -(-width // group)
     found = rng.integers(-40, 41, (out, groups)).astype(np.float32) / 512
+    codes = rng.integers(0, 256, (out, -(-width * bits // 8)), dtype=np.uint8)
+    if floats:
+        codes[codes % 128 == 127] = 0
     return CodedWeight(
         bits,
         width,
         group,
-        draw.exact(rng.integers(0, 256, (out, -(-width * bits // 8)), dtype=np.uint8)),
+        draw.exact(codes),
         draw.exact(found).to(scales),
         draw.exact(rng.integers(0, 1 << bits, (out, groups), dtype=np.uint8)) if zeros else None,
         draw.integers(rng.permutation(width)) if order else None,
+        floats,
     )
 
 
@@ -53,11 +58,12 @@ def _linear(
     zeros: bool = False,
     order: bool = False,
     scales: torch.dtype = torch.float16,
+    floats: bool = False,
     op: str = "linear",
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         weight = coded_weight(
-            draw, out, width, bits, group, zeros=zeros, order=order, scales=scales
+            draw, out, width, bits, group, zeros=zeros, order=order, scales=scales, floats=floats
         )
         packed = ops.pack_linear(weight, draw.normal(out) if bias else None, segments=segments)
         arguments: Arguments = {"x": draw.normal(rows, width), "w": packed}
@@ -65,7 +71,13 @@ def _linear(
             return with_addend(arguments, addend_of(draw, rows, out))
         return by_row(arguments, {"x": 0})
 
-    traits = "-zeros" * zeros + "-order" * order + "-bias" * bias + "-addend" * addend
+    traits = (
+        "-floats" * floats
+        + "-zeros" * zeros
+        + "-order" * order
+        + "-bias" * bias
+        + "-addend" * addend
+    )
     kind = f"codes{bits}-g{group}-{str(scales).removeprefix('torch.')}{traits}"
     return Case(
         op, f"{kind}-{rows}x{width}x{out}{f'-{segments}segments' * (segments > 1)}", prepare
@@ -117,5 +129,8 @@ CASES = (
     _linear(3, 256, 35, 8, 64, segments=4, op="linear_partial"),
     _linear(3, 128, 35, 4, 32, segments=4, zeros=True, op="linear_partial"),
     *(_hidden(6, 24, 40, gated=gated) for gated in (True, False)),
+    *(_linear(rows, 24, 40, 8, floats=True) for rows in (1, 5)),
+    _linear(4, 150, 34, 8, 64, floats=True, scales=torch.float32, bias=True),
+    _linear(3, 256, 35, 8, 64, segments=4, floats=True, op="linear_partial"),
     _moe(7, 3),
 )

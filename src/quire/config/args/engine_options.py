@@ -63,6 +63,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             "compressed-tensors",
             "gptq",
             "gptq_marlin",
+            "modelopt",
         ),
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
         flags=("-q",),

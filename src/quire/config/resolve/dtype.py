@@ -92,16 +92,18 @@ STORED_NAMES = {
     "awq": "awq",
     "awq_marlin": "awq",
     "compressed-tensors": "compressed-tensors",
+    "fp8": "fp8",
     "gptq": "gptq",
     "gptq_marlin": "gptq",
+    "modelopt": "modelopt",
 }
-"""Values of `quantization` that confirm how a checkpoint is stored."""
+"""Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
 
 
 def decide_quantization(d: Decisions) -> None:
     """Fix `quantization`: how weights are rounded while they are loaded."""
     given, stored = d.args.quantization, d.model.stored_as
-    if stored is not None or given in STORED_NAMES:
+    if stored is not None or given in STORED_NAMES.keys() - BITS_PER_WEIGHT.keys():
         _check_stored(d, given, stored)
         reason = f"the checkpoint is quantised with {stored}; its weights stay as they are stored"
         d.decide("quantization", None, reason)

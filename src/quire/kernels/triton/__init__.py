@@ -139,8 +139,8 @@ def _all_widened(weights: Tensor | Sequence[CodedWeight], dtype: torch.dtype) ->
 @cache
 def _say_widened(dtype: torch.dtype) -> None:
     logger.warning(
-        "The checkpoint's quantised weights are widened to %s: on GPUs there is no product with "
-        "them yet, so they take the memory of an unquantised model.",
+        "The checkpoint's quantised weights are widened to %s, and activations are not rounded: on "
+        "GPUs there is no product with them yet, so they take the memory of an unquantised model.",
         str(dtype).removeprefix("torch."),
     )
 

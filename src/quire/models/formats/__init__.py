@@ -12,16 +12,27 @@ from typing import Any
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.awq import read_awq
 from quire.models.formats.compressed_tensors import read_compressed_tensors
+from quire.models.formats.fp8 import read_fp8, read_modelopt
 from quire.models.formats.gptq import read_gptq
-from quire.models.formats.storage import FLOATS, CodeLayout, Storage, StoredPart
+from quire.models.formats.storage import FLOATS, CodeLayout, RowScheme, Storage, StoredPart
 
-__all__ = ["FLOATS", "METHODS", "CodeLayout", "Storage", "StoredPart", "read_storage"]
+__all__ = [
+    "FLOATS",
+    "METHODS",
+    "CodeLayout",
+    "RowScheme",
+    "Storage",
+    "StoredPart",
+    "read_storage",
+]
 
 METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
     {
         "awq": read_awq,
         "compressed-tensors": read_compressed_tensors,
+        "fp8": read_fp8,
         "gptq": read_gptq,
+        "modelopt": read_modelopt,
     }
 )
 """`quant_method` -> what reads the rest of the object."""

@@ -6,9 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.formats.storage import CodeLayout, Storage, group_size, names, pattern
+from quire.models.formats.fp8 import read_block
+from quire.models.formats.storage import (
+    CodeLayout,
+    Packing,
+    RowScheme,
+    Storage,
+    group_size,
+    names,
+    pattern,
+)
 
-_FORMATS = ("pack-quantized", "mixed-precision")
+_KINDS = {
+    "pack-quantized": "packed",
+    "int-quantized": "bytes",
+    "float-quantized": "floats",
+    "naive-quantized": "any",
+}
+"""Format of a group -> how its weights are stored; any: unpacked, of the type that they have."""
+_PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
+_STRATEGIES = ("tensor", "channel", "group", "block")
 _CALIBRATION = ("observer", "observer_kwargs")
 
 
@@ -26,7 +43,8 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     modules; those on the list `ignore` are stored as they are.
     """
     reader.ignore("version", "global_compression_ratio", "quantization_status")
-    reader.only("format", *_FORMATS)
+    reader.only("format", *_KINDS, "mixed-precision")
+    overall = reader.raw("format", None)
     reader.only("kv_cache_scheme", None)
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
@@ -35,7 +53,7 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     section = reader.section("config_groups")
     if section is None:
         raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
-    groups = [_group(section, name) for name in section.keys()]  # noqa: SIM118 (no mapping)
+    groups = [_group(section, name, overall) for name in section.keys()]  # noqa: SIM118 (no mapping)
     section.finish()
 
     def layout_of(module: str) -> CodeLayout | None:
@@ -49,17 +67,19 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     return Storage("compressed-tensors", layout_of, is_decided_by_files=False, group=group)
 
 
-def _group(section: ConfigReader, name: str) -> _Group:
+def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
     group = section.section(name)
     if group is None:
         raise unsupported(section.at(name), {}, "a scheme with targets and weights")
-    group.only("format", "pack-quantized")
-    for activations in ("input_activations", "output_activations"):
-        group.only(activations, None)
-    weights = group.section("weights")
+    kind = group.choice("format", _KINDS, overall)
+    group.only("output_activations", None)
+    weights, rows = group.section("weights"), group.section("input_activations")
     if weights is None:
         raise unsupported(group.at("weights"), None, "how weights are quantised")
-    layout = _layout(weights)
+    if kind == "packed" and rows is not None:
+        allowed = "null for weights that are packed: activations keep their values"
+        raise unsupported(group.at("input_activations"), group.raw("input_activations"), allowed)
+    layout = _packed(weights) if kind == "packed" else _unpacked(weights, rows, kind)
     weights.finish()
     targets = names(group, "targets")
     group.finish()
@@ -74,13 +94,12 @@ def _target(reader: ConfigReader, key: str, name: str) -> Callable[[str], bool]:
     return lambda module: expression.match(module) is not None
 
 
-def _layout(weights: ConfigReader) -> CodeLayout:
+def _packed(weights: ConfigReader) -> CodeLayout:
     weights.ignore(*_CALIBRATION)
     weights.only("type", "int")
     weights.only("dynamic", False)
     weights.only("block_structure")
-    weights.only("scale_dtype", "torch.float16", "torch.bfloat16", "torch.float32")
-    weights.only("zp_dtype", "torch.int8")
+    _check_types(weights)
     has_groups = weights.choice(
         "strategy", {"group": True, "channel": False}, "group_size" in weights
     )
@@ -92,6 +111,61 @@ def _layout(weights: ConfigReader) -> CodeLayout:
         has_zeros=not weights.flag("symmetric", True),
         is_reordered=weights.choice("actorder", _ORDERS, "weight"),
     )
+
+
+def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> CodeLayout:
+    """Weights in bytes: whole numbers, or e4m3."""
+    weights.ignore(*_CALIBRATION)
+    weights.only("dynamic", False)
+    weights.only("actorder", "weight", "static")
+    weights.only("symmetric", True)
+    _check_types(weights)
+    packing = weights.choice("type", _PACKINGS, "int")
+    if kind not in ("any", packing):
+        raise unsupported(weights.at("type"), weights.raw("type", "int"), "that of the format")
+    weights.choice_of("num_bits", 8)
+    strategy = weights.choice("strategy", {name: name for name in _STRATEGIES}, "tensor")
+    block = read_block(weights, "block_structure") if strategy == "block" else None
+    group = group_size(weights, "group_size")
+    if strategy == "block":
+        if block is None:
+            raise unsupported(weights.at("block_structure"), None, "[outputs, inputs]")
+        group = block[1]
+    else:
+        weights.only("block_structure")
+    outputs = {"tensor": None, "block": None if block is None else block[0]}.get(strategy, 1)
+    return CodeLayout(
+        packing,
+        8,
+        group if strategy in ("group", "block") else None,
+        has_zeros=False,
+        outputs=outputs,
+        rows=None if rows is None else _rows(rows, weights.raw("type", "int")),
+    )
+
+
+def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:
+    """A scale of a whole batch would make a row's result depend on the others, so that each row has
+    its own where the scheme finds scales while the model runs.
+    """
+    rows.ignore(*_CALIBRATION)
+    rows.only("actorder", "weight", "static")
+    rows.only("block_structure")
+    rows.only("type", of_weights)
+    rows.choice_of("num_bits", 8)
+    rows.only("symmetric", True)
+    _check_types(rows)
+    is_static = not rows.flag("dynamic", False)
+    allowed = ("tensor",) if is_static else ("token", "tensor", "group")
+    strategy = rows.choice("strategy", {name: name for name in allowed}, "tensor")
+    group = group_size(rows, "group_size")
+    rows.finish()
+    return RowScheme((group or 0) if strategy == "group" else 0, is_static)
+
+
+def _check_types(args: ConfigReader) -> None:
+    args.only("scale_dtype", "torch.float16", "torch.bfloat16", "torch.float32")
+    args.only("zp_dtype", "torch.int8")
 
 
 _ORDERS = {"group": True, "weight": False, "static": False}

@@ -9,8 +9,8 @@ from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 
-Packing = Literal["awq", "gptq", "compressed-tensors"]
-"""How codes, scales and zero points are packed into tensors."""
+Packing = Literal["awq", "gptq", "compressed-tensors", "bytes", "floats"]
+"""How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not."""
 
 SMALLEST_GROUP = 8
 """Inputs with one scale: what products read at once."""
@@ -25,12 +25,34 @@ _MOST_PATTERN = 400
 @dataclass(frozen=True, slots=True)
 class StoredPart:
     """One of the tensors in which a module's weight is stored: its shape, and the types that it may
-    have. An optional one may be missing.
+    have. An optional one may be missing; a loose one may have other axes of one at its end.
     """
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
     is_optional: bool = False
+    is_loose: bool = False
+
+    def has_shape(self, shape: tuple[int, ...]) -> bool:
+        """Whether it may be stored with this one."""
+        return shape == self.shape or (self.is_loose and _core(shape) == _core(self.shape))
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without axes of one at its end."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+@dataclass(frozen=True, slots=True)
+class RowScheme:
+    """How activations are rounded, to the type of the weight's codes: with a scale for every
+    `group` inputs (0: the row) that is found while the model runs, or with a stored one.
+    """
+
+    group: int = 0
+    is_static: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,9 @@ class CodeLayout:
 
     group: inputs with one scale; None: all of them. has_zeros: with a zero point each, else it is
     the middle of the codes. is_reordered: each input has the group that g_idx names.
-    is_one_less: zero points are stored as one less than they are.
+    is_one_less: zero points are stored as one less than they are. outputs: with one scale; None:
+    all of them. scale_name: of the tensor of scales that are not packed. rows: how activations are
+    rounded; None: they keep their values.
     """
 
     packing: Packing
@@ -48,6 +72,9 @@ class CodeLayout:
     has_zeros: bool
     is_reordered: bool = False
     is_one_less: bool = False
+    outputs: int | None = 1
+    scale_name: str = "weight_scale"
+    rows: RowScheme | None = None
 
     def parts(self, outputs: int, inputs: int) -> dict[str, StoredPart]:
         """The tensors of a weight [outputs, inputs], by what follows the module's name."""
@@ -56,11 +83,15 @@ class CodeLayout:
     @property
     def marker(self) -> str:
         """The tensor that every module with this layout has, and no other."""
+        if self.packing in ("bytes", "floats"):
+            return self.scale_name
         return "weight_packed" if self.packing == "compressed-tensors" else "qweight"
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
-        """Of the weight, with scales of 16 bits."""
+        """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed."""
         groups = self.groups(inputs)
+        if self.packing in ("bytes", "floats"):
+            return outputs * (inputs + 4 * groups)
         return outputs * (_words(inputs, self.bits) * 4 + groups * (2 + self.has_zeros))
 
     def groups(self, inputs: int) -> int:
@@ -107,10 +138,30 @@ def _compressed(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Stor
     return parts
 
 
+def _unpacked(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    dtype = "F8_E4M3" if layout.packing == "floats" else "I8"
+    scales: tuple[int, ...] = ()
+    if layout.outputs is not None:
+        scales = -(-outputs // layout.outputs), layout.groups(inputs)
+    scalar = StoredPart((), _SCALES, is_optional=True, is_loose=True)
+    parts = {
+        "weight": StoredPart((outputs, inputs), (dtype,)),
+        layout.scale_name: StoredPart(scales, _SCALES, is_loose=True),
+        # of keys and values that are kept in e4m3: here each vector finds its own
+        "k_scale": scalar,
+        "v_scale": scalar,
+    }
+    if layout.rows is not None and layout.rows.is_static:
+        parts["input_scale"] = StoredPart((), _SCALES, is_loose=True)
+    return parts
+
+
 _PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] = {
     "awq": _packed_along_outputs,
     "gptq": _packed_along_inputs,
     "compressed-tensors": _compressed,
+    "bytes": _unpacked,
+    "floats": _unpacked,
 }
 
 

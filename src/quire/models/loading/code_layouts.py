@@ -12,6 +12,8 @@ from torch import Tensor
 from quire.errors import CorruptCheckpoint
 from quire.models.formats import CodeLayout
 from quire.ops import CodedWeight
+from quire.ops.formats.row_rounding import RowRounding
+from quire.ops.rounding import TINY
 
 Parts = Mapping[str, Tensor]
 """A module's tensors by what follows its name."""
@@ -40,13 +42,35 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
         zeros = None
     group = min(layout.group or inputs, inputs)
-    weight = CodedWeight(layout.bits, inputs, group, codes, scales, zeros)
-    if layout.group is None:
+    rounding = _rounding(layout, module, parts)
+    are_floats = layout.packing == "floats"
+    if are_floats and _has_nan(codes):
+        raise CorruptCheckpoint(f"{module}.weight has a number that is none (NaN).")
+    weight = CodedWeight(
+        layout.bits, inputs, group, codes, scales, zeros, are_floats=are_floats, rounding=rounding
+    )
+    if layout.group is None and not weight.is_of_integers:
         weight = weight.with_group(_divided(inputs))
     index = parts.get("g_idx", parts.get("weight_g_idx"))
     if index is None or layout.group is None:
         return weight
     return _in_order_of_groups(weight, module, index)
+
+
+def _has_nan(codes: Tensor) -> bool:
+    """Of e4m3, whose only NaNs have all bits but the sign: the largest byte of either sign."""
+    return bool(codes.max() == 0xFF) or bool(codes.view(torch.int8).max() == 0x7F)
+
+
+def _rounding(layout: CodeLayout, module: str, parts: Parts) -> RowRounding | None:
+    """How activations are rounded."""
+    rows = layout.rows
+    if rows is None:
+        return None
+    scale = float(parts["input_scale"].float()) if rows.is_static else None
+    if scale is not None and not TINY < scale < 1 / TINY:
+        raise CorruptCheckpoint(f"{module}.input_scale is {scale:g}, which is no scale.")
+    return RowRounding("e4m3" if layout.packing == "floats" else "int8", rows.group, scale)
 
 
 def _divided(inputs: int) -> int:
@@ -112,6 +136,16 @@ def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, 
     return codes.flatten(0, 1), parts["scales"].t(), zeros
 
 
+def _unpack_bytes(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, None]:
+    """A byte for each weight; blocks of outputs share scales."""
+    codes, scales = parts["weight"].view(torch.uint8), parts[layout.scale_name]
+    if layout.packing == "bytes":
+        codes = codes ^ 128  # whole numbers of -128..127 as codes whose zero point is 128
+    together = layout.outputs or len(codes)
+    scales = scales.reshape(-(-len(codes) // together), -1)
+    return codes, scales.repeat_interleave(together, 0)[: len(codes)], None
+
+
 def _codes_of(words: Tensor, bits: int) -> Tensor:
     """int32 [*, W] -> uint8 [*, W * 32 / bits], the lowest bits first."""
     found = words.view(torch.uint8)
@@ -122,4 +156,6 @@ _UNPACK: Mapping[str, Callable[[CodeLayout, Parts, int], tuple[Tensor, Tensor, T
     "awq": _unpack_awq,
     "gptq": _unpack_gptq,
     "compressed-tensors": _unpack_compressed,
+    "bytes": _unpack_bytes,
+    "floats": _unpack_bytes,
 }

@@ -142,7 +142,7 @@ def match(
     parts = {name: part for s in stored for name, part in s.parts().items()}
     expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
     found = {
-        n: e.shape
+        n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
         for n, e in files.entries.items()
         if n in expected or not family.ignores(n, depth)
     }
@@ -227,7 +227,8 @@ def _part_of_codes(
 ) -> CodedWeight:
     if axis == 0:
         return weight.rows(start, length)
-    if weight.order is not None or start % weight.group or length % weight.group:
+    unit = weight.unit or 1
+    if weight.order is not None or start % unit or length % unit:
         raise LoadError(
             f"{name} cannot be cut over several workers: its groups of inputs with one scale are "
             "not whole in each part. Use tensor_parallel_size=1."

@@ -2,13 +2,15 @@
 
 A weight is (code - zero point) * scale, with one scale, and perhaps one zero point, for every
 output and group of inputs. That is what AWQ, GPTQ and compressed-tensors store, packed in different
-ways (`models/loading/code_layouts.py` unpacks them). Activations keep their values, and so do the
-weights: differences of codes are whole numbers, and their products with scales of 16 bits are exact
-in fp32.
+ways (`models/loading/code_layouts.py` unpacks them). Weights keep their values: differences of
+codes are whole numbers, and their products with scales of 16 bits are exact in fp32. Codes may be
+8-bit floats, too, which are the numbers themselves. Activations keep their values unless the
+format rounds them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,6 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from quire.ops.formats.row_rounding import RowRounding
+from quire.ops.fp8 import FP8
+from quire.ops.quantized import QuantizedLinear
 from quire.ops.segments import Addend, add_to_rows, multiply, products
 
 _PIECE = 1 << 24
@@ -30,7 +35,8 @@ class CodedWeight:
     lower half. scales [out, G] of any float dtype, a scale for every `group` inputs; of the last
     group there may be fewer. zeros: uint8 [out, G], or None: the middle of the codes, 8 or 128.
     order [in] int64: the weight's input i is the model's input order[i]; None where they are the
-    same.
+    same. are_floats: codes are numbers of e4m3, without zero points. rounding: of activations, None
+    where they keep their values; the inputs are in the model's order then.
     """
 
     bits: Literal[4, 8]
@@ -40,8 +46,12 @@ class CodedWeight:
     scales: Tensor
     zeros: Tensor | None = None
     order: Tensor | None = None
+    are_floats: bool = False
+    rounding: RowRounding | None = None
 
     def __post_init__(self) -> None:
+        assert not self.are_floats or (self.bits == 8 and self.zeros is None)
+        assert self.rounding is None or self.order is None
         groups = -(-self.in_features // self.group)
         outputs, scale_groups = self.scales.shape
         assert scale_groups == groups
@@ -61,12 +71,34 @@ class CodedWeight:
     def shape(self) -> tuple[int, int]:
         return self.out_features, self.in_features
 
+    @property
+    def unit(self) -> int:
+        """Inputs that stay together where the weight is cut; 0: any may be cut off."""
+        if self.is_of_integers:
+            return 0
+        rounded = 0 if self.rounding is None else self.rounding.group
+        return math.lcm(self.group, rounded or 1)
+
+    @property
+    def needs_peaks(self) -> bool:
+        """Whether a part of a row of activations cannot be rounded by itself."""
+        return self.rounding is not None and self.rounding.needs_peaks
+
+    @property
+    def is_of_integers(self) -> bool:
+        """Whether a product is a sum of whole numbers times one scale of the row and one of the
+        output, as those of `WeightFormat("int8")` are.
+        """
+        has_one_scale = self.bits == 8 and self.group >= self.in_features and self.zeros is None
+        return has_one_scale and not self.are_floats and self.rounding == RowRounding("int8")
+
     def widened(self) -> Tensor:
         """The weight [out, in] in fp32, inputs in the model's order."""
-        scales, zeros = self.scales.float(), self._zeros().float()
-        spread = [part.repeat_interleave(self.group, 1) for part in (scales, zeros)]
-        scales, zeros = (part[:, : self.in_features] for part in spread)
-        weight = (self._numbers().float() - zeros) * scales
+        numbers, scales = self._numbers(), self._spread(self.scales.float())
+        if self.are_floats:
+            weight = numbers.view(FP8).float() * scales
+        else:
+            weight = (numbers.float() - self._spread(self._zeros().float())) * scales
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
@@ -78,8 +110,7 @@ class CodedWeight:
 
     def fits(self, other: CodedWeight) -> bool:
         """Whether the other's outputs can follow in the same weight."""
-        same = (self.bits, self.in_features, self.group)
-        if same != (other.bits, other.in_features, other.group):
+        if self._kind() != other._kind() or not _fit(self.rounding, other.rounding):
             return False
         if self.order is None or other.order is None:
             return self.order is other.order
@@ -90,17 +121,19 @@ class CodedWeight:
         return self.each(lambda part: part.narrow(0, start, length))
 
     def columns(self, start: int, length: int) -> CodedWeight:
-        """Some of the inputs, whole groups from `start` on and up to the end of one, as views."""
+        """Some of the inputs, whole units from `start` on and up to the end of one, as views."""
         assert self.order is None, "inputs that are reordered do not lie side by side"
-        assert start % self.group == 0 and length % self.group == 0
+        codes = self.codes.narrow(1, start * self.bits // 8, length * self.bits // 8)
+        if not self.unit:
+            return replace(self, in_features=length, group=length, codes=codes)
+        assert start % self.unit == 0 and length % self.unit == 0
         first, count = start // self.group, length // self.group
-        return CodedWeight(
-            self.bits,
-            length,
-            self.group,
-            self.codes.narrow(1, start * self.bits // 8, length * self.bits // 8),
-            self.scales.narrow(1, first, count),
-            None if self.zeros is None else self.zeros.narrow(1, first, count),
+        return replace(
+            self,
+            in_features=length,
+            codes=codes,
+            scales=self.scales.narrow(1, first, count),
+            zeros=None if self.zeros is None else self.zeros.narrow(1, first, count),
         )
 
     def with_group(self, group: int) -> CodedWeight:
@@ -132,6 +165,13 @@ class CodedWeight:
             numbers = packed
         return replace(self, codes=numbers, order=order)
 
+    def _kind(self) -> tuple[object, ...]:
+        return self.bits, self.in_features, self.group, self.are_floats
+
+    def _spread(self, part: Tensor) -> Tensor:
+        """part [out, G] for each input, [out, in]."""
+        return part.repeat_interleave(self.group, 1)[:, : self.in_features]
+
     def _numbers(self) -> Tensor:
         """The codes [out, in]."""
         if self.bits == 8:
@@ -145,17 +185,28 @@ class CodedWeight:
         return torch.full_like(self.scales, 1 << (self.bits - 1), dtype=torch.uint8)
 
 
+def _fit(one: RowRounding | None, other: RowRounding | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.joined(other) is not None
+
+
 def one_above_the_other(parts: Sequence[CodedWeight]) -> CodedWeight:
     """Weights that fit each other as one."""
     first = parts[0]
     if len(parts) == 1:
         return first
+    rounding = first.rounding
+    for part in parts[1:]:
+        if rounding is not None and part.rounding is not None:
+            rounding = rounding.joined(part.rounding)
     has_zeros = any(part.zeros is not None for part in parts)
     return replace(
         first,
         codes=torch.cat([part.codes for part in parts]),
         scales=torch.cat([part.scales for part in parts]),
         zeros=torch.cat([part._zeros() for part in parts]) if has_zeros else None,
+        rounding=rounding,
     )
 
 
@@ -178,12 +229,13 @@ class CodedLinear:
         return self.weight.out_features
 
     def multiply(self, x: Tensor, addend: Addend | None = None) -> Tensor:
-        """x [*, in] -> [*, out] in x's dtype: a product in fp32."""
+        """x [*, in] -> [*, out] in x's dtype: a product in fp32 with rows that may be rounded."""
         return add_to_rows(multiply(x, self), x, self, addend)
 
     def partial(self, x: Tensor, peaks: Tensor | None) -> Tensor:
         """x [T, in] -> fp32 [T, S, out] (fp64 of fp64), some outputs at a time."""
-        weight, x = self.weight, x if x.dtype is torch.float64 else x.float()
+        weight, dtype = self.weight, torch.float64 if x.dtype is torch.float64 else torch.float32
+        x = x.to(dtype) if weight.rounding is None else weight.rounding.rounded(x, peaks).to(dtype)
         step = max(1, _PIECE // max(1, self.in_features))
         if weight.order is not None:  # the segments are of the weight's own order
             x, weight = x[:, weight.order], replace(weight, order=None)
@@ -197,3 +249,10 @@ class CodedLinear:
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] plus bias."""
         return total if self.bias is None else total + self.bias
+
+
+def integer_linear(weight: CodedWeight, bias: Tensor | None, segments: int = 1) -> QuantizedLinear:
+    """Plain torch's format of a weight that `is_of_integers`."""
+    q = (weight.codes ^ 128).view(torch.int8).unsqueeze(1)
+    scales = weight.scales.float()
+    return QuantizedLinear(weight.in_features, q, scales, bias, segments=segments)
