@@ -19,7 +19,7 @@ from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config, token_ids, unsupported
-from quire.models.costs import size_in_codes
+from quire.models.costs import coded_tensors, size_in_codes
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
@@ -54,7 +54,8 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     decoder = read_spec(config)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     storage = read_storage(config)
-    coded = (0, 0) if storage is None else size_in_codes(find_family(config), decoder, storage)
+    in_codes = [] if storage is None else coded_tensors(find_family(config), decoder, storage)
+    coded = size_in_codes(in_codes)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(

@@ -4,12 +4,20 @@ for all families.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.models.formats import Storage
 from quire.models.parameters import num_parameters, outer_parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Block, Decoder
 
-__all__ = ["active_parameters", "flops_per_token", "num_parameters", "size_in_codes"]
+__all__ = [
+    "active_parameters",
+    "coded_tensors",
+    "flops_per_token",
+    "num_parameters",
+    "size_in_codes",
+]
 
 
 def active_parameters(decoder: Decoder) -> int:
@@ -37,14 +45,22 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     )
 
 
-def size_in_codes(family: Family, decoder: Decoder, storage: Storage) -> tuple[int, int]:
-    """How many weights are stored as codes, and their bytes with scales and zero points; those of
-    layers alone where the config does not say which.
+def coded_tensors(family: Family, decoder: Decoder, storage: Storage) -> list[StoredTensor]:
+    """The tensors that are stored as codes; those of layers alone where the config does not say
+    which.
     """
     stored = [tensor.in_codes(storage) for tensor in tensor_map(family, decoder)]
-    coded = [t for t in stored if t.layout is not None and not _is_left_to_files(t, storage)]
-    count = sum(leaf.size for tensor in coded for leaf in tensor.leaves)
-    return count, sum(t.layout.num_bytes(*t.shape) for t in coded if t.layout is not None)
+    return [t for t in stored if t.layout is not None and not _is_left_to_files(t, storage)]
+
+
+def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
+    """How many weights these tensors of codes have, and their bytes with scales and zero points."""
+    count = num_bytes = 0
+    for tensor in coded:
+        assert tensor.layout is not None, "the tensor is stored as it is"
+        count += sum(leaf.size for leaf in tensor.leaves)
+        num_bytes += tensor.layout.num_bytes(*tensor.shape)
+    return count, num_bytes
 
 
 def _is_left_to_files(tensor: StoredTensor, storage: Storage) -> bool:
