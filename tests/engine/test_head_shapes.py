@@ -20,8 +20,9 @@ from quire.errors import LoadError
 from quire.kernels.cpu.runtime import find_native
 from quire.models import families
 from quire.models.families.llama import RULES
+from quire.models.positions import Rope
 from quire.models.rules import Family
-from quire.models.spec import Attention, Block, Decoder, Mlp, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.params import SamplingParams
 from tests.models.dense_reference import run_dense
 from tests.support import invariants

@@ -8,7 +8,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 from quire.models.alibi import alibi_slopes
-from quire.models.spec import Alibi
+from quire.models.positions import Alibi
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 31, 32, 71, 112])

@@ -10,7 +10,8 @@ import torch
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models.loading.weights import load_model
-from quire.models.spec import Attention, Block, Decoder, Mlp, Norm, Rope
+from quire.models.positions import Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select
 from quire.params import SamplingParams
 from quire.runner.batch import BatchBuilder

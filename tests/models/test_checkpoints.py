@@ -20,6 +20,7 @@ from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 300}
 SMALL_GPT2 = {"n_embd": 64, "n_layer": 2, "n_inner": 96, "vocab_size": 300}
+SMALL_OF = {"gpt2": SMALL_GPT2, "mamba2": {"num_hidden_layers": 2, "vocab_size": 300}}
 
 
 def digest(folder):
@@ -28,7 +29,7 @@ def digest(folder):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_agrees_on_every_family(tmp_path, family):
-    shape = SMALL_GPT2 if family == "gpt2" else SMALL
+    shape = SMALL_OF.get(family, SMALL)
     if family in ("granite", "starcoder2"):
         shape = {**shape, "head_dim": 16}
     folder = make_checkpoint(tmp_path, shape, family=family, dtype="float32")
@@ -97,12 +98,14 @@ def test_the_tokenizer_has_the_models_vocabulary(tmp_path):
         ("1b", 1_235_814_400),
         ("8b", 8_030_261_248),
         ("0.9b-latent", 899_753_984),
+        ("0.8b-mamba2", 780_161_280),
+        ("0.8b-delta", 752_393_024),
     ],
 )
 def test_named_shapes_are_the_published_ones(shape, count):
     config = make_config(shape, SHAPES[shape].family)
     assert num_parameters(read_spec(config)) == count
-    assert config["max_position_embeddings"] == 8192
+    assert "mamba" in shape or config["max_position_embeddings"] == 8192
 
 
 def test_weights_are_stored_in_the_asked_dtype(tmp_path):

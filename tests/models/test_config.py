@@ -5,6 +5,7 @@ over.
 import json
 
 import pytest
+from transformers import AutoConfig
 
 from quire.errors import (
     LoadError,
@@ -18,12 +19,13 @@ from quire.models.costs import active_parameters, num_parameters
 from quire.models.kv_pool import token_bytes
 from quire.models.layer_memory import NumberBytes
 from quire.models.max_length import length_facts
+from quire.models.positions import LinearScaling, LongRopeScaling, YarnScaling
 from quire.models.show import describe
-from quire.models.spec import LinearScaling, LongRopeScaling, YarnScaling
 from tests.models.hostile.published import HARMLESS, PUBLISHED_DENSE
 from tests.models.hostile.published_gemma import HARMLESS_IN_GEMMA, PUBLISHED_GEMMA
 from tests.models.hostile.published_latent import HARMLESS_WITH_LATENTS, PUBLISHED_LATENT
 from tests.models.hostile.published_mixtures import HARMLESS_IN_MIXTURES, PUBLISHED_MIXTURES
+from tests.models.hostile.published_more import HARMLESS_IN_MORE, PUBLISHED_MORE
 from tests.models.hostile.published_state import HARMLESS_WITH_STATES, PUBLISHED_STATE
 
 NOISE = {
@@ -207,6 +209,7 @@ PUBLISHED = {
     **PUBLISHED_LATENT,
     **PUBLISHED_STATE,
     **PUBLISHED_GEMMA,
+    **PUBLISHED_MORE,
 }
 GPT_OSS = published(
     "GptOssForCausalLM",
@@ -416,6 +419,7 @@ def test_no_key_of_a_family_may_change_unnoticed(name):
         *("resid_pdrop", "attn_pdrop", "summary_type", "task_specific_params"),
         *("cache_implementation", "max_window_layers", *HARMLESS, *HARMLESS_IN_MIXTURES),
         *(*HARMLESS_WITH_LATENTS, *HARMLESS_WITH_STATES, *HARMLESS_IN_GEMMA),
+        *HARMLESS_IN_MORE,
     }
     assert set(accepted) <= harmless
 
@@ -512,3 +516,29 @@ def test_length_follows_the_keys(case):
     config, limit, default = LENGTHS[case]
     facts = length_facts(config)
     assert (facts.limit, facts.default) == (limit, default)
+
+
+def test_published_keys_of_mimo_v2_mean_those_of_transformers():
+    config, _ = PUBLISHED["MiMo-V2-Flash"]
+    made = AutoConfig.for_model(
+        "mimo_v2_flash", max_position_embeddings=262144, sliding_window_size=128
+    )
+    theirs = made.to_dict() | {"architectures": config["architectures"]}
+    assert read_spec(config) == read_spec(theirs)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hybrid_layer_pattern", [2] * 48),
+        ("moe_layer_freq", [1] * 47),
+        ("swa_head_dim", 128),
+        ("swa_num_attention_heads", 32),
+        ("sliding_window", 4096),
+        ("hybrid_block_size", 4),
+    ],
+)
+def test_published_keys_of_mimo_v2_are_refused_at_other_values(key, value):
+    config, _ = PUBLISHED["MiMo-V2-Flash"]
+    with pytest.raises(UnsupportedConfigValue, match=key):
+        read_spec({**config, key: value})

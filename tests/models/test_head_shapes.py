@@ -7,7 +7,8 @@ import torch
 
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.models.loading.weights import load_model
-from quire.models.spec import Attention, Block, Decoder, Mlp, Norm, Rope
+from quire.models.positions import Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 from quire.ops import select
 from tests.models.dense_reference import run_dense
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error, run_chunked

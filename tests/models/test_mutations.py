@@ -19,20 +19,23 @@ from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
 from quire.models.parameters import parameters
+from quire.models.positions import (
+    Alibi,
+    LinearScaling,
+    Rope,
+    Temperature,
+)
 from quire.models.rules import RuleError
 from quire.models.spec import (
-    Alibi,
     Attention,
     Block,
     Decoder,
     LayerInputs,
-    LinearScaling,
+    MixerAfterShared,
     Mlp,
     Moe,
     Norm,
-    Rope,
     Streams,
-    Temperature,
     shares,
     single_mixers,
 )
@@ -134,7 +137,19 @@ def block_mutants(blocks: tuple[Block, ...], decoder: Decoder):
     for at in {block: i for i, block in enumerate(blocks)}.values():
         for path, new in mutants(blocks[at]):
             changed_blocks = (*blocks[:at], new, *blocks[at + 1 :])
+            if path[:2] == ("mixer", "shared") and path[2] != "number":
+                changed_blocks = tuple(with_shared(b, new) for b in changed_blocks)
             yield ("blocks", *path), replace(decoder, blocks=changed_blocks)
+
+
+def with_shared(block: Block, new: Block) -> Block:
+    """The block with the shared transformer of `new`, if it has that of the same number."""
+    mixer, changed_mixer = block.mixer, new.mixer
+    assert isinstance(changed_mixer, MixerAfterShared)
+    shared = changed_mixer.shared
+    if not isinstance(mixer, MixerAfterShared) or mixer.shared.number != shared.number:
+        return block
+    return replace(block, mixer=replace(mixer, shared=shared))
 
 
 def changed(name: str, old: Any):
@@ -164,6 +179,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return True
     if path[-3:] == ("mixer", "norm", "eps"):
         return True  # of latents, always 1e-6
+    if last == "number":
+        return num_uses(spec, block) == 1  # a name
     own = [m for m in single_mixers(block.mixer) if isinstance(m, Attention)]
     if last == "qk_norm_over":
         return all(mixer.qk_norm is None for mixer in own)
@@ -184,6 +201,13 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     if last in OF_OWN_KEYS and all(map(shares, single_mixers(block.mixer))):
         return True
     return block.experts is not None and is_explained_of_mixture(last, block.experts)
+
+
+def num_uses(spec: Decoder, block: Block) -> int:
+    """How many layers use the shared transformer of this one."""
+    mixers = [b.mixer for b in spec.blocks if isinstance(b.mixer, MixerAfterShared)]
+    assert isinstance(block.mixer, MixerAfterShared)
+    return sum(mixer.shared.number == block.mixer.shared.number for mixer in mixers)
 
 
 def commutes(a: Attention) -> bool:
@@ -250,6 +274,7 @@ BLIND_KEYS: dict[str, set[str]] = {
     "falcon_h1": {"mamba_expand"},  # mamba_d_ssm is there, too
     "falcon_h1-gate": {"mamba_expand"},
     "granite_hybrid": {"intermediate_size", "num_experts_per_tok"},  # of experts
+    "zamba2-several": {"rope_parameters.rope_theta"},
     "granite_hybrid-experts": {"rope_parameters.rope_theta"},  # nothing rotates
     "nemotron_h": {
         *EXPERTS_OF_NEMOTRON.split(),

@@ -39,8 +39,13 @@ EXPECTED = {
     "llama4": ["the tokens of its chunk of 8", "chunks of 8: layers"],
     "mamba": ["state   6,912 bytes per request", "s = e^(-e^a * d) * s + d * b * x"],
     "falcon_h1": ["sum of the results", "states of 6 x 12 numbers", "bytes per token"],
+    "zamba2": [
+        "h = rms_norm[eps 0.05](x, embedding)    # transformer 0, which layers share",
+        "rank 8 next to W, rank 8 next to Wg and Wu",
+        "h = rms_norm[eps 0.05](x + t)",
+    ],
     "qwen3_5": ["s = s + k (b * (v - k s))", "recurrent state"],
-    "lfm2": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
+    "lfm2_moe": ["h = Wo @ (c * conv(b * x)) + bias    # over 3 tokens"],
     "gemma4": [
         "k, v are those of layer 1",
         "of 20 frequencies the first 8",

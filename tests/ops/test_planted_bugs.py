@@ -434,6 +434,7 @@ BUGS = {
     "the other one activated": {"modulate": lambda x, by, act: PLAIN.modulate(by, x, act)},
     "gates cut at their mean": wrong_arguments("sparse_gated", deviations=0.0),
     "streams without a common size": {"enter_streams": lambda x, others: torch.cat((x, others), 1)},
+    "the other stream first": {"join_streams": lambda x, other: torch.cat((other, x), 1)},
     "share of the first stream": wrong_arguments("correct_streams", active=0),
     "matrix of streams transposed": {"predict_streams": transposed_matrix},
     "bound forgotten": wrong_arguments("bounded_gated", bound=1e9),

@@ -171,7 +171,7 @@ def test_the_promise_of_invariance_is_kept_by_definitions_that_look_at_one_row()
     row_wise = [name for name, record in CATALOG.items() if record.is_invariant]
     assert {
         "embed", "xielu", "multiply", "modulate", "row_peaks",
-        "sparse_gated", "bounded_gated", "scale_heads",
+        "sparse_gated", "bounded_gated", "scale_heads", "join_streams",
         "enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched",
         "scale_queries", "route", "greedy", "draw", "truncate",
         "rank", "mask_logits", "bias_logits", "penalize", "forbid_words",

@@ -1,8 +1,8 @@
-"""The slopes of linear biases (ALiBi), from `spec.Alibi`. Free of torch."""
+"""The slopes of linear biases (ALiBi), from `positions.Alibi`. Free of torch."""
 
 from __future__ import annotations
 
-from quire.models.spec import Alibi
+from quire.models.positions import Alibi
 
 
 def alibi_slopes(alibi: Alibi, heads: int) -> list[float]:

@@ -30,6 +30,7 @@ from quire.models.layers import (
     SubLayer,
     SumOfMixers,
     make_entrance,
+    make_input_join,
     make_join,
     make_look_up,
     make_parallel_join,
@@ -40,6 +41,12 @@ from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.latent import make_latent_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
+from quire.models.mixers.shared_transformer import (
+    SharedTransformerUse,
+    SharedWeights,
+    make_shared_weights,
+    make_use,
+)
 from quire.models.spec import (
     Attention,
     Block,
@@ -48,9 +55,12 @@ from quire.models.spec import (
     FeedForward,
     LatentAttention,
     Mixer,
+    MixerAfterShared,
     Moe,
+    SharedTransformer,
     SingleMixer,
     Streams,
+    shared_transformers,
     single_mixers,
 )
 from quire.models.streams import (
@@ -75,6 +85,11 @@ class _Piece:
     post: NormWeight | None
     join: MakeJoin
     scale: float
+
+
+def _embeddings(ids: Tensor, x: Tensor) -> Tensor:
+    """What layers with a shared transformer read."""
+    return x
 
 
 def _normed(ops: Ops, piece: _Piece) -> NormedPart:
@@ -106,6 +121,7 @@ class Assembly:
         self._place = first_place
         self._first_places: list[int] = []
         self._tied_head: LinearWeight | None = None
+        self._shared: dict[int, SharedWeights] = {}
 
     @property
     def parts(self) -> list[tuple[str, Part]]:
@@ -124,7 +140,14 @@ class Assembly:
         # in a config (Granite) are exact in every dtype in use
         scale = torch.tensor(self._spec.embed_scale, dtype=self._make.dtype).item()
         look_up, inputs = make_look_up(self._ops, table, scale), self._spec.layer_inputs
-        stage = None if inputs is None else make_layer_inputs(self._make, self._spec, inputs)
+        stage: Callable[[Tensor, Tensor], Tensor] | None = None
+        if inputs is not None:
+            stage = make_layer_inputs(self._make, self._spec, inputs)
+        for number, use in shared_transformers(self._spec).items():
+            self._shared[number] = make_shared_weights(self._make, use)
+        if self._shared:
+            assert stage is None and norm is None and positions is None, "embeddings as they are"
+            stage = _embeddings
         if self._spec.streams is not None:
             assert norm is None, "streams are entered from the embedding"
             finish = make_entry(self._make, self._spec.streams)
@@ -194,9 +217,14 @@ class Assembly:
         yield _Piece(None, gate, post, make_join, b.residual_scale)
 
     def _pieces(self, at: str, b: Block) -> Iterator[_Piece]:
-        if b.mixer is not None:
+        mixer = b.mixer
+        if isinstance(mixer, MixerAfterShared):
+            use = self._use(at + "shared.", mixer.shared)
+            yield _Piece(None, use, None, make_input_join, scale=1.0)
+            mixer = mixer.mixer
+        if mixer is not None:
             join = make_join if b.parallel == "no" else make_parallel_join
-            yield self._piece(at + "attn", b, b.pre, partial(self._mixer, at, b.mixer), join)
+            yield self._piece(at + "attn", b, b.pre, partial(self._mixer, at, mixer), join)
         if b.mlp is not None:
             yield self._piece(at + "mlp", b, b.has_mlp_pre, partial(self._feed, at, b.mlp))
 
@@ -222,6 +250,10 @@ class Assembly:
         if isinstance(m, Moe):
             return PlacedFeedForward(self._mixtures.mixture(at + "mlp.", m))
         return PlacedFeedForward(make_dense(self._make, at + "mlp.", m))
+
+    def _use(self, at: str, s: SharedTransformer) -> SharedTransformerUse:
+        place, self._place = self._place, self._place + 1
+        return make_use(self._make, at, s, self._shared[s.number], place)
 
     def _mixer(self, at: str, m: Mixer) -> SubLayer:
         placed = [self._placed(at, mixer) for mixer in single_mixers(m)]

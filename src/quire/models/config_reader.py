@@ -49,8 +49,8 @@ _IRRELEVANT_BY_REASON = {
     "how states of Mamba are initialised, or computed by another library": (
         "time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor "
         "rescale_prenorm_residual use_mambapy use_associative_scan use_falcon_mambapy "
-        "use_mamba_kernels chunk_size mamba_chunk_size residual_in_fp32 mamba_ssm_cache_dtype "
-        "num_logits_to_keep"
+        "use_mamba_kernels use_mem_eff_path chunk_size mamba_chunk_size residual_in_fp32 "
+        "mamba_ssm_cache_dtype num_logits_to_keep"
     ),
     "token ids and labels: text and sampling, not the decoder": (
         "bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id "
@@ -93,6 +93,12 @@ _OF_OTHER_PARTS = frozenset(
         "eoa_token_index",
         "mm_tokens_per_image",
         "vision_soft_tokens_per_image",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_feature_layer",
+        "spatial_merge_size",
+        "projector_hidden_act",
+        "multimodal_projector_bias",
         "audio_soft_tokens_per_image",
     ]
 )
@@ -145,13 +151,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """`config`, or where it consists of configs of several parts (`text_config` and others) that of
-    text, with what stands next to it. Keys about other parts are left out.
+    text, with what stands next to it, but for the type of the whole. Keys about other parts are
+    left out.
     """
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
     outer = {k: v for k, v in config.items() if k not in _OF_OTHER_PARTS and v is not None}
     del outer["text_config"]
+    outer.pop("model_type", None)
     return {**text, **outer}
 
 

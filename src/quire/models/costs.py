@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.models.formats import Storage
-from quire.models.parameters import num_parameters, outer_parameters
+from quire.models.parameters import num_parameters, num_repeated_parameters, outer_parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Block, Decoder
 
@@ -40,7 +40,8 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     """Multiplications and additions for one new token that sees `context` tokens in its full
     layers.
     """
-    return 2 * active_parameters(decoder) + sum(
+    weights = active_parameters(decoder) + num_repeated_parameters(decoder)
+    return 2 * weights + sum(
         block.mixer.flops(context) for block in decoder.blocks if block.mixer is not None
     )
 

@@ -192,6 +192,18 @@ def make_parallel_join(
     return _after_norm(ops, post, shared if pre is None else normed)
 
 
+def make_input_join(
+    ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float
+) -> Join:
+    """Make the end of a part whose result is added to the next one's input alone."""
+
+    def join(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        total = ops.add(x, delta, scale)
+        return x, total if pre is None else ops.norm(total, pre)
+
+    return _after_norm(ops, post, join)
+
+
 def _after_norm(ops: Ops, post: NormWeight | None, join: Join) -> Join:
     if post is None:
         return join

@@ -14,9 +14,10 @@ from torch import Tensor
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.layers import Projection, SharedProjection
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.positions import Rope
 from quire.models.rotary_tables import rotary_table
 from quire.models.sharding import num_segments
-from quire.models.spec import Norm, Rope
+from quire.models.spec import Norm
 from quire.ops import (
     CodedWeight,
     ExpertWeights,

@@ -23,11 +23,14 @@ from quire.models.spec import (
     FeedForward,
     LatentAttention,
     LayerInputs,
+    MixerAfterShared,
     Mlp,
     Moe,
     Norm,
+    SharedTransformer,
     SingleMixer,
     Streams,
+    shared_transformers,
     single_mixers,
 )
 
@@ -85,6 +88,19 @@ def num_expert_parameters(decoder: Decoder) -> int:
     return _num_in_layers(decoder, ".experts.")
 
 
+def num_repeated_parameters(decoder: Decoder) -> int:
+    """How many more values a token is multiplied with than the weights have: those of shared
+    transformers, for each of their uses but the first.
+    """
+    mixers = (block.mixer for block in decoder.blocks)
+    uses = Counter(m.shared.number for m in mixers if isinstance(m, MixerAfterShared))
+    sizes = {
+        number: sum(leaf.size for leaf in _shared_transformer("", use, decoder.dim))
+        for number, use in shared_transformers(decoder).items()
+    }
+    return sum((count - 1) * sizes[number] for number, count in uses.items())
+
+
 def _num_in_layers(d: Decoder, part: str) -> int:
     """How many values those leaves of layers have whose names contain `part`. Equal layers are
     looked at once: mixtures have tens of thousands of leaves.
@@ -115,6 +131,8 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
         yield from _norm("embed_norm", d.embed_norm, d.dim)
     if d.layer_inputs is not None:
         yield from _layer_inputs(d.layer_inputs, d)
+    for use in shared_transformers(d).values():
+        yield from _shared_transformer(f"shared.{use.number}.", use, d.dim)
     yield from _ways("enter", d)
 
 
@@ -150,9 +168,13 @@ def _layer_inputs(inputs: LayerInputs, d: Decoder) -> Iterator[Parameter]:
 def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
     dim = d.dim
     if b.mixer is not None:
+        mixers = single_mixers(b.mixer)
+        if isinstance(b.mixer, MixerAfterShared):
+            yield from _use_of_shared(at + "shared.", b.mixer.shared, dim)
+            mixers = (b.mixer.mixer,)
         if b.pre:
             yield from _norm(at + "attn_pre", b.norm, dim)
-        for mixer in single_mixers(b.mixer):
+        for mixer in mixers:
             yield from _mixer(at, mixer, dim)
         if b.post:
             yield from _norm(at + "attn_post", b.norm, dim)
@@ -184,6 +206,27 @@ def _streams(at: str, s: Streams, norm: Norm, dim: int) -> Iterator[Parameter]:
     yield Parameter(at + "streams.scale", (dim,), "replicated", "norm")
 
 
+def _shared_transformer(at: str, s: SharedTransformer, dim: int) -> Iterator[Parameter]:
+    """What its uses have in common."""
+    yield from _norm(at + "attn_pre", s.norm, 2 * dim)
+    yield from _attention(at + "attn.", s.attention, 2 * dim, dim)
+    yield from _norm(at + "mlp_pre", s.norm, dim)
+    yield from _mlp(at + "mlp.", s.mlp, dim)
+
+
+def _use_of_shared(at: str, s: SharedTransformer, dim: int) -> Iterator[Parameter]:
+    """What belongs to one layer: `_a` of an adapter makes the rank's numbers, `_b` its results."""
+    a, rank = s.attention, s.attention_rank
+    if rank:
+        for part in "qkv":
+            yield from _linear(f"{at}{part}_a", rank, 2 * dim, "replicated", False)
+        for part, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
+            yield from _linear(f"{at}{part}_b", heads * a.head_dim, rank, "replicated", False)
+    yield from _linear(at + "mlp_a", s.rank, dim, "replicated", False)
+    yield from _linear(at + "mlp_b", 2 * s.mlp.width, s.rank, "replicated", False)
+    yield from _linear(at + "out", dim, dim, "replicated", False)
+
+
 def _mixer(at: str, m: SingleMixer, dim: int) -> Iterator[Parameter]:
     if isinstance(m, Attention):
         yield from _attention(at + "attn.", m, dim)
@@ -204,7 +247,7 @@ def _feed_forward(at: str, m: FeedForward, dim: int) -> Iterator[Parameter]:
         yield from _mlp(at, m, dim)
 
 
-def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
+def _attention(at: str, a: Attention, dim: int, outputs: int | None = None) -> Iterator[Parameter]:
     heads_of = {"q": a.heads, "k": a.kv_heads, "v": a.kv_heads}
     value_dim = a.head_dim if a.value_dim is None else a.value_dim
     for part in projections_of(a):
@@ -216,7 +259,7 @@ def _attention(at: str, a: Attention, dim: int) -> Iterator[Parameter]:
     if a.gate != "none":
         width = a.heads if a.gate == "per_head" else a.heads * a.head_dim
         yield from _linear(at + "gate", width, dim, "column", False, a.heads)
-    yield from _linear(at + "o", dim, a.heads * value_dim, "row", a.o_bias)
+    yield from _linear(at + "o", outputs or dim, a.heads * value_dim, "row", a.o_bias)
     if a.sinks:
         yield Parameter(at + "sinks", (a.heads,), "column", "sink")
 

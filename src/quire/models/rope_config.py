@@ -1,4 +1,4 @@
-"""From the rope keys of a config.json, in all their historical forms, to `spec.Rope`.
+"""From the rope keys of a config.json, in all their historical forms, to `positions.Rope`.
 
 Old files have `rope_theta`, `rope_scaling` (with `type` or `rope_type`) and `partial_rotary_factor`
 at top level; files written by transformers 5 have them in `rope_parameters`, flat or one object per
@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, is_number, unsupported
-from quire.models.spec import (
+from quire.models.positions import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -1,4 +1,4 @@
-"""Rotary tables: the cosines and sines of every position, from a `spec.Rope`.
+"""Rotary tables: the cosines and sines of every position, from a `positions.Rope`.
 
 Two scalings depend on how long the context is. transformers chooses by the longest sequence of the
 call, which changes the meaning of keys that are already cached; a paged cache needs one choice for
@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from quire.models.spec import (
+from quire.models.positions import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -49,7 +49,8 @@ class Family:
     `describe` reads a config into a spec. `rules` may depend on the spec. `oracle` is what tests
     compare the family's logits with: transformers, or where it does not have the family a reference
     of ours (tests/models/hostile/references.py). `prefix` is what all checkpoint names but the
-    head's start with; checkpoints of the bare decoder leave it out. `ignored` are patterns of
+    head's start with; checkpoints of the bare decoder leave it out. `head_prefix` is what the
+    head's start with. `ignored` are patterns of
     tensors that files carry and that hold nothing of the model, unless a rule names them.
     drafts_after_layers: layers beyond those of the config predict further tokens (MTP), and are
     ignored as well.
@@ -59,6 +60,7 @@ class Family:
     describe: Callable[[ConfigReader], Decoder]
     rules: tuple[Rule, ...] | Callable[[Decoder], tuple[Rule, ...]]
     prefix: str = "model."
+    head_prefix: str = ""
     oracle: Literal["transformers", "reference"] = "transformers"
     ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     drafts_after_layers: bool = False
@@ -79,19 +81,24 @@ class Family:
         return self.drafts_after_layers and layer is not None and int(layer[1]) >= num_layers
 
 
-def text_of(family: Family, architecture: str) -> Family:
+def text_of(family: Family, architecture: str, *, has_head: bool = False) -> Family:
     """The same decoder as the text part of a model that also takes pictures or sound, whose other
-    tensors are ignored.
+    tensors are ignored. `has_head`: the part `language_model` is a decoder with its head; else it
+    is one without, in `model`.
     """
     return replace(
         family,
         architectures=(architecture,),
-        prefix="model.language_model.",
-        ignored=(*family.ignored, rf"model\.({'|'.join(_OTHER_PARTS)})\..*"),
+        prefix=f"language_model.{family.prefix}" if has_head else "model.language_model.",
+        head_prefix="language_model." if has_head else "",
+        ignored=(*family.ignored, rf"(model\.)?({'|'.join(_OTHER_PARTS)})\..*"),
     )
 
 
-_OTHER_PARTS = ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+_OTHER_PARTS = (
+    *("vision_tower", "vision_model", "visual", "audio_tower"),
+    *("multi_modal_projector", "embed_vision", "embed_audio"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,8 @@ def _expand(
         raise RuleError(f"{rule.source} holds {absent[0]}, which the spec does not have")
     held = tuple(leaves[n] for n in names)
     source = rule.source.format(prefix=family.prefix, **values)
+    if rule.source.startswith("lm_head."):
+        source = family.head_prefix + source
     return StoredTensor(
         source, _shape(held, len(rule.targets), rule.steps, experts), held, rule.steps
     )

@@ -12,24 +12,28 @@ from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_b
 from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
 from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
+from quire.models.positions import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+)
 from quire.models.spec import (
     Attention,
     Block,
     Decoder,
     DenseAndExperts,
-    DynamicScaling,
     LatentAttention,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
+    MixerAfterShared,
     Mlp,
     Moe,
     Norm,
-    ProportionalScaling,
-    Rope,
+    SharedTransformer,
     SingleMixer,
     Streams,
-    YarnScaling,
     single_mixers,
 )
 
@@ -118,7 +122,11 @@ def _head(d: Decoder) -> Iterator[str]:
 
 def _block(b: Block) -> Iterator[str]:
     if b.mixer is not None:
-        yield f"h = {_norm(b.norm)}(x)" if b.pre else "h = x"
+        after = ""
+        if isinstance(b.mixer, MixerAfterShared):
+            yield from _shared_transformer(b.mixer.shared)
+            after = " + t"
+        yield f"h = {_norm(b.norm)}(x{after})" if b.pre else f"h = x{after}"
         if b.parallel != "no":
             yield from _parallel(b)
             return
@@ -150,8 +158,21 @@ def _block_of_streams(s: Streams, b: Block) -> Iterator[str]:
     yield f"all but the first += {_norm(b.norm)}(h)"
 
 
+def _shared_transformer(s: SharedTransformer) -> Iterator[str]:
+    yield f"h = {_norm(s.norm)}(x, embedding)    # transformer {s.number}, which layers share"
+    yield from _attention(s.attention)
+    yield f"h = {_norm(s.norm)}(h)"
+    yield from _mlp(s.mlp, "h")
+    adapted = f"rank {s.rank} next to Wg and Wu"
+    if s.attention_rank:
+        adapted = f"rank {s.attention_rank} next to W, {adapted}"
+    yield f"t = Wt @ h    # the layer's own, and so are products of {adapted}"
+
+
 def _mixer(b: Block) -> Iterator[str]:
     mixers = single_mixers(b.mixer)
+    if isinstance(b.mixer, MixerAfterShared):
+        mixers = (b.mixer.mixer,)
     if len(mixers) > 1:
         yield "h = sum of the results for the same h of"
     for mixer in mixers:

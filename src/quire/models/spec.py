@@ -1,5 +1,5 @@
-"""What a decoder *is*, as values: every architecture of this release is one `Decoder` made of these
-dataclasses.
+"""What a decoder *is*, as values: every architecture is one `Decoder` made of these dataclasses and
+those of `models/positions.py` and `models/mixers/recurrent/spec.py`.
 
 A spec holds facts that change the answers and nothing else; it is frozen, hashable, comparable and
 printable. Memory plans, parameter lists and the model itself are functions of it. Families
@@ -14,6 +14,7 @@ from typing import Literal
 
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory
 from quire.models.mixers.recurrent.spec import RecurrentMixer
+from quire.models.positions import Alibi, Rope, Temperature
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
@@ -33,111 +34,6 @@ class Norm:
     kind: NormKind = "rms"
     eps: float = 1e-6
     bias: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Positions divided by `factor` (position interpolation)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicScaling:
-    """NTK-aware base that grows once a context is longer than `original` tokens; see
-    `models/rotary_tables.py` for what that means here.
-    """
-
-    factor: float
-    original: int
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original: int
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies; cos and sin times
-    `attention_factor`.
-    """
-
-    factor: float
-    original: int
-    beta_fast: float
-    beta_slow: float
-    attention_factor: float
-    truncate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LongRopeScaling:
-    """LongRoPE (Ding et al. 2024): one divisor per frequency, `long` for contexts beyond `original`
-    tokens, else `short`; cos and sin times `attention_factor`, or `long_attention_factor` with the
-    long ones.
-    """
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original: int
-    attention_factor: float
-    long_attention_factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProportionalScaling:
-    """Only the first `turning` of the frequencies turn, divided by `factor`; the others are zero
-    (Gemma 4).
-    """
-
-    turning: int
-    factor: float = 1.0
-
-
-RopeScaling = (
-    LinearScaling
-    | DynamicScaling
-    | Llama3Scaling
-    | YarnScaling
-    | LongRopeScaling
-    | ProportionalScaling
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding of the first `dim` values of each head: value i is paired with i +
-    dim / 2 or, where `interleaved`, with its neighbour.
-    """
-
-    theta: float
-    dim: int
-    scaling: RopeScaling | None = None
-    interleaved: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Alibi:
-    """Linear biases on scores instead of positions (Press et al. 2021): slope * (key's position -
-    query's), times `scale`. See models/alibi.py.
-    """
-
-    max_bias: float = 8.0
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries times 1 + `strength` * ln(1 + floor((position + 1) / `interval`)) (Llama 4)."""
-
-    strength: float
-    interval: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,13 +236,55 @@ class ParallelMixers:
         return sum(mixer.flops(context) for mixer in self.mixers)
 
 
-Mixer = SingleMixer | ParallelMixers
+@dataclass(frozen=True, slots=True)
+class SharedTransformer:
+    """One use of a transformer that several layers share (Zamba2): number `number` of them.
+
+    For the residual stream x and the embeddings e it is W @ mlp(norm(attention(norm([x, e])))). W
+    is the layer's own, and so are products through `rank` numbers that are added to the
+    feed-forward part's gates and inputs, and through `attention_rank` to queries, keys and values
+    (0: not).
+    """
+
+    number: int
+    attention: Attention
+    mlp: Mlp
+    norm: Norm
+    rank: int
+    attention_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixerAfterShared:
+    """A mixer that reads norm(x + t), where t is what a shared transformer makes of x; t is no part
+    of the residual sum.
+    """
+
+    shared: SharedTransformer
+    mixer: RecurrentMixer
+
+    @property
+    def mixers(self) -> tuple[SingleMixer, ...]:
+        """In the order of their memories."""
+        return (self.shared.attention, self.mixer)
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token's widest activation."""
+        return max(2 * self.shared.mlp.width, *(mixer.widest for mixer in self.mixers))
+
+    def flops(self, context: int) -> int:
+        """Multiplications and additions, apart from those with weights, for a token."""
+        return sum(mixer.flops(context) for mixer in self.mixers)
+
+
+Mixer = SingleMixer | ParallelMixers | MixerAfterShared
 """What mixes tokens."""
 
 
 def single_mixers(mixer: Mixer | None) -> tuple[SingleMixer, ...]:
     """The mixers of a layer, in the order of their memories."""
-    if isinstance(mixer, ParallelMixers):
+    if isinstance(mixer, ParallelMixers | MixerAfterShared):
         return mixer.mixers
     return () if mixer is None else (mixer,)
 
@@ -460,3 +398,13 @@ class Decoder:
     leaf_scales: tuple[tuple[str, float], ...] = ()
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
+
+
+def shared_transformers(decoder: Decoder) -> dict[int, SharedTransformer]:
+    """By number, the first use of each shared transformer; all uses have the same parts."""
+    found: dict[int, SharedTransformer] = {}
+    for block in decoder.blocks:
+        if isinstance(block.mixer, MixerAfterShared):
+            use = block.mixer.shared
+            assert found.setdefault(use.number, use) == use, "another transformer of this number"
+    return found

@@ -64,7 +64,7 @@ class Batch:
     `layer_groups`, its KV group. Tokens of a row are consecutive.
 
     layer_inputs [T, L * P]: what the embedding stage makes for each layer, in models whose layers
-    have inputs of their own.
+    have inputs of their own; [T, C]: the embeddings, in those whose layers read them again.
     """
 
     ids: Tensor | None

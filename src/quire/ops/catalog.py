@@ -30,6 +30,7 @@ from quire.ops.mixers.streams import (
     add_to_streams,
     correct_streams,
     enter_streams,
+    join_streams,
     predict_streams,
 )
 from quire.ops.moe import moe, pack_experts
@@ -85,6 +86,7 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             mamba2_scan,
             gated_delta,
             gated_norm,
+            join_streams,
             enter_streams,
             predict_streams,
             correct_streams,

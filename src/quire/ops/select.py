@@ -83,6 +83,7 @@ class Ops:
     mamba2_scan: Callable[..., Any]
     gated_delta: Callable[..., Any]
     gated_norm: Callable[..., Any]
+    join_streams: Callable[..., Any]
     enter_streams: Callable[..., Any]
     predict_streams: Callable[..., Any]
     correct_streams: Callable[..., Any]

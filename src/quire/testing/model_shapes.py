@@ -31,6 +31,9 @@ SHAPES = {
     "1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128_256, True, 5e5),  # Llama-3.2-1B
     # 12 of the 32 layers of Youtu-LLM-2B
     "0.9b-latent": ModelShape("youtu", 12, 2048, 16, 16, 128, 6144, 128_256, True, 1.6e6),
+    # Mamba-2-780M, whose channels are twice the width; and Qwen3.5-0.8B
+    "0.8b-mamba2": ModelShape("mamba2", 48, 1536, 48, 48, 64, 3072, 50_288, True, 1e4),
+    "0.8b-delta": ModelShape("qwen3_5", 24, 1024, 8, 2, 256, 3584, 248_320, True, 1e7),
     "8b": ModelShape("llama", 32, 4096, 32, 8, 128, 14_336, 128_256, False, 5e5),  # Llama-3.1-8B
 }
 
@@ -94,6 +97,24 @@ def _starcoder2(s: ModelShape) -> dict[str, Any]:
     config = _llama(_square(s), "Starcoder2ForCausalLM", "starcoder2")
     del config["rms_norm_eps"]
     return config | {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "use_bias": True}
+
+
+def _mamba2(s: ModelShape) -> dict[str, Any]:
+    llama = _llama(s, "Mamba2ForCausalLM", "mamba2")
+    kept = ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+    keys: dict[str, Any] = {"num_heads": s.heads, "head_dim": s.head_dim}
+    keys |= {"expand": s.heads * s.head_dim // s.width}
+    keys |= {"n_groups": 1, "state_size": 128, "conv_kernel": 4, "layer_norm_epsilon": 1e-5}
+    keys |= {"tie_word_embeddings": s.tie}
+    return {key: llama[key] for key in kept} | keys
+
+
+def _delta(s: ModelShape) -> dict[str, Any]:
+    """Gated delta nets, with twice the heads that attention has, of half their length."""
+    heads, dim = 2 * s.heads, s.head_dim // 2
+    keys = {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
+    keys |= {"linear_key_head_dim": dim, "linear_value_head_dim": dim, "linear_conv_kernel_dim": 4}
+    return _llama(s, "Qwen3_5ForCausalLM", "qwen3_5_text") | keys
 
 
 def _gpt2(s: ModelShape) -> dict[str, Any]:
@@ -161,6 +182,7 @@ _CONFIGS: dict[str, Callable[[ModelShape], dict[str, Any]]] = {
     "gpt_oss": _gpt_oss,
     "granite": _granite,
     "llama": _llama,
+    "mamba2": _mamba2,
     "minicpm3": _latent("MiniCPM3ForCausalLM", "minicpm3", dim_model_base=64, scale_depth=1.4),
     "mistral": _like_llama("MistralForCausalLM", "mistral", sliding_window=4096),
     "mixtral": _experts("MixtralForCausalLM", "mixtral", "num_local_experts"),
@@ -168,6 +190,7 @@ _CONFIGS: dict[str, Callable[[ModelShape], dict[str, Any]]] = {
     "phi3": _like_llama("Phi3ForCausalLM", "phi3", sliding_window=None),
     "qwen2": _like_llama("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _like_llama("Qwen3ForCausalLM", "qwen3"),
+    "qwen3_5": _delta,
     "qwen3_moe": _experts("Qwen3MoeForCausalLM", "qwen3_moe", "num_experts"),
     "starcoder2": _starcoder2,
     "youtu": _latent("YoutuForCausalLM", "youtu", pad_token_id=None),

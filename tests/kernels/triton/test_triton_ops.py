@@ -33,7 +33,14 @@ FLOAT32 = {
 WITHOUT_KERNEL = {
     *("row_peaks", "scale_queries", "xielu", "multiply", "modulate", "sparse_gated"),
     *("bounded_gated", "scale_heads"),
-    *("enter_streams", "predict_streams", "correct_streams", "add_to_streams", "add_matched"),
+    *(
+        "join_streams",
+        "enter_streams",
+        "predict_streams",
+        "correct_streams",
+        "add_to_streams",
+        "add_matched",
+    ),
     *("heads_linear", "latent_store", "latent_attend"),
 }
 """Ops that torch serves beside Triton's kernels."""

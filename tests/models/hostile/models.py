@@ -118,7 +118,7 @@ def theirs(hostile: Hostile, folder: Path) -> torch.nn.Module:
 
 def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Weights that transformers keeps as buffers."""
-    names = ("e_score_correction_bias", "layer_scalar")
+    names = ("e_score_correction_bias", "expert_bias", "layer_scalar")
     return [(n, b) for n, b in model.named_buffers() if n.endswith(names)]
 
 

@@ -38,6 +38,17 @@ EXPERTS = {
     "shared_expert_intermediate_size": 56,
 }
 
+ZAMBA2 = {
+    "head_dim": None,
+    "adapter_rank": 8,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 3,
+    "mamba_expand": 1,
+    "n_mamba_heads": 8,
+    "time_step_min": 0.3,
+    "tie_word_embeddings": True,  # without it transformers shares nothing
+}
+
 STATE = {
     "mamba": Hostile(
         "mamba",
@@ -206,6 +217,39 @@ STATE = {
         },
         is_default=True,
     ),
+    "zamba2": Hostile(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "num_key_value_heads": None,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "add_bias_linear": True,
+        },
+        is_default=True,
+    ),
+    "zamba2-groups": Hostile(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "num_key_value_heads": None,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "add_bias_linear": True,
+            "mamba_ngroups": 2,
+        },
+    ),
+    "zamba2-several": Hostile(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+        },
+    ),
     "lfm2": Hostile(
         "lfm2",
         {
@@ -217,6 +261,21 @@ STATE = {
             "intermediate_size": 100,
             "block_multiple_of": 16,
             "block_ffn_dim_multiplier": 1.3,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+    ),
+    "lfm2_moe": Hostile(
+        "lfm2_moe",
+        {
+            "head_dim": None,
+            "norm_eps": 0.05,
+            "rms_norm_eps": None,
+            "conv_bias": True,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.7,
             "layer_types": ["conv", "full_attention", "conv"],
         },
         is_default=True,

@@ -94,6 +94,10 @@ def streams(x: Tensor, **other: Any) -> Cost:
     return Cost(2 * nbytes(x) + nbytes(*other.values()), 4 * x.numel())
 
 
+def join_streams(x: Tensor, other: Tensor) -> Cost:
+    return Cost(2 * nbytes(x, other), 0)
+
+
 def add_matched(total: Tensor, y: Tensor, like: Tensor) -> Cost:
     return Cost(4 * nbytes(total), 6 * total.numel())
 
@@ -337,7 +341,7 @@ def truncate(logits: Tensor, settings: Tensor) -> Cost:
 
 COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed, norm, add, add_norm, scale_gate, xielu, row_peaks)},
-    **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched)},
+    **{f.__name__: f for f in (multiply, modulate, sparse_gated, add_matched, join_streams)},
     **{f.__name__: f for f in (bounded_gated, scale_heads)},
     **{f"{name}_streams": streams for name in ("enter", "predict", "correct")},
     "add_to_streams": streams,

@@ -8,6 +8,14 @@ from tests.support.op_cases.case import Case, Draw, Prepared, by_row
 WIDTH = 7
 
 
+def _join(rows: int, other: int) -> Case:
+    def prepare(_: Ops, draw: Draw) -> Prepared:
+        arguments = {"x": draw.strided(rows, WIDTH), "other": draw.normal(rows, other)}
+        return by_row(arguments, {"x": 0, "other": 0})
+
+    return Case("join_streams", f"{rows}-{other}", prepare)
+
+
 def _enter(rows: int, count: int, scale: float = 1.0) -> Case:
     def prepare(_: Ops, draw: Draw) -> Prepared:
         others = draw.normal(rows, (count - 1) * WIDTH, scale=scale)
@@ -87,6 +95,7 @@ def _heads(rows: int) -> Case:
 
 
 CASES = (
+    *(_join(rows, other) for rows, other in ((0, WIDTH), (1, 3), (5, WIDTH))),
     *(_enter(rows, 3) for rows in (0, 1, 5)),
     _enter(4, 2, scale=1e-3),
     *(_predict(rows, 3) for rows in (0, 1, 5)),

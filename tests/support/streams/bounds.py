@@ -38,12 +38,20 @@ def _streams(x: Tensor, n: int) -> Approx:
     return exact(x).reshape(len(x), n, x.shape[1] // n)
 
 
+def _join_streams(stored: Stored, x: Tensor, other: Tensor) -> dict[str, Approx]:
+    return {"0": _side_by_side(exact(x), exact(other))}
+
+
+def _side_by_side(x: Approx, other: Approx) -> Approx:
+    parts = ((x.value, other.value), (x.error, other.error))
+    value, error = (np.concatenate(part, axis=1) for part in parts)
+    return Approx(value, error)
+
+
 def _enter_streams(stored: Stored, x: Tensor, others: Tensor) -> dict[str, Approx]:
     n = others.shape[1] // x.shape[1]
     found = stored(_matched(_streams(others, n), _streams(x, 1))).reshape(*others.shape)
-    parts = ((exact(x).value, found.value), (exact(x).error, found.error))
-    value, error = (np.concatenate(part, axis=1) for part in parts)
-    return {"0": Approx(value, error)}
+    return {"0": _side_by_side(exact(x), found)}
 
 
 def _predict_streams(
@@ -76,6 +84,7 @@ def _add_matched(stored: Stored, total: Tensor, y: Tensor, like: Tensor) -> dict
 
 
 BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
+    "join_streams": _join_streams,
     "enter_streams": _enter_streams,
     "predict_streams": _predict_streams,
     "correct_streams": _correct_streams,

@@ -31,6 +31,13 @@ def _shares(routed: Array, weight: Array) -> Array:
     return np.array([sum(np.tanh(routed) * row) for row in weight])
 
 
+def join_streams(x: Tensor, other: Tensor) -> Tensor:
+    """Row by row."""
+    pairs = zip(to_array(x), to_array(other), strict=True)
+    rows = [np.array([*first, *second]) for first, second in pairs]
+    return to_tensor(stack(rows, x.shape[1] + other.shape[1]))
+
+
 def enter_streams(x: Tensor, others: Tensor) -> Tensor:
     """x, and the others with its magnitude."""
     width = x.shape[1]
@@ -101,6 +108,7 @@ def bounded_gated(gate_up: Tensor, act: str, bound: float) -> Tensor:
 
 
 ORACLE = (
+    join_streams,
     *(enter_streams, predict_streams, correct_streams, add_to_streams, add_matched),
     *(sparse_gated, bounded_gated),
 )

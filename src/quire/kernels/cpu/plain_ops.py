@@ -45,6 +45,7 @@ TOKEN_AXES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "mamba2_scan": {"x": 0, "dt": 0, "b": 0, "c": 0, "reads": 0, "writes": 0},
         "gated_delta": {"q": 0, "k": 0, "v": 0, "a": 0, "b": 0, "reads": 0, "writes": 0},
         "gated_norm": {"y": 0, "gate": 0},
+        "join_streams": {"x": 0, "other": 0},
         "enter_streams": {"x": 0, "others": 0},
         "predict_streams": {"x": 0, "routed": 0},
         "correct_streams": {"x": 0, "activated": 0, "routed": 0},

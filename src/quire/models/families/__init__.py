@@ -42,6 +42,7 @@ _HOMES = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2.GEMMA2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3.TEXT",
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma3nForConditionalGeneration": "gemma3n.CONDITIONAL",
     "Gemma4ForCausalLM": "gemma4",
@@ -69,7 +70,9 @@ _HOMES = {
     "JambaForCausalLM": "jamba",
     "LLaMAForCausalLM": "llama",
     "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2.MOE",
     "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4.TEXT",
     "LlamaForCausalLM": "llama",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
@@ -80,6 +83,7 @@ _HOMES = {
     "MiniCPMForCausalLM": "minicpm",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "MinistralForCausalLM": "ministral",
+    "Mistral3ForConditionalGeneration": "mistral.TEXT",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
     "MptForCausalLM": "mpt",
@@ -98,7 +102,9 @@ _HOMES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3NextForCausalLM": "qwen3_next.QWEN3_NEXT",
     "Qwen3_5ForCausalLM": "qwen3_next.QWEN3_5",
+    "Qwen3_5ForConditionalGeneration": "qwen3_next.QWEN3_5_TEXT",
     "Qwen3_5MoeForCausalLM": "qwen3_next.QWEN3_5_MOE",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_next.QWEN3_5_MOE_TEXT",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
@@ -110,6 +116,7 @@ _HOMES = {
     "Step3p5ForCausalLM": "step3p5",
     "VaultGemmaForCausalLM": "gemma2.VAULT",
     "YoutuForCausalLM": "youtu",
+    "Zamba2ForCausalLM": "zamba2",
 }
 """Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
 

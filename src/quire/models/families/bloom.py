@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import attention, layer_norm, layer_rules, stack
+from quire.models.positions import Alibi
 from quire.models.rules import Family, rule
-from quire.models.spec import Alibi, Block, Decoder, Mlp
+from quire.models.spec import Block, Decoder, Mlp
 
 _LAYER = "{prefix}h.{layer}."
 RULES = (

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
 from quire.models.families.llama import layer_rules, stack
+from quire.models.positions import Rope
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Norm
 
 RULES = (
     rule("{prefix}embedding.word_embeddings.weight", "embed.weight"),

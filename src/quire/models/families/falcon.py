@@ -15,9 +15,10 @@ from quire.models.families.llama import (
     mlp,
     stack,
 )
+from quire.models.positions import Alibi
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, rule
-from quire.models.spec import Alibi, Attention, Block, Decoder
+from quire.models.spec import Attention, Block, Decoder
 
 _LAYER = "{prefix}h.{layer}."
 _RULES = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.models.config_reader import ConfigReader
 from quire.models.families.gemma import gemma_attention, gemma_norm
 from quire.models.families.gemma2 import SANDWICH_RULES, capped, sandwich
@@ -16,7 +18,7 @@ from quire.models.families.llama import (
     with_windows,
 )
 from quire.models.rope_config import read_ropes
-from quire.models.rules import Family
+from quire.models.rules import Family, text_of
 from quire.models.spec import Decoder
 
 
@@ -44,4 +46,19 @@ def _pattern(c: ConfigReader) -> list[str]:
     return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(depth)]
 
 
+def _describe_part(c: ConfigReader) -> Decoder:
+    """Published files leave out what is as transformers has it."""
+    c.only("final_logit_softcapping", None)  # which transformers leaves out here
+    c.supply(
+        vocab_size=262208,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=131072,
+    )
+    return _describe(c)
+
+
 FAMILY = Family(("Gemma3ForCausalLM",), _describe, SANDWICH_RULES)
+TEXT = text_of(
+    replace(FAMILY, describe=_describe_part), "Gemma3ForConditionalGeneration", has_head=True
+)

@@ -30,6 +30,7 @@ from quire.models.families.llama import (
     window_of,
     with_windows,
 )
+from quire.models.positions import ProportionalScaling, Rope
 from quire.models.rope_config import SCALINGS, rope_from
 from quire.models.rules import Family, rule, text_of
 from quire.models.spec import (
@@ -40,8 +41,6 @@ from quire.models.spec import (
     Mlp,
     Moe,
     Norm,
-    ProportionalScaling,
-    Rope,
 )
 
 _MLP = "layers.{layer}.mlp."

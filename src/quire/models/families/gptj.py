@@ -13,8 +13,9 @@ from quire.models.families.llama import (
     mlp,
     stack,
 )
+from quire.models.positions import Rope
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Rope
+from quire.models.spec import Block, Decoder
 
 RULES = (
     rule("{prefix}wte.weight", "embed.weight"),

@@ -21,9 +21,10 @@ from quire.models.families.llama import (
     with_rope,
     with_windows,
 )
+from quire.models.positions import Rope
 from quire.models.rope_config import LEAST_THETA
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe
 
 
 def block_of(c: ConfigReader, feed: Mlp | Moe, eps: float, **facts: Any) -> Block:

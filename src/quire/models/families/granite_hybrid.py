@@ -22,9 +22,10 @@ from quire.models.families.llama import (
 from quire.models.families.mamba import MAMBA2_NAMES, mixer_rules
 from quire.models.families.mamba2 import mamba2_of_hybrid
 from quire.models.families.mixtures import experts_of, shared_expert
+from quire.models.positions import Rope
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family
-from quire.models.spec import Block, Decoder, Mlp, Moe, Rope
+from quire.models.spec import Block, Decoder, Mlp, Moe
 
 _KINDS = {
     "mamba": "mamba",

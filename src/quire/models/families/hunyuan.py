@@ -16,9 +16,10 @@ from quire.models.families.llama import (
     rms,
     stack,
 )
+from quire.models.positions import Rope
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family
-from quire.models.spec import Attention, Block, Decoder, Rope
+from quire.models.spec import Attention, Block, Decoder
 
 QK_NORM_RULES = layer_rules(
     {"self_attn.query_layernorm": "attn.q_norm", "self_attn.key_layernorm": "attn.k_norm"}

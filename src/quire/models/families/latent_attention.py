@@ -7,8 +7,9 @@ from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import context_of, layer_rules
+from quire.models.positions import Rope
 from quire.models.rope_config import read_rope
-from quire.models.spec import LatentAttention, Norm, Rope
+from quire.models.spec import LatentAttention, Norm
 
 LATENT_RULES = layer_rules(
     {

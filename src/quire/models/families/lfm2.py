@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and attention in some layers."""
+"""LFM2: gated short convolutions, and attention in some layers; with experts or without."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.families.llama import EMBEDDING_RULES, attention, num_layers_of, stack_of
+from quire.models.families.mixtures import (
+    expert_rules,
+    experts_of,
+    router_rule,
+    select_bias_rule,
+)
 from quire.models.mixers.recurrent.spec import ShortConv
 from quire.models.rules import Family, rule
-from quire.models.spec import Block, Decoder, Mlp, Norm
+from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
 
 _STORED, _OURS = "{prefix}layers.{layer}.", "layers.{layer}."
 _NAMES = {
@@ -38,25 +44,54 @@ RULES = (
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    norm = Norm("rms", c.number("norm_eps", 1e-5))
-    _check_old_keys(c, norm)
-    full = Block(attention(c, theta=1e6, qk_norm=norm), _mlp(c), norm)
+    _check_old_keys(c)
+    return _hybrid(c, [_mlp(c)] * num_layers_of(c))
+
+
+def _describe_experts(c: ConfigReader) -> Decoder:
+    depth = num_layers_of(c)
+    num_dense = c.integer("num_dense_layers", 2, minimum=0, maximum=depth)
+    dense, experts = Mlp(c.integer("intermediate_size", 7168)), _experts(c)
+    return _hybrid(c, [dense] * num_dense + [experts] * (depth - num_dense))
+
+
+def _experts(c: ConfigReader) -> Moe:
+    return experts_of(
+        c,
+        "num_experts",
+        score="sigmoid",
+        renorm=c.flag("norm_topk_prob", True),
+        renorm_eps=1e-6,
+        scale=c.number("routed_scaling_factor", 1.0),
+        select_bias=c.flag("use_expert_bias", True),
+    )
+
+
+def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
+    """The decoder with these feed-forward parts, one for each layer."""
+    norm = _norm(c)
+    full = Block(attention(c, theta=1e6, qk_norm=norm), None, norm)
     conv = ShortConv(
         width=c.integer("hidden_size"),
         kernel=c.integer("conv_L_cache", 3, minimum=2),
         bias=c.flag("conv_bias", False),
     )
     mixers = {"full_attention": full, "conv": replace(full, mixer=conv)}
-    blocks = [mixers[kind] for kind in _layer_types(c)]
+    pairs = zip(_layer_types(c), feeds, strict=True)
+    blocks = [replace(mixers[kind], mlp=feed) for kind, feed in pairs]
     return stack_of(c, blocks, tie=c.flag("tie_embedding", c.flag("tie_word_embeddings", True)))
 
 
-def _check_old_keys(c: ConfigReader, norm: Norm) -> None:
+def _norm(c: ConfigReader) -> Norm:
+    return Norm("rms", c.number("norm_eps", 1e-5))
+
+
+def _check_old_keys(c: ConfigReader) -> None:
     """Refuse what other keys contradict, or what no published model has."""
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         c.only(key, c.integer("hidden_size"))
     c.only("num_heads", c.integer("num_attention_heads"))
-    c.only("block_norm_eps", norm.eps)
+    c.only("block_norm_eps", _norm(c).eps)
     c.only("theta", c.number("rope_theta", 1e6))
     c.only("block_use_swiglu", True)
     c.only("use_pos_enc", True)
@@ -90,3 +125,13 @@ def _mlp(c: ConfigReader) -> Mlp:
 
 
 FAMILY = Family(("Lfm2ForCausalLM",), _describe, RULES)
+MOE = Family(
+    ("Lfm2MoeForCausalLM",),
+    _describe_experts,
+    (
+        router_rule("feed_forward.gate"),
+        select_bias_rule("feed_forward.expert_bias"),
+        *expert_rules("feed_forward.experts", ("w1", "w3", "w2")),
+        *RULES,
+    ),
+)

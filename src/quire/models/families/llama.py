@@ -8,9 +8,10 @@ from typing import Any
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.positions import Rope
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family, Rule, Step, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 ACTIVATIONS = {
     "silu": "silu",

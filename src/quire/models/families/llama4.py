@@ -22,9 +22,10 @@ from quire.models.families.llama import (
     stack_of,
 )
 from quire.models.families.mixtures import experts_of, shared_expert
+from quire.models.positions import Temperature
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, Rule, rule
-from quire.models.spec import Attention, Block, Decoder, Moe, Norm, Temperature
+from quire.models.rules import Family, Rule, rule, text_of
+from quire.models.spec import Attention, Block, Decoder, Moe, Norm
 
 _STORED, _OURS = "{prefix}layers.{layer}.feed_forward.", "layers.{layer}.mlp."
 _EXPERT = _OURS + "experts.{expert}."
@@ -140,3 +141,4 @@ def _chunks(c: ConfigReader, rotates: list[bool]) -> list[int | None]:
 
 
 FAMILY = Family(("Llama4ForCausalLM",), _describe, RULES)
+TEXT = text_of(FAMILY, "Llama4ForConditionalGeneration", has_head=True)

@@ -20,16 +20,16 @@ from quire.models.families.llama import (
     with_windows,
 )
 from quire.models.families.mixtures import DEEPSEEK_RULES, deepseek_experts_of, sparse_by_type
+from quire.models.positions import Rope
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Rope
+from quire.models.spec import Attention, Block, Decoder
 
 _RULES = (
     rule(LAYER + "self_attn.attention_sink_bias", "layers.{layer}.attn.sinks"),
     *DEEPSEEK_RULES,
     *RULES,
 )
-_BASES = {"full_attention": 5e6, "sliding_attention": 1e4}
 _ROTATED = 0.334
 
 
@@ -38,9 +38,19 @@ def _describe(c: ConfigReader) -> Decoder:
     usual = [
         "sliding_attention" if i > 0 and (i + 1) % 6 else "full_attention" for i in range(depth)
     ]
-    kinds, norm, window = read_layer_types(c, usual), rms(c, 1e-5), window_of(c, 129)
-    ropes = read_ropes(c, dim, _BASES, context=context_of(c), partial=_ROTATED)
-    sparse = sparse_by_type(c, [i > 0 for i in range(depth)])
+    c.rename(rms_norm_eps="layernorm_epsilon")
+    names = ("full_attention", "sliding_attention")
+    kinds = read_layer_types(c, _by_number(c, "hybrid_layer_pattern", names, usual))
+    norm, window = rms(c, 1e-5), _window(c)
+    bases = {
+        "full_attention": c.number("rope_theta", 5e6),
+        "sliding_attention": c.number("swa_rope_theta", 1e4),
+    }
+    partial = c.number("partial_rotary_factor", _ROTATED, maximum=1.0)
+    ropes = read_ropes(c, dim, bases, context=context_of(c), partial=partial)
+    names, usual = ("dense", "sparse"), ["sparse" if i > 0 else "dense" for i in range(depth)]
+    mlps = _by_number(c, "moe_layer_freq", names, usual)
+    sparse = sparse_by_type(c, [kind == "sparse" for kind in mlps])
     dense, experts = mlp(c), deepseek_experts_of(c, shared="n_shared_experts")
     blocks = []
     for kind, is_sparse in zip(kinds, sparse, strict=True):
@@ -52,20 +62,49 @@ def _describe(c: ConfigReader) -> Decoder:
     return stack_of(c, blocks, leaf_scales=scales)
 
 
+def _by_number(c: ConfigReader, key: str, names: tuple[str, str], default: list[str]) -> list[str]:
+    """What layers are called by the published key of numbers, where 1 stands for the second name;
+    without it the default.
+    """
+    numbers = c.raw(key, [names.index(name) for name in default])
+    if not isinstance(numbers, list) or len(numbers) != len(default):
+        raise unsupported(key, numbers, "a list with 0 or 1 for each layer")
+    if any(number not in (0, 1) for number in numbers):
+        raise unsupported(key, numbers, "a list with 0 or 1 for each layer")
+    return [names[number] for number in numbers]
+
+
+def _window(c: ConfigReader) -> int | None:
+    """`sliding_window` counts the token itself; the published `sliding_window_size` does not."""
+    c.raw("attention_chunk_size", None)  # in published files, of nothing
+    c.only("hybrid_block_size", None)
+    size: int | None = c.integer("sliding_window_size", None)
+    if size is None:
+        return window_of(c, 129)
+    c.only("sliding_window", size, size + 1)
+    return size + 1
+
+
 def _attention(c: ConfigReader, dim: int, kind: str, rope: Rope) -> Attention:
+    """Sliding layers have numbers of their own in published files."""
     heads, kv_heads = c.integer("num_attention_heads"), c.integer("num_key_value_heads", 4)
-    is_sliding = kind == "sliding_attention"
-    kv_heads *= 2 if is_sliding else 1
+    value_dim = c.integer("v_head_dim", 128, maximum=dim)
+    is_sliding, has_sinks = kind == "sliding_attention", "add_full_attention_sink_bias"
+    if is_sliding:
+        has_sinks = "add_swa_attention_sink_bias"
+        kv_heads = c.integer("swa_num_key_value_heads", 2 * kv_heads)
+        c.only("swa_num_attention_heads", heads)
+        c.only("swa_head_dim", dim)
+        c.only("swa_v_head_dim", value_dim)
     if heads % kv_heads:
         raise unsupported("num_key_value_heads", kv_heads, f"a divisor of {heads} query heads")
-    value_dim = c.integer("v_head_dim", 128, maximum=dim)
     return attention(
         c,
         head_dim=dim,
         kv_heads=kv_heads,
         rope=rope,
         qkv_bias=c.flag("attention_bias", False),
-        sinks=is_sliding,
+        sinks=c.flag(has_sinks, is_sliding),
         value_dim=None if value_dim == dim else value_dim,
     )
 

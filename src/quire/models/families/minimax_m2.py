@@ -21,9 +21,10 @@ from quire.models.families.mixtures import (
     router_rule,
     select_bias_rule,
 )
+from quire.models.positions import Rope
 from quire.models.rope_config import read_rope
 from quire.models.rules import Family
-from quire.models.spec import Block, Decoder, Rope
+from quire.models.spec import Block, Decoder
 
 _AT = "block_sparse_moe."
 RULES = (

@@ -71,7 +71,6 @@ def deepseek_experts_of(
     """
     c.only("scoring_func", "sigmoid", "noaux_tc")
     c.only("topk_method", "noaux_tc")
-    c.only("moe_layer_freq", 1)
     width, experts = c.integer("moe_intermediate_size"), num_experts_of(c, key)
     groups, top_groups = _groups_of(c, experts)
     num_shared = c.integer(shared, 0, minimum=0)
@@ -116,6 +115,7 @@ def sparse_after(c: ConfigReader, dense: int = 0) -> list[bool]:
     config has that key, or else the first `dense`.
     """
     depth = num_layers_of(c)
+    c.only("moe_layer_freq", 1)
     first = c.integer("first_k_dense_replace", dense, minimum=0, maximum=depth)
     return [layer >= first for layer in range(depth)]
 

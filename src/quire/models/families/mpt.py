@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quire.models.config_reader import IRRELEVANT, ConfigReader
 from quire.models.families.llama import attention, head_dim_of, layer_norm, layer_rules, stack
+from quire.models.positions import Alibi
 from quire.models.rules import Family, rule
-from quire.models.spec import Alibi, Attention, Block, Decoder, Mlp
+from quire.models.spec import Attention, Block, Decoder, Mlp
 
 RULES = (
     rule("{prefix}wte.weight", "embed.weight"),

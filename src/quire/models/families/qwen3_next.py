@@ -24,7 +24,7 @@ from quire.models.families.mixtures import (
 )
 from quire.models.mixers.recurrent.spec import GatedDelta
 from quire.models.rope_config import read_rope
-from quire.models.rules import Family, rule
+from quire.models.rules import Family, rule, text_of
 from quire.models.spec import Block, Decoder, Mlp, Moe, Norm
 
 _MIXER = "layers.{layer}.mixer."
@@ -62,6 +62,10 @@ def _hybrid(c: ConfigReader, feeds: list[Mlp | Moe]) -> Decoder:
     """The decoder with these feed-forward parts, one for each layer."""
     c.only("attention_bias", False)
     c.only("use_sliding_window", False)
+    c.only("attn_output_gate", True)
+    c.only("mamba_ssm_dtype", "float32")
+    for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
+        c.raw(key, None)  # layers that predict further tokens are left out
     norm, dim = rms(c, 1e-6, "rms1p"), head_dim_of(c, 256)
     rope = read_rope(c, dim, context=context_of(c), partial=0.25, ignored=_ROPE_OF_MEDIA)
     attn = attention(c, head_dim=dim, rope=rope, qk_norm=norm, gate="full")
@@ -116,6 +120,7 @@ def _describe_dense(c: ConfigReader) -> Decoder:
 
 
 def _describe_experts(c: ConfigReader) -> Decoder:
+    c.only("mlp_only_layers", [])
     return _hybrid(c, [_experts(c, renorm=True)] * num_layers_of(c))
 
 
@@ -138,3 +143,5 @@ QWEN3_5_MOE = Family(
     (*layer_rules(_SEPARATE), *_SHARED_RULES),
     ignored=_DRAFTS,
 )
+QWEN3_5_TEXT = text_of(QWEN3_5, "Qwen3_5ForConditionalGeneration")
+QWEN3_5_MOE_TEXT = text_of(QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration")

@@ -30,9 +30,10 @@ from quire.models.families.mixtures import (
     shared_expert,
     shared_rules,
 )
+from quire.models.positions import Rope
 from quire.models.rope_config import LEAST_THETA, SCALINGS, rope_from
 from quire.models.rules import Family, rule
-from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope
+from quire.models.spec import Attention, Block, Decoder, Mlp, Moe, Norm
 
 _KINDS = ("full_attention", "sliding_attention")
 _RULES = (
@@ -52,6 +53,17 @@ _RULES = (
 )
 
 
+_USUAL = {
+    "att_impl_type": "GQA",
+    "sink": False,
+    "use_moe": True,
+    "moe_every_n_layer": 1,
+    "moe_layer_offset": 0,
+    "use_rope_layers": [],
+}
+"""Keys of published files at the one value that they have."""
+
+
 def _describe(c: ConfigReader) -> Decoder:
     c.rename(
         num_key_value_heads="num_attention_groups",
@@ -61,6 +73,8 @@ def _describe(c: ConfigReader) -> Decoder:
     )
     for key in ("use_head_wise_attn_gate", "zero_centered", "use_qk_norm"):
         c.only(key, True)
+    for key, value in _USUAL.items():
+        c.only(key, value)
     norm, window = rms(c, 1e-5, "rms1p"), window_of(c)
     kinds = _per_layer(c, "layer_types", lambda kind: kind in _KINDS, "full_attention")
     blocks = []

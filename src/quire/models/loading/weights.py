@@ -151,9 +151,10 @@ def match(
             "Not loaded: layers that predict further tokens, which are not run (%s).",
             _listed(drafts),
         )
-    if decoder.tie and "lm_head.weight" in found:
-        _check_tied_head(files, stored[0].name)
-        found.pop("lm_head.weight")
+    head = family.head_prefix + "lm_head.weight"
+    if decoder.tie and head in found:
+        _check_tied_head(files, head, stored[0].name)
+        found.pop(head)
     if problems := list(_differences(expected, found)):
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
     for name in expected:
@@ -261,14 +262,14 @@ def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
     return replace(stored, name=name)
 
 
-def _check_tied_head(files: CheckpointFiles, embedding: str) -> None:
+def _check_tied_head(files: CheckpointFiles, head: str, embedding: str) -> None:
     """A tied checkpoint may carry the head as well, but only as a copy."""
     if embedding not in files.entries:
         return
-    if not torch.equal(files.read(embedding), files.read("lm_head.weight")):
+    if not torch.equal(files.read(embedding), files.read(head)):
         raise WeightMismatch(
             "config.json says that the head is the embedding (tie_word_embeddings), but "
-            f"lm_head.weight differs from {embedding}. One of the two is wrong; "
+            f"{head} differs from {embedding}. One of the two is wrong; "
             'hf_overrides={"tie_word_embeddings": false} takes the head as it is stored.'
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,9 @@ from quire.models.alibi import alibi_slopes
 from quire.models.layers import Projection
 from quire.models.maker import Maker
 from quire.models.parameters import projections_of
+from quire.models.positions import Alibi, Temperature
 from quire.models.rotary_tables import query_factors
-from quire.models.spec import Alibi, Attention, Temperature
+from quire.models.spec import Attention
 from quire.ops import (
     AttentionArgs,
     GroupBatch,
@@ -40,7 +42,7 @@ class AttentionLayer:
     """Attention over the paged KV cache: project, rotate and store, attend, project."""
 
     ops: Ops
-    qkv: LinearWeight
+    qkv: Projection
     out: Projection
     heads: int
     kv_heads: int
@@ -56,7 +58,7 @@ class AttentionLayer:
     def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
         """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
         ops = self.ops
-        qkv = ops.linear(h, self.qkv)
+        qkv = self.qkv(h)
         if self.qkv_norm is not None:
             qkv = ops.norm(qkv.unflatten(1, (-1, self.head_dim)), self.qkv_norm).flatten(1)
         q = ops.rope_store(
@@ -118,7 +120,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
     gate = None if a.gate == "none" else _gate(make, at, a)
     return AttentionLayer(
         ops=make.ops,
-        qkv=qkv,
+        qkv=partial(make.ops.linear, w=qkv),
         qk_norm=qk_norm,
         qkv_norm=qkv_norm,
         gate=gate,

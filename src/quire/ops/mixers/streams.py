@@ -19,6 +19,12 @@ _STREAMS = "several residual streams"
 
 
 @op(is_invariant=True, only_for=_STREAMS)
+def join_streams(x: Tensor, other: Tensor) -> Tensor:
+    """x [T, C] and other [T, D] of one dtype side by side -> [T, C + D] (Zamba2)."""
+    return torch.cat((x, other), 1)
+
+
+@op(is_invariant=True, only_for=_STREAMS)
 def enter_streams(x: Tensor, others: Tensor) -> Tensor:
     """Streams of x [T, C] and of others [T, (n-1)*C], each with x's magnitude -> [T, n*C]."""
     wide = WIDE[x.dtype]

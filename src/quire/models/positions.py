@@ -1,0 +1,112 @@
+"""How positions enter attention, as values: rotations of queries and keys, biases on scores,
+temperatures. Parts of a spec (`models/spec.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor` (position interpolation)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """NTK-aware base that grows once a context is longer than `original` tokens; see
+    `models/rotary_tables.py` for what that means here.
+    """
+
+    factor: float
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies; cos and sin times
+    `attention_factor`.
+    """
+
+    factor: float
+    original: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): one divisor per frequency, `long` for contexts beyond `original`
+    tokens, else `short`; cos and sin times `attention_factor`, or `long_attention_factor` with the
+    long ones.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    attention_factor: float
+    long_attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `turning` of the frequencies turn, divided by `factor`; the others are zero
+    (Gemma 4).
+    """
+
+    turning: int
+    factor: float = 1.0
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding of the first `dim` values of each head: value i is paired with i +
+    dim / 2 or, where `interleaved`, with its neighbour.
+    """
+
+    theta: float
+    dim: int
+    scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alibi:
+    """Linear biases on scores instead of positions (Press et al. 2021): slope * (key's position -
+    query's), times `scale`. See models/alibi.py.
+    """
+
+    max_bias: float = 8.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries times 1 + `strength` * ln(1 + floor((position + 1) / `interval`)) (Llama 4)."""
+
+    strength: float
+    interval: float

@@ -1,0 +1,277 @@
+"""Models that also take pictures, as transformers makes and stores them: their text part is loaded
+and gives their logits, the rest is skipped.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig
+
+from quire.errors import LoadError
+from quire.models import read_spec
+from quire.models.config_reader import read_config, text_part
+from quire.models.costs import num_parameters
+from tests.models.hostile.form import BASE
+from tests.models.hostile.models import HOSTILE, keys_of
+from tests.models.paged_driver import TOLERANCE, load, relative_error, run_full
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "depth": 1,
+    "num_heads": 2,
+    "out_hidden_size": BASE["hidden_size"],
+}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model: its type, that of its text part, the hostile model whose keys this has, and the keys
+    of its tower.
+    """
+
+    kind: str
+    text: str
+    keys: str
+    vision: dict[str, Any] = field(default_factory=lambda: VISION)
+
+
+WHOLES = {
+    "Qwen3_5ForConditionalGeneration": Whole("qwen3_5", "qwen3_5_text", "qwen3_5", QWEN_VISION),
+    "Qwen3_5MoeForConditionalGeneration": Whole(
+        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe", QWEN_VISION
+    ),
+    "Gemma3ForConditionalGeneration": Whole("gemma3", "gemma3_text", "gemma3"),
+    "Mistral3ForConditionalGeneration": Whole(
+        "mistral3", "mistral", "mistral", VISION | {"model_type": "pixtral", "head_dim": 8}
+    ),
+    "Llama4ForConditionalGeneration": Whole(
+        "llama4",
+        "llama4_text",
+        "llama4",
+        VISION | {"vision_output_dim": 32, "projector_input_dim": 16, "projector_output_dim": 32},
+    ),
+}
+DEFAULT = ("Qwen3_5ForConditionalGeneration", "Gemma3ForConditionalGeneration")
+
+
+def write_whole(architecture: str, folder: Any) -> torch.nn.Module:
+    """Store a model with random weights."""
+    whole = WHOLES[architecture]
+    keys = keys_of(HOSTILE[whole.keys])
+    keys.pop("final_logit_softcapping", None)  # which transformers leaves out here
+    config = AutoConfig.for_model(
+        whole.kind,
+        text_config={**keys, "model_type": whole.text},
+        vision_config=whole.vision,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(config).eval().float()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.randn_like(value) * 0.15)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(a, marks=[] if a in DEFAULT else [pytest.mark.full]) for a in WHOLES],
+)
+def test_the_text_part_has_the_logits_of_the_whole(architecture, tmp_path):
+    whole = write_whole(architecture, tmp_path)
+    spec = read_spec(read_config(tmp_path))
+    prompt = torch.randint(3, 96, (19,), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        expected = whole(prompt[None], use_cache=False).logits[0]
+    found = run_full(load(tmp_path, spec, max_model_len=64), [prompt])
+    assert relative_error(found, [expected]) < TOLERANCE
+
+
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
+}
+MISTRAL_SMALL = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "intermediate_size": 32768,
+        "max_position_embeddings": 131072,
+        "model_type": "mistral",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000000.0,
+        "sliding_window": None,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"head_dim": 64, "hidden_size": 1024, "model_type": "pixtral"},
+    "vision_feature_layer": -1,
+}
+LLAMA_4_SCOUT = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "boi_token_index": 200080,
+    "eoi_token_index": 200081,
+    "image_token_index": 200092,
+    "model_type": "llama4",
+    "text_config": {
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attention_dropout": 0.0,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": 4,
+        "bos_token_id": 200000,
+        "eos_token_id": [200001, 200007, 200008],
+        "floor_scale": 8192,
+        "for_llm_compressor": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 10485760,
+        "model_type": "llama4_text",
+        "no_rope_layers": [],
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "output_router_logits": False,
+        "pad_token_id": 200018,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 1.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model"},
+}
+QWEN3_5_35B = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 248044,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "output_router_logits": False,
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512,
+        "use_cache": True,
+        "vocab_size": 248320,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 248057,
+    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"},
+    "vision_end_token_id": 248054,
+    "vision_start_token_id": 248053,
+}
+PUBLISHED = {
+    "gemma-3-4b": (GEMMA_3_4B, 3_880_263_168),
+    "Mistral-Small-3.1": (MISTRAL_SMALL, 23_572_403_200),
+    "Llama-4-Scout": (LLAMA_4_SCOUT, 107_769_861_120),
+    "Qwen3.5-35B-A3B": (QWEN3_5_35B, 34_660_610_688),
+}
+"""Published files in short, and the parameters of their text parts."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_wholes_have_their_text_parameters(name):
+    config, count = PUBLISHED[name]
+    assert num_parameters(read_spec(text_part(config))) == count
+
+
+def test_a_text_part_of_another_kind_is_refused():
+    text = MISTRAL_SMALL["text_config"] | {"model_type": "ministral3"}
+    with pytest.raises(LoadError, match="model_type='ministral3'"):
+        read_spec(text_part(MISTRAL_SMALL | {"text_config": text}))
