@@ -89,24 +89,30 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .value("e4m3", RowType::floats)
         .value("int8", RowType::integers);
     nb::class_<PackedWeight>(m, "PackedWeight")
-        .def("__init__", [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
-                            int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
-                            bool is_weight_only, int64_t segments, Type scale_type, bool has_zeros,
-                            uintptr_t order, RowType rows, int64_t row_group, float row_scale) {
-            new (self) PackedWeight{type,
-                                    form,
-                                    in,
-                                    out,
-                                    group,
-                                    reinterpret_cast<const void*>(panels),
-                                    reinterpret_cast<const float*>(scales),
-                                    reinterpret_cast<const float*>(bias),
-                                    is_weight_only,
-                                    segments,
-                                    scale_type,
-                                    has_zeros,
-                                    reinterpret_cast<const int64_t*>(order),
-                                    {rows, row_group, row_scale}};
+        .def("__init__",
+             [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
+                int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
+                bool is_weight_only, int64_t segments) {
+                 new (self) PackedWeight{type,
+                                         form,
+                                         in,
+                                         out,
+                                         group,
+                                         reinterpret_cast<const void*>(panels),
+                                         reinterpret_cast<const float*>(scales),
+                                         reinterpret_cast<const float*>(bias),
+                                         is_weight_only,
+                                         segments};
+             })
+        // The same with what a weight of codes has besides.
+        .def("with_codes", [](const PackedWeight& self, Type scale_type, bool has_zeros,
+                              uintptr_t order, RowType rows, int64_t row_group, float row_scale) {
+            PackedWeight weight = self;
+            weight.scale_type = scale_type;
+            weight.has_zeros = has_zeros;
+            weight.order = reinterpret_cast<const int64_t*>(order);
+            weight.rounding = {rows, row_group, row_scale};
+            return weight;
         });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>)

@@ -14,7 +14,8 @@ import torch
 class InBytes:
     """A way to write a checkpoint: scales are of blocks [outputs, inputs] (0: all of them).
 
-    strays: of stored scales that are not read. is_exact: activations keep their values.
+    strays: of stored scales that are not read. is_exact: activations keep their values. rows: else
+    they have a scale for as many inputs (0: all of them), or the stored input_scale.
     """
 
     config: dict[str, Any]
@@ -25,6 +26,21 @@ class InBytes:
     input_scale: float | None = None
     strays: tuple[str, ...] = ()
     is_exact: bool = False
+    rows: int = 0
+
+    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+        """The activations x [*, inputs] as a product with such weights has them."""
+        most = 127 if self.is_whole else 448
+        out = torch.empty_like(x)
+        step = self.rows or x.shape[-1]
+        for at in range(0, x.shape[-1], step):
+            some = x[..., at : at + step]
+            peak = some.abs().amax(-1, keepdim=True)
+            scale = peak / most if self.input_scale is None else torch.tensor(self.input_scale)
+            found = (some / scale).clamp(-most, most)
+            numbers = found.round() if self.is_whole else found.to(torch.float8_e4m3fn).float()
+            out[..., at : at + step] = numbers * scale
+        return out
 
     def made(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The tensors of a weight, and the weight that they stand for."""
@@ -89,7 +105,9 @@ _IN_BLOCKS = {"strategy": "block", "block_structure": list(_BLOCK)}
 _OF_GROUPS = {"strategy": "group", "group_size": 24, "dynamic": True}
 
 BYTE_FORMATS: dict[str, InBytes] = {
-    "fp8-blocks": InBytes(_fp8(weight_block_size=list(_BLOCK)), _BLOCK, "weight_scale_inv"),
+    "fp8-blocks": InBytes(
+        _fp8(weight_block_size=list(_BLOCK)), _BLOCK, "weight_scale_inv", rows=_BLOCK[1]
+    ),
     "fp8-tensor": InBytes(_fp8(), shape=()),
     "fp8-static": InBytes(_fp8(activation_scheme="static"), shape=(1,), input_scale=0.015),
     "modelopt": InBytes(_modelopt("FP8"), shape=(), input_scale=0.015, strays=("k_scale",)),
@@ -98,7 +116,9 @@ BYTE_FORMATS: dict[str, InBytes] = {
     "compressed-float-static": InBytes(
         _compressed("float", {"strategy": "tensor"}, _FIXED), shape=(1,), input_scale=0.015
     ),
-    "compressed-float-blocks": InBytes(_compressed("float", _IN_BLOCKS, _OF_GROUPS), _BLOCK),
+    "compressed-float-blocks": InBytes(
+        _compressed("float", _IN_BLOCKS, _OF_GROUPS), _BLOCK, rows=_BLOCK[1]
+    ),
     "compressed-float-w8a16": InBytes(
         _compressed("float", _IN_BLOCKS, None), _BLOCK, is_exact=True
     ),

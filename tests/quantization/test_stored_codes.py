@@ -17,7 +17,7 @@ from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
 from quire.models.loading.weights import load_model
 from quire.ops import select
-from tests.models.hostile.models import HOSTILE, Library, oracle
+from tests.models.hostile.models import HOSTILE, Library, oracle, theirs
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, LAYERS, write
@@ -26,8 +26,6 @@ NATIVE, REASON = find_native()
 PROVIDERS = ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NATIVE is None, reason=REASON))]
 OTHERS = {"qwen2": "gptq-v1", "phi3": "compressed-w4a16", "mixtral": "awq"}
 """Families with biases, fused projections and experts, in one layout each."""
-ROUNDED_ROWS = 0.1
-"""Of logits, by which rounded activations change them in a model of width 64."""
 FIRST_BYTES = ("fp8-blocks", "compressed-int", "compressed-float-w8a16")
 """Layouts of bytes that are tested by default."""
 FIRST = ("awq", "gptq-v1-symmetric-act_order", "compressed-w8a16-channel-asymmetric")
@@ -54,6 +52,23 @@ def logits(model, prompts, ops):
     return list(run.step([len(p) for p in prompts]).values())
 
 
+@torch.no_grad()
+def logits_with(plain, prompts, how):
+    """Those of transformers with the weights `plain` and rows rounded before each product."""
+    model = theirs(HOSTILE["llama"], plain)
+    for name, module in model.named_modules():
+        if not how.is_exact and LAYERS.fullmatch(name + ".weight"):
+            module.register_forward_pre_hook(lambda _, given: how.rounded(given[0]))
+    return [model(ids[None], use_cache=False).logits[0] for ids in prompts]
+
+
+def by_token(found, expected):
+    """The largest difference in each token's logits over the largest of all."""
+    size = max(e.abs().max() for e in expected)
+    pairs = zip(found, expected, strict=True)
+    return torch.cat([(f - e).abs().amax(-1) / size for f, e in pairs])
+
+
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in FIRST else [pytest.mark.full]) for n in FORMATS]
@@ -78,10 +93,16 @@ def test_logits_of_bytes_are_those_of_the_plain_numbers(library, tmp_path, name,
     plain = write(made.folder, tmp_path / "model", how)
     ops = ops_of(provider)
     model = load(tmp_path / "model", ops, made)
-    expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
-    error = relative_error(logits(model, made.prompts, ops), expected)
-    assert error < (TOLERANCE if how.is_exact else ROUNDED_ROWS)
-    assert how.is_exact or error > TOLERANCE  # rows are rounded
+    found = logits(model, made.prompts, ops)
+    expected = logits_with(plain, made.prompts, how)
+    if how.is_exact:
+        assert relative_error(found, expected) < TOLERANCE
+    else:
+        # What differs in the last bit may fall on the other side of a tie, one in 1e5: from there
+        # on a row's logits and those after it differ.
+        errors = by_token(found, expected)
+        assert errors.median() < TOLERANCE
+        assert by_token(found, made.logits).median() > 100 * TOLERANCE
     assert model.weight_bytes < load(plain, ops, made).weight_bytes
 
 

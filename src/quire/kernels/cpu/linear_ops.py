@@ -166,10 +166,9 @@ class LinearOps:
             _address(wide_bias),
             form != "plain" and not rounds_rows,
             segments,
-            *self._coding(weight),
         )
         return CpuLinear(
-            native,
+            self._with_codes(native, weight) if isinstance(weight, CodedWeight) else native,
             dtype,
             in_features,
             out_features,
@@ -182,17 +181,17 @@ class LinearOps:
             weight.order if isinstance(weight, CodedWeight) else None,
         )
 
-    def _coding(self, weight: Tensor | CodedWeight) -> tuple[Any, ...]:
-        """What a native weight has of codes alone: the scales' type, whether there are zero points,
-        an order, and how rows are rounded.
+    def _with_codes(self, native: Any, weight: CodedWeight) -> Any:
+        """The native weight with what one of codes has besides: the scales' type, whether there are
+        zero points, an order, and how rows are rounded.
         """
         rows = self._row_types["kept"], 0, 0.0
-        if not isinstance(weight, CodedWeight):
-            return self._types[torch.float32], False, 0, *rows
         if (how := weight.rounding) is not None:
             rows = self._row_types[how.to], how.group, how.scale or 0.0
         scale_type = self._types[weight.scales.dtype]
-        return scale_type, weight.zeros is not None, _address(weight.order), *rows
+        return native.with_codes(
+            scale_type, weight.zeros is not None, _address(weight.order), *rows
+        )
 
     def _wide_bias(self, bias: Tensor | None, num_panels: int) -> Tensor | None:
         if bias is None:
