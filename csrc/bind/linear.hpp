@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstring>
+
 #include "kernels/tables.hpp"
 
 namespace quire {
@@ -83,7 +85,8 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
         .value("int4", WeightForm::int4)
         .value("codes4", WeightForm::codes4)
         .value("codes8", WeightForm::codes8)
-        .value("floats8", WeightForm::floats8);
+        .value("floats8", WeightForm::floats8)
+        .value("table4", WeightForm::table4);
     nb::enum_<RowType>(m, "RowType")
         .value("kept", RowType::kept)
         .value("e4m3", RowType::floats)
@@ -105,15 +108,19 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
                                          segments};
              })
         // The same with what a weight of codes has besides.
-        .def("with_codes", [](const PackedWeight& self, Type scale_type, bool has_zeros,
-                              uintptr_t order, RowType rows, int64_t row_group, float row_scale) {
-            PackedWeight weight = self;
-            weight.scale_type = scale_type;
-            weight.has_zeros = has_zeros;
-            weight.order = reinterpret_cast<const int64_t*>(order);
-            weight.rounding = {rows, row_group, row_scale};
-            return weight;
-        });
+        .def("with_codes",
+             [](const PackedWeight& self, Type scale_type, bool has_zeros, uintptr_t order,
+                RowType rows, int64_t row_group, float row_scale, uintptr_t table) {
+                 PackedWeight weight = self;
+                 weight.scale_type = scale_type;
+                 weight.has_zeros = has_zeros;
+                 weight.order = reinterpret_cast<const int64_t*>(order);
+                 weight.rounding = {rows, row_group, row_scale};
+                 if (table != 0)
+                     std::memcpy(weight.table, reinterpret_cast<const float*>(table),
+                                 sizeof weight.table);
+                 return weight;
+             });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>)
         .def("heads_linear", &heads_linear<Context>)

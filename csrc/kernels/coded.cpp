@@ -1,6 +1,7 @@
 // Products of activations that keep their values with weights that a checkpoint stores as codes,
 // and the packing of such weights: a weight is (code - zero point) * scale, or a float of 8 bits
-// times its scale. Activations that the format rounds are rounded while they are prepared.
+// or a number of a table times its scale. Activations that the format rounds are rounded while they
+// are prepared.
 //
 // The order of an output's additions in a segment, for any number of rows: the products of a
 // group's inputs with what codes are above their zero points, one after the other, then this sum
@@ -34,6 +35,7 @@ struct GroupAt {
     const uint8_t* zeros;
     int64_t apart;
     Type scale_type;
+    const float* table;
 };
 
 inline F32 scales_at(const GroupAt& at, int64_t panel, int64_t lane) {
@@ -65,7 +67,7 @@ inline void add_group(const float* x, const GroupAt& at, int vector, int64_t wor
     using Reader = Codes<kForm, kHasZeros>;
     Reader codes[P][V];
     each_sum<P, 1, V>([&](int p, int, int v) {
-        codes[p][v].begin(at.zeros + p * at.apart + (vector + v) * kLanes);
+        codes[p][v].begin(at.zeros + p * at.apart + (vector + v) * kLanes, at.table);
     });
     const uint8_t* w = at.codes + vector * kWordLine / 2;
     for (int64_t i = 0; i < words; ++i, w += kWordLine, x += kInputs) {
@@ -186,7 +188,10 @@ class CodedProduct {
         const int64_t lanes = group * kPanel;
         return {start + group * panel_.group_bytes(),
                 reinterpret_cast<const char*>(start) + panel_.scales() + lanes * panel_.scale_bytes,
-                start + panel_.zeros() + lanes, panel_.bytes(), a_.weight.scale_type};
+                start + panel_.zeros() + lanes,
+                panel_.bytes(),
+                a_.weight.scale_type,
+                a_.weight.table};
     }
 
     const LinearArgs& a_;
@@ -205,6 +210,8 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
     switch (a.weight.form) {
         case WeightForm::codes4: return linear_of<WeightForm::codes4>(a, tokens, pool);
         case WeightForm::codes8: return linear_of<WeightForm::codes8>(a, tokens, pool);
+        case WeightForm::table4:
+            return multiply<CodedProduct<WeightForm::table4, false>>(a, tokens, pool);
         default: return multiply<CodedProduct<WeightForm::floats8, false>>(a, tokens, pool);
     }
 }

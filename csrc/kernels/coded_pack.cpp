@@ -20,7 +20,7 @@ inline uint32_t word_of_nibbles(uint32_t bytes) {
 
 // Words are filled for all outputs before the next ones, so that the panel is written in order.
 inline void pack_codes(const PackCodedArgs& a, int64_t panel, int64_t outputs, uint8_t* to) {
-    const bool are_nibbles = a.weight.form == WeightForm::codes4;
+    const bool are_nibbles = bits_of(a.weight.form) == 4;
     const int64_t row = are_nibbles ? (a.weight.in + 1) / 2 : a.weight.in;
     const uint8_t* from = a.codes + panel * kPanel * row;
     for (int64_t i = 0; i < row; i += 4, to += kWordLine)

@@ -21,7 +21,7 @@ struct CodedPanel {
     bool has_zeros;
 
     explicit CodedPanel(const PackedWeight& w)
-        : bits(w.form == WeightForm::codes4 ? 4 : 8),
+        : bits(bits_of(w.form)),
           group(w.group),
           groups((w.in + w.group - 1) / w.group),
           scale_bytes(w.scale_type == Type::f32 ? 4 : 2),

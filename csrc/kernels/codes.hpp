@@ -1,12 +1,11 @@
-// Codes as numbers in fp32: what a code is above its zero point, a whole number, or an 8-bit float.
+// Codes as numbers in fp32: what a code is above its zero point, a whole number, or an 8-bit float,
+// or one of 16 numbers.
 #pragma once
 
 #include "kernels/kernels.hpp"
 #include "kernels/pairs.hpp"
 
 namespace quire::QUIRE_LEVEL {
-
-constexpr int bits_of(WeightForm form) { return form == WeightForm::codes4 ? 4 : 8; }
 
 // Where input i of a word lies (coded_panel.hpp).
 template <int kBits>
@@ -47,6 +46,10 @@ inline F32 small_float(CodeWords w) {
     const __m512 other = _mm512_range_ps(with_one, _mm512_set1_ps(kLeastNormal), 3);
     return {_mm512_fmsub_ps(_mm512_set1_ps(2), with_one, other)};
 }
+template <int kShift>
+inline F32 looked_up(CodeWords w, F32 table) {  // by the lowest four bits
+    return {_mm512_permutexvar_ps(shifted<kShift>(w), table.v)};
+}
 inline F32 load_zeros(const uint8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
@@ -82,6 +85,17 @@ template <int kShift>
 inline F32 small_float(CodeWords w) {
     return {small_float<kShift>(w.low), small_float<kShift>(w.high)};
 }
+template <int kShift>
+inline __m256 looked_up(__m256i w, F32 table) {  // by three bits, and by the fourth in which half
+    const __m256i place = _mm256_srli_epi32(w, kShift);
+    const __m256 half = _mm256_castsi256_ps(_mm256_slli_epi32(w, 28 - kShift));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, place),
+                            _mm256_permutevar8x32_ps(table.high, place), half);
+}
+template <int kShift>
+inline F32 looked_up(CodeWords w, F32 table) {
+    return {looked_up<kShift>(w.low, table), looked_up<kShift>(w.high, table)};
+}
 inline F32 load_zeros(const uint8_t* from) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
@@ -116,6 +130,13 @@ inline F32 small_float(const CodeWords& w) {
     }
     return load(lanes);
 }
+template <int kShift>
+inline F32 looked_up(const CodeWords& w, F32 table) {
+    float numbers[16], lanes[kLanes];
+    store(numbers, table);
+    for (int i = 0; i < kLanes; ++i) lanes[i] = numbers[w.v[i] >> kShift & 15];
+    return load(lanes);
+}
 inline F32 load_zeros(const uint8_t* from) {
     float lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) lanes[i] = from[i];
@@ -124,18 +145,22 @@ inline F32 load_zeros(const uint8_t* from) {
 #endif
 
 // Reads the codes of 16 outputs in a group. `zeros` are their zero points; without kHasZeros they
-// are all in the middle of the codes. Floats have none.
+// are all in the middle of the codes. Floats have none, nor have the 16 numbers of a table.
 template <WeightForm kForm, bool kHasZeros>
 class Codes {
     static constexpr int kBits = bits_of(kForm);
     static constexpr bool kAreFloats = kForm == WeightForm::floats8;
+    static constexpr bool kHasTable = kForm == WeightForm::table4;
 
    public:
     // What the numbers are multiplied with, next to their scales.
     static constexpr float kUnit = kAreFloats ? 1 / kSmallFloat : 1;
 
-    void begin(const uint8_t* zeros) {
-        zeros_ = kHasZeros ? load_zeros(zeros) : splat(1 << (kBits - 1));
+    void begin(const uint8_t* zeros, const float* table) {
+        if constexpr (kHasTable)
+            numbers_ = load(table);
+        else
+            numbers_ = kHasZeros ? load_zeros(zeros) : splat(1 << (kBits - 1));
     }
 
     // Inputs 2 * kPair and the one after it.
@@ -148,6 +173,7 @@ class Codes {
     template <int kShift>
     F32 at(const CodeWords& w) const {
         if constexpr (kAreFloats) return small_float<kShift>(w);
+        if constexpr (kHasTable) return looked_up<kShift>(w, numbers_);
 #if defined(__AVX512F__)
         if constexpr (kBits == 4) {  // a permutation looks at the lowest four bits alone
             constexpr int kMiddle = kHasZeros ? 0 : 8;
@@ -156,13 +182,13 @@ class Codes {
                 6 - kMiddle, 7 - kMiddle, 8 - kMiddle, 9 - kMiddle, 10 - kMiddle, 11 - kMiddle,
                 12 - kMiddle, 13 - kMiddle, 14 - kMiddle, 15 - kMiddle);
             const F32 found{_mm512_permutexvar_ps(shifted<kShift>(w), numbers)};
-            return kHasZeros ? sub(found, zeros_) : found;
+            return kHasZeros ? sub(found, numbers_) : found;
         }
 #endif
-        return sub(field<kBits, kShift>(w), zeros_);
+        return sub(field<kBits, kShift>(w), numbers_);
     }
 
-    F32 zeros_;
+    F32 numbers_;  // zero points, or the table
 };
 
 // Always inlined, since GCC would call it, with its sums in memory.

@@ -117,7 +117,12 @@ struct Finish {
 // Outputs that are computed together; weights are stored in panels of as many.
 constexpr int64_t kPanelWidth = 32;
 
-enum class WeightForm : int32_t { plain, int8, int4, codes4, codes8, floats8 };
+enum class WeightForm : int32_t { plain, int8, int4, codes4, codes8, floats8, table4 };
+
+// Of a weight in codes, each code.
+constexpr int bits_of(WeightForm form) {
+    return form == WeightForm::codes4 || form == WeightForm::table4 ? 4 : 8;
+}
 
 // How rows of activations are rounded before a product with codes: to numbers of e4m3 or whole
 // numbers up to 127, times a scale. That is `scale`, or if it is 0 what maps the largest magnitude
@@ -136,8 +141,9 @@ struct RowRounding {
 // product.
 //
 // Or of codes (coded.cpp), with a scale of scale_type, and with has_zeros a zero point, for every
-// `group` inputs: 8, 16, 32, 64 or 128; those of floats8 are numbers of e4m3. order: input i of the
-// weight is x[order[i]]; or null. rounding: without an order.
+// `group` inputs: 8, 16, 32, 64 or 128; those of floats8 are numbers of e4m3, those of table4 stand
+// for the 16 numbers of `table`. order: input i of the weight is x[order[i]]; or null. rounding:
+// without an order.
 //
 // The inputs form 1, 2 or 4 segments of equal length (several: a multiple of 4 and of `group`),
 // each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
@@ -158,6 +164,7 @@ struct PackedWeight {
     bool has_zeros = false;
     const int64_t* order = nullptr;
     RowRounding rounding = {};
+    float table[16] = {};
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing

@@ -15,7 +15,8 @@ inline Kernel<LinearArgs> product_with(const PackedWeight& weight, const Kernels
         case WeightForm::plain: return kernels.linear[static_cast<int>(weight.type)];
         case WeightForm::codes4:
         case WeightForm::codes8:
-        case WeightForm::floats8: return kernels.linear_coded;
+        case WeightForm::floats8:
+        case WeightForm::table4: return kernels.linear_coded;
         default:
             return weight.is_weight_only ? kernels.linear_dequantized : kernels.linear_quantized;
     }

@@ -148,14 +148,13 @@ struct CodedWeight {
     CodedWeight(Type type, WeightForm form, int64_t in, int64_t out, int64_t group, Type scale_type,
                 bool has_zeros)
         : groups(round_up(in, group) / group),
-          codes(out * (form == WeightForm::codes4 ? (in + 1) / 2 : in)),
+          codes(out * (bits_of(form) == 4 ? (in + 1) / 2 : in)),
           scales(out * groups * size_of(scale_type)),
           zeros(out * groups),
           order(in * 8),
           panels(round_up(out, kPanelWidth) / kPanelWidth *
                  round_up(groups * kPanelWidth *
-                              (group / (form == WeightForm::codes4 ? 2 : 1) + size_of(scale_type) +
-                               has_zeros),
+                              (group * bits_of(form) / 8 + size_of(scale_type) + has_zeros),
                           64)),
           bias((round_up(out, kPanelWidth) + kPanelWidth) * 4),
           packed{type,
@@ -322,6 +321,9 @@ void check_level(Level level) {
                 floats.packed.order = nullptr;
                 floats.packed.rounding = {RowType::floats, in > 100 ? 24 : 0, 0};
                 check_codes(pool, kernels, std::move(floats));
+                CodedWeight table{type, WeightForm::table4, in, out, group, Type::bf16, false};
+                for (int i = 0; i < 16; ++i) table.packed.table[i] = 0.5f * i - 2;
+                check_codes(pool, kernels, std::move(table));
             }
 }
 

@@ -336,6 +336,10 @@ def sign_forgotten(w):
     return dataclasses.replace(w, codes=w.codes & 127) if w.are_floats else w
 
 
+def numbers_of_a_table_in_order(w):
+    return w if w.table is None else dataclasses.replace(w, table=tuple(sorted(w.table)))
+
+
 def inverse_order(w):
     return w if w.order is None else dataclasses.replace(w, order=w.order.argsort())
 
@@ -365,6 +369,8 @@ BUGS = {
     ),
     "smallest 8-bit floats lost": codes_with(smallest_floats_lost),
     "sign of 8-bit floats forgotten": codes_with(sign_forgotten),
+    "table forgotten": codes_with(lambda w: dataclasses.replace(w, table=None)),
+    "table in another order": codes_with(numbers_of_a_table_in_order),
     "order of inputs forgotten": codes_with(lambda w: dataclasses.replace(w, order=None)),
     "order of inputs inverted": codes_with(inverse_order),
     "bias added by each worker": {"linear_total": bias_of_every_segment},

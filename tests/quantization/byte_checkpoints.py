@@ -93,7 +93,7 @@ def _compressed(
         "quantization_status": "compressed",
         "config_groups": {"group_0": scheme},
         "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
     } | keys
 
 
@@ -112,7 +112,9 @@ BYTE_FORMATS: dict[str, InBytes] = {
     "fp8-static": InBytes(_fp8(activation_scheme="static"), shape=(1,), input_scale=0.015),
     "modelopt": InBytes(_modelopt("FP8"), shape=(), input_scale=0.015, strays=("k_scale",)),
     "modelopt-channel": InBytes(_modelopt("FP8_PER_CHANNEL_PER_TOKEN"), (1, 0), shape=(-1,)),
-    "compressed-float": InBytes(_compressed("float", _CHANNEL, _TOKEN), (1, 0)),
+    "compressed-float": InBytes(
+        _compressed("float", _CHANNEL, _TOKEN), (1, 0), strays=("k_scale", "v_scale")
+    ),
     "compressed-float-static": InBytes(
         _compressed("float", {"strategy": "tensor"}, _FIXED), shape=(1,), input_scale=0.015
     ),

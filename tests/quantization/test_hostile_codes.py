@@ -16,13 +16,14 @@ from tests.models.paged_driver import load
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS as PACKED_FORMATS
 from tests.quantization.coded_checkpoints import write
+from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS
 
 NASTY = [
     *(None, True, False, 0, -1, 3, 12, 10**12, 1.5, float("nan"), "", "x", "re:(", [], [None]),
     *(["re:("], ["re:" + "a" * 500], {}, {"a": 1}, {"a": {}}, {"a": {"weights": {}}}),
     *({"-:(": {}}, {"+:.*": {"bits": 3}}, {"+:.*": 7}),
 ]
-FORMATS = PACKED_FORMATS | BYTE_FORMATS
+FORMATS = PACKED_FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS
 AT = "model.layers.1.self_attn.q_proj."
 
 
@@ -56,7 +57,8 @@ def spoilt(folder, target, config=None, edit=None):
 
 
 @pytest.mark.parametrize(
-    "name", ["awq", "gptq-v1", "compressed-w4a16", "fp8-blocks", "modelopt", "compressed-int"]
+    "name",
+    ["awq", "gptq-v1", "compressed-w4a16", "fp8-blocks", "modelopt", "compressed-int", "nvfp4"],
 )
 def test_every_value_of_every_key_is_taken_or_refused(name):
     config = FORMATS[name].config
@@ -94,8 +96,28 @@ CONFIGS = {
         {"activation_scheme": "static"},
         "activation_scheme='static'",
     ),
+    "bitsandbytes": (
+        "awq",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        "quant_method='bitsandbytes' .* or the unquantised one",
+    ),
     "other floats": ("fp8-blocks", {"fmt": "e5m2"}, "fmt='e5m2'"),
-    "other algorithm": ("modelopt", {"quant_algo": "NVFP4"}, "quant_algo='NVFP4'"),
+    "other algorithm": ("modelopt", {"quant_algo": "MXFP8"}, "quant_algo='MXFP8'"),
+    "keys and values of 4 bits": (
+        "modelopt-nvfp4",
+        {"kv_cache_quant_algo": "NVFP4"},
+        "kv_cache_quant_algo='NVFP4'.*'FP8'",
+    ),
+    "scales of keys and values": (
+        "compressed-float",
+        {"kv_cache_scheme": {"num_bits": 4, "type": "float"}},
+        r"kv_cache_scheme\.num_bits=4 .*supported: 8\. Take a checkpoint .* or the unquantised one",
+    ),
+    "floats of 8 bits in small blocks": (
+        "mxfp4",
+        {"format": "mxfp8-quantized"},
+        "format='mxfp8-quantized'",
+    ),
     "other type": ("compressed-int", {"format": "float-quantized"}, "weights.type='int'"),
     "expression": ("compressed-w4a16", {"ignore": ["re:("]}, "ignore='.*regular expression"),
 }
@@ -244,6 +266,18 @@ TENSORS = {
         replaced("qweight", torch.Tensor.float),
         LoadError,
         "q_proj.qweight is stored as F32",
+    ),
+    "endless exponent": (
+        "mxfp4",
+        set_value("weight_scale", 255),
+        CorruptCheckpoint,
+        "q_proj has a scale that is no finite number",
+    ),
+    "factor of zero": (
+        "nvfp4",
+        set_value("weight_global_scale", 0.0, 0),
+        CorruptCheckpoint,
+        "q_proj has a scale that is no finite number",
     ),
     "half of a product": ("gptq-v1", one_plain, LoadError, "stored quantised and .* is not"),
     "codes of what is ignored": (

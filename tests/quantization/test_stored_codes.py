@@ -17,10 +17,11 @@ from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
 from quire.models.loading.weights import load_model
 from quire.ops import select
-from tests.models.hostile.models import HOSTILE, Library, oracle, theirs
+from tests.models.hostile.models import HOSTILE, Library, make, oracle, theirs
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, LAYERS, write
+from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS, write_experts
 
 NATIVE, REASON = find_native()
 PROVIDERS = ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NATIVE is None, reason=REASON))]
@@ -103,6 +104,34 @@ def test_logits_of_bytes_are_those_of_the_plain_numbers(library, tmp_path, name,
         errors = by_token(found, expected)
         assert errors.median() < TOLERANCE
         assert by_token(found, made.logits).median() > 100 * TOLERANCE
+    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize(
+    "name",
+    ["nvfp4", *(pytest.param(n, marks=pytest.mark.full) for n in ("mxfp4", "modelopt-nvfp4"))],
+)
+def test_floats_of_four_bits_are_multiplied_as_they_are(library, tmp_path, name, provider):
+    made = library["llama"]
+    plain = write(made.folder, tmp_path / "model", FOUR_BIT_FORMATS[name])
+    ops = ops_of(provider)
+    model = load(tmp_path / "model", ops, made)
+    expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
+    assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
+    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_experts_of_gpt_oss_are_read_as_they_are_published(tmp_path, provider):
+    hostile = HOSTILE["gpt_oss"]
+    hostile = dataclasses.replace(hostile, keys=hostile.keys | {"intermediate_size": 96})
+    made = make(hostile, tmp_path / "source")
+    plain = write_experts(made.folder, tmp_path / "model")
+    ops = ops_of(provider)
+    model = load(tmp_path / "model", ops, made)
+    expected = [oracle(hostile, plain)(p) for p in made.prompts]
+    assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
     assert model.weight_bytes < load(plain, ops, made).weight_bytes
 
 

@@ -174,8 +174,9 @@ def _of_codes(w: CodedWeight) -> Array:
     for o, row in enumerate(codes):
         for i, place in enumerate(order):
             code = row[i] if w.bits == 8 else row[i // 2] // 16 ** (i % 2) % 16
-            if w.are_floats:
-                weight[o, place] = _small_float(code) * scales[o, i // w.group]
+            if w.are_floats or w.table is not None:
+                number = _small_float(code) if w.table is None else w.table[code]
+                weight[o, place] = number * scales[o, i // w.group]
                 continue
             zero = 2 ** (w.bits - 1) if w.zeros is None else int(w.zeros[o, i // w.group])
             weight[o, place] = (code - zero) * scales[o, i // w.group]

@@ -4,6 +4,7 @@ for all families.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from quire.models.formats import Storage
@@ -60,7 +61,8 @@ def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
     for tensor in coded:
         assert tensor.layout is not None, "the tensor is stored as it is"
         count += sum(leaf.size for leaf in tensor.leaves)
-        num_bytes += tensor.layout.num_bytes(*tensor.shape)
+        *rows, inputs = tensor.shape
+        num_bytes += tensor.layout.num_bytes(math.prod(rows), inputs)
     return count, num_bytes
 
 

@@ -105,8 +105,8 @@ _OTHER_PARTS = (
 class StoredTensor:
     """A rule made concrete: checkpoint name and shape, and the leaves that it holds, in order.
 
-    layout: how it is stored as codes, in tensors of other names; it is [outputs, inputs] then. None
-    for a tensor of this name.
+    layout: how it is stored as codes, in tensors of other names; it is [outputs, inputs] then, or
+    of all experts [experts, outputs, inputs]. None for a tensor of this name.
     """
 
     name: str
@@ -124,8 +124,11 @@ class StoredTensor:
         """The tensors of the checkpoint that hold it, by name."""
         if self.layout is None:
             return {self.name: StoredPart(self.shape, FLOATS)}
-        found = self.layout.parts(*self.shape)
-        return {f"{self.module}.{name}": part for name, part in found.items()}
+        return {self.at(name): part for name, part in self.layout.parts(*self.shape).items()}
+
+    def at(self, part: str) -> str:
+        """The name of one of the tensors that hold its codes."""
+        return f"{self.module}{'_' if len(self.shape) > 2 else '.'}{part}"
 
     def in_codes(self, storage: Storage) -> StoredTensor:
         """The same as the storage has it: codes where it is the weight of a linear module that has
@@ -133,12 +136,17 @@ class StoredTensor:
         """
         is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
         is_linear = all(leaf.kind == "matrix" or leaf.name == "head.weight" for leaf in self.leaves)
-        layout = storage.layout_of(self.module) if is_weight and is_linear else None
-        if layout is None:
+        layout = storage.layout_of(self.module) if is_weight else None
+        if "stacked" in self.steps and "joined" not in self.steps:
+            layout = storage.experts
+        if layout is None or not is_linear:
             return self
-        rows = sum(leaf.shape[0] for leaf in self.leaves)
+        inputs, rows = self.leaves[0].shape[1], sum(leaf.shape[0] for leaf in self.leaves)
+        shape: tuple[int, ...] = (rows, inputs)
+        if "stacked" in self.steps:
+            shape = (self.shape[0], rows // self.shape[0], inputs)
         steps = tuple(step for step in self.steps if step != "transpose")
-        return StoredTensor(self.name, (rows, self.leaves[0].shape[1]), self.leaves, steps, layout)
+        return StoredTensor(self.name, shape, self.leaves, steps, layout)
 
 
 _NOT_LINEAR: frozenset[Step] = frozenset({"stacked", "joined", "row", "scalar"})

@@ -23,7 +23,8 @@ pytestmark = [
 ]
 KERNELS = ("coded",)
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 250]
-KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)] + [("floats", False)]
+KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)]
+OTHERS = [("floats", False), ("table", False)]
 ROUNDINGS = [RowRounding(to, *how) for to in ("e4m3", "int8") for how in ((), (24,), (0, 0.0123))]
 SHAPES = [(8, 1, 8), (40, 33, 16), (136, 65, 32), (640, 70, 128), (100, 31, 64)]
 """Inputs, outputs, group."""
@@ -38,14 +39,14 @@ def test_native_op_conforms(isa, dtype, case):
 def drawn(shape, bits, zeros):
     width, out, group = shape
     draw = Draw(width + out, torch.float32)
-    floats = bits == "floats"
-    bits = 8 if floats else bits
-    weight = coded.coded_weight(draw, out, width, bits, group, zeros=zeros, floats=floats)
+    how = {"floats": {"bits": 8, "floats": True}, "table": {"table": coded.TABLE}}
+    given = how.get(bits, {"bits": bits})
+    weight = coded.coded_weight(draw, out, width, group=group, zeros=zeros, **given)
     return weight, draw.normal(max(ROWS), width)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("bits", "zeros"), KINDS)
+@pytest.mark.parametrize(("bits", "zeros"), KINDS + OTHERS)
 def test_products_are_the_definition_and_a_row_has_the_same_bits_in_any_company(
     isa, bits, zeros, shape
 ):
@@ -61,7 +62,7 @@ def test_products_are_the_definition_and_a_row_has_the_same_bits_in_any_company(
         assert torch.equal(two.linear(x[len(x) - rows :], packed), alone[len(x) - rows :])
 
 
-@pytest.mark.parametrize(("bits", "zeros"), KINDS)
+@pytest.mark.parametrize(("bits", "zeros"), KINDS + OTHERS)
 def test_levels_with_fused_products_give_the_same_bits(bits, zeros):
     levels = dict(NATIVE.levels())
     if levels["avx512"]:
@@ -145,6 +146,6 @@ def test_a_row_that_is_not_finite_stays_alone(isa):
 def test_memory_is_that_of_the_checkpoint(scales):
     draw = Draw(1, torch.float32)
     ops = cpu_ops(None)
-    for bits, zeros in KINDS[:-1]:
+    for bits, zeros in KINDS:
         weight = coded.coded_weight(draw, 64, 256, bits, 64, zeros=zeros, scales=scales)
         assert ops.pack_linear(weight, None).panels.nbytes == weight.nbytes

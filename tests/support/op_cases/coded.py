@@ -12,6 +12,9 @@ from quire.ops.select import Ops
 from tests.support.op_cases.case import Arguments, Case, Draw, Prepared, by_row
 from tests.support.op_cases.products import addend_of, with_addend
 
+TABLE = tuple((i * 7 % 16 - 5) / 4 for i in range(16))
+"""Sixteen numbers in no order."""
+
 
 def coded_weight(
     draw: Draw,
@@ -24,6 +27,7 @@ def coded_weight(
     order: bool = False,
     scales: torch.dtype = torch.float16,
     floats: bool = False,
+    table: tuple[float, ...] | None = None,
 ) -> CodedWeight:
     """Codes over their whole range, but for the NaNs of floats; scales are numbers of few bits,
     which every type holds, of either sign and sometimes nothing.
@@ -42,6 +46,7 @@ def coded_weight(
         draw.exact(rng.integers(0, 1 << bits, (out, groups), dtype=np.uint8)) if zeros else None,
         draw.integers(rng.permutation(width)) if order else None,
         floats,
+        table=table,
     )
 
 
@@ -59,11 +64,21 @@ def _linear(
     order: bool = False,
     scales: torch.dtype = torch.float16,
     floats: bool = False,
+    table: tuple[float, ...] | None = None,
     op: str = "linear",
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         weight = coded_weight(
-            draw, out, width, bits, group, zeros=zeros, order=order, scales=scales, floats=floats
+            draw,
+            out,
+            width,
+            bits,
+            group,
+            zeros=zeros,
+            order=order,
+            scales=scales,
+            floats=floats,
+            table=table,
         )
         packed = ops.pack_linear(weight, draw.normal(out) if bias else None, segments=segments)
         arguments: Arguments = {"x": draw.normal(rows, width), "w": packed}
@@ -73,6 +88,7 @@ def _linear(
 
     traits = (
         "-floats" * floats
+        + "-table" * (table is not None)
         + "-zeros" * zeros
         + "-order" * order
         + "-bias" * bias
@@ -132,5 +148,7 @@ CASES = (
     *(_linear(rows, 24, 40, 8, floats=True) for rows in (1, 5)),
     _linear(4, 150, 34, 8, 64, floats=True, scales=torch.float32, bias=True),
     _linear(3, 256, 35, 8, 64, segments=4, floats=True, op="linear_partial"),
+    *(_linear(rows, 24, 40, table=TABLE, scales=torch.bfloat16) for rows in (1, 5)),
+    _linear(4, 150, 34, 4, 16, table=TABLE, scales=torch.float32, bias=True),
     _moe(7, 3),
 )

@@ -64,6 +64,8 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             "gptq",
             "gptq_marlin",
             "modelopt",
+            "modelopt_fp4",
+            "mxfp4",
         ),
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
         flags=("-q",),

@@ -96,6 +96,8 @@ STORED_NAMES = {
     "gptq": "gptq",
     "gptq_marlin": "gptq",
     "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "mxfp4": "mxfp4",
 }
 """Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
 

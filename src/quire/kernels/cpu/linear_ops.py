@@ -134,6 +134,7 @@ class LinearOps:
         row = groups * (weight.group * weight.bits // 8 + weight.scales.itemsize + has_zeros)
         panels = huge_tensor((num_panels, -(-row * self._width // 64) * 64), torch.uint8)
         form = "floats8" if weight.are_floats else f"codes{weight.bits}"
+        form = form if weight.table is None else "table4"
         packed = self._linear(weight, form, panels, bias, segments, group=weight.group)
         parts = (weight.codes, weight.scales, weight.zeros, panels)
         self._context.pack_coded(packed.native, *map(_address, parts))
@@ -183,14 +184,18 @@ class LinearOps:
 
     def _with_codes(self, native: Any, weight: CodedWeight) -> Any:
         """The native weight with what one of codes has besides: the scales' type, whether there are
-        zero points, an order, and how rows are rounded.
+        zero points, an order, how rows are rounded, and a table, which is copied.
         """
         rows = self._row_types["kept"], 0, 0.0
         if (how := weight.rounding) is not None:
             rows = self._row_types[how.to], how.group, how.scale or 0.0
-        scale_type = self._types[weight.scales.dtype]
+        table = None if weight.table is None else torch.tensor(weight.table)
         return native.with_codes(
-            scale_type, weight.zeros is not None, _address(weight.order), *rows
+            self._types[weight.scales.dtype],
+            weight.zeros is not None,
+            _address(weight.order),
+            *rows,
+            _address(table),
         )
 
     def _wide_bias(self, bias: Tensor | None, num_panels: int) -> Tensor | None:

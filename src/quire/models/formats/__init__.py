@@ -9,15 +9,26 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from quire.errors import UnsupportedConfigValue
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.awq import read_awq
 from quire.models.formats.compressed_tensors import read_compressed_tensors
-from quire.models.formats.fp8 import read_fp8, read_modelopt
+from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
 from quire.models.formats.gptq import read_gptq
-from quire.models.formats.storage import FLOATS, CodeLayout, RowScheme, Storage, StoredPart
+from quire.models.formats.storage import (
+    CACHE_SCALES,
+    FLOATS,
+    FOUR_BIT_FLOATS,
+    CodeLayout,
+    RowScheme,
+    Storage,
+    StoredPart,
+)
 
 __all__ = [
+    "CACHE_SCALES",
     "FLOATS",
+    "FOUR_BIT_FLOATS",
     "METHODS",
     "CodeLayout",
     "RowScheme",
@@ -33,9 +44,15 @@ METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
         "fp8": read_fp8,
         "gptq": read_gptq,
         "modelopt": read_modelopt,
+        "mxfp4": read_mxfp4,
     }
 )
 """`quant_method` -> what reads the rest of the object."""
+
+_INSTEAD = (
+    "Take a checkpoint of this model in a format of docs/quantization.md, or the unquantised one, "
+    "which quantization='int8' or 'int4' rounds while it is loaded."
+)
 
 _KEYS = ("quantization_config", "compression_config")
 """Of config.json, the second in old files of compressed-tensors."""
@@ -50,8 +67,10 @@ def read_storage(config: Mapping[str, Any]) -> Storage | None:
     found = [section for key in _KEYS if (section := reader.section(key)) is not None]
     if not found:
         return None
-    method = found[0].choice("quant_method", METHODS)
-    storage = method(found[0])
+    try:
+        storage: Storage = found[0].choice("quant_method", METHODS)(found[0])
+    except UnsupportedConfigValue as error:
+        raise UnsupportedConfigValue(f"{error} {_INSTEAD}") from None
     found[0].finish()
     if len(found) > 1:
         raise unsupported(_KEYS[1], config[_KEYS[1]], f"null beside {_KEYS[0]}")

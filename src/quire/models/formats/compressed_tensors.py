@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.fp8 import read_block
@@ -22,8 +23,17 @@ _KINDS = {
     "int-quantized": "bytes",
     "float-quantized": "floats",
     "naive-quantized": "any",
+    "mxfp4-pack-quantized": "mxfp4",
+    "nvfp4-pack-quantized": "nvfp4",
 }
 """Format of a group -> how its weights are stored; any: unpacked, of the type that they have."""
+_FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
+    {
+        "mxfp4": ("group", 32, "torch.uint8"),
+        "nvfp4": ("tensor_group", 16, "torch.float8_e4m3fn"),
+    }
+)
+"""Their strategy, inputs with one scale, and its type."""
 _PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _CALIBRATION = ("observer", "observer_kwargs")
@@ -31,9 +41,12 @@ _CALIBRATION = ("observer", "observer_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A layout, and which modules have it by name; `is_for_all`: every linear module."""
+    """A layout, and which modules have it by name; `is_for_all`: every linear module. keeps_rows:
+    see `Storage`.
+    """
 
     layout: CodeLayout
+    keeps_rows: bool
     targets: tuple[Callable[[str], bool], ...]
     is_for_all: bool
 
@@ -45,7 +58,7 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.ignore("version", "global_compression_ratio", "quantization_status")
     reader.only("format", *_KINDS, "mixed-precision")
     overall = reader.raw("format", None)
-    reader.only("kv_cache_scheme", None)
+    _check_cache(reader.section("kv_cache_scheme"))
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
@@ -64,7 +77,20 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         return None if found is None else found.layout
 
     group = max(g.layout.group or 0 for g in groups)
-    return Storage("compressed-tensors", layout_of, is_decided_by_files=False, group=group)
+    return Storage(
+        "compressed-tensors",
+        layout_of,
+        is_decided_by_files=False,
+        group=group,
+        keeps_rows=any(g.keeps_rows for g in groups),
+    )
+
+
+def _check_cache(scheme: ConfigReader | None) -> None:
+    """Of keys and values in 8 bits, whose scales are found while the model runs here."""
+    if scheme is not None:
+        scheme.choice_of("num_bits", 8)
+        scheme.choice_of("type", "float", "int")
 
 
 def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
@@ -79,12 +105,16 @@ def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
     if kind == "packed" and rows is not None:
         allowed = "null for weights that are packed: activations keep their values"
         raise unsupported(group.at("input_activations"), group.raw("input_activations"), allowed)
-    layout = _packed(weights) if kind == "packed" else _unpacked(weights, rows, kind)
+    if kind in _FOUR_BIT_FLOATS:
+        layout = _four_bit_floats(weights, rows, kind)
+    else:
+        layout = _packed(weights) if kind == "packed" else _unpacked(weights, rows, kind)
     weights.finish()
     targets = names(group, "targets")
     group.finish()
     meant = tuple(_target(group, "targets", t) for t in targets if t != "Linear")
-    return _Group(layout, meant, "Linear" in targets)
+    keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
+    return _Group(layout, keeps_rows, meant, "Linear" in targets)
 
 
 def _target(reader: ConfigReader, key: str, name: str) -> Callable[[str], bool]:
@@ -142,6 +172,27 @@ def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> Co
         outputs=outputs,
         rows=None if rows is None else _rows(rows, weights.raw("type", "int")),
     )
+
+
+def _four_bit_floats(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> CodeLayout:
+    """Weights in e2m1; what is said of activations in the same type is read past."""
+    strategy, group, scale = _FOUR_BIT_FLOATS[kind]
+    weights.ignore(*_CALIBRATION)
+    weights.only("dynamic", False)
+    weights.only("actorder", "weight", "static")
+    weights.only("block_structure")
+    weights.only("symmetric", True)
+    weights.only("type", "float")
+    weights.only("scale_dtype", scale)
+    weights.only("zp_dtype", "torch.int8", scale)
+    weights.choice_of("num_bits", 4)
+    weights.choice_of("strategy", strategy)
+    weights.choice_of("group_size", group)
+    if rows is not None:
+        rows.choice_of("num_bits", 4)
+        rows.choice_of("type", "float")
+    packing: Packing = "mxfp4" if kind == "mxfp4" else "nvfp4"
+    return CodeLayout(packing, 4, group, has_zeros=False)
 
 
 def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:

@@ -1,8 +1,10 @@
 """Weights in 8-bit floats (e4m3): those of DeepSeek and others with scales of blocks or of whole
-tensors, and those of NVIDIA's ModelOpt.
+tensors, and those of NVIDIA's ModelOpt, whose floats may also have four bits, as those of gpt-oss.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.storage import SMALLEST_GROUP, CodeLayout, RowScheme, Storage
@@ -32,14 +34,28 @@ def read_fp8(reader: ConfigReader) -> Storage:
 
 
 def read_modelopt(reader: ConfigReader) -> Storage:
-    """The schemes of ModelOpt with 8-bit floats."""
+    """The schemes of ModelOpt with floats of 8 and 4 bits; activations of the latter keep their
+    values.
+    """
     reader.ignore(*_MODULES, "producer", "config_groups", "kv_cache_scheme", "group_size")
-    reader.only("kv_cache_quant_algo", "FP8")  # of a cache in e4m3, which has its own scales here
+    reader.only("kv_cache_quant_algo", "FP8")  # its scales are not read
+    small = CodeLayout("modelopt-nvfp4", 4, 16, has_zeros=False)
     layouts = {
         "FP8": _whole(is_static=True),
         "FP8_PER_CHANNEL_PER_TOKEN": floats(None, 1, RowScheme()),
+        "NVFP4": small,
+        "W4A16_NVFP4": small,
     }
-    return _storage("modelopt", reader.choice("quant_algo", layouts))
+    storage = _storage("modelopt", reader.choice("quant_algo", layouts))
+    return replace(storage, keeps_rows=reader.raw("quant_algo") == "NVFP4")
+
+
+def read_mxfp4(reader: ConfigReader) -> Storage:
+    """Experts in 4-bit floats, as gpt-oss is published; no other module is quantised."""
+    reader.ignore(*_MODULES, "swizzle")
+    reader.only("dequantize", False)
+    layout = CodeLayout("gpt-oss", 4, 32, has_zeros=False)
+    return Storage("mxfp4", lambda _: None, is_decided_by_files=True, group=32, experts=layout)
 
 
 def floats(

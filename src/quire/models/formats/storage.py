@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 
-Packing = Literal["awq", "gptq", "compressed-tensors", "bytes", "floats"]
-"""How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not."""
+Packing = Literal[
+    "awq",
+    "gptq",
+    "compressed-tensors",
+    "bytes",
+    "floats",
+    "mxfp4",
+    "nvfp4",
+    "modelopt-nvfp4",
+    "gpt-oss",
+]
+"""How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not. The
+last four are of 4-bit floats.
+"""
 
 SMALLEST_GROUP = 8
 """Inputs with one scale: what products read at once."""
@@ -46,6 +59,39 @@ def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class FourBitFloats:
+    """The tensors of numbers in e2m1: of codes, two in a byte, of scales, and perhaps of a `factor`
+    that all scales are multiplied with or, if it `divides` them, divided by. Scales of bytes are
+    exponents of two.
+    """
+
+    codes: str
+    scales: str
+    types: tuple[str, ...]
+    factor: str | None = None
+    divides: bool = False
+
+
+_EXPONENTS = ("U8", "F8_E8M0")
+
+CACHE_SCALES = re.compile(r".*\.([kqv]|kv)_scale|.*\.[kqv]_proj\.output_scale")
+"""Names of the scales of a K/V cache in 8 bits that a checkpoint may bring. They are not read: each
+key and value has its own here.
+"""
+
+FOUR_BIT_FLOATS: Mapping[Packing, FourBitFloats] = MappingProxyType(
+    {
+        "mxfp4": FourBitFloats("weight_packed", "weight_scale", _EXPONENTS),
+        "nvfp4": FourBitFloats(
+            "weight_packed", "weight_scale", ("F8_E4M3",), "weight_global_scale", divides=True
+        ),
+        "modelopt-nvfp4": FourBitFloats("weight", "weight_scale", ("F8_E4M3",), "weight_scale_2"),
+        "gpt-oss": FourBitFloats("blocks", "scales", _EXPONENTS),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
 class RowScheme:
     """How activations are rounded, to the type of the weight's codes: with a scale for every
     `group` inputs (0: the row) that is found while the model runs, or with a stored one.
@@ -76,22 +122,33 @@ class CodeLayout:
     scale_name: str = "weight_scale"
     rows: RowScheme | None = None
 
-    def parts(self, outputs: int, inputs: int) -> dict[str, StoredPart]:
-        """The tensors of a weight [outputs, inputs], by what follows the module's name."""
-        return _PARTS[self.packing](self, outputs, inputs)
+    def parts(self, *shape: int) -> dict[str, StoredPart]:
+        """The tensors of a weight [outputs, inputs], or of one of each expert [experts, outputs,
+        inputs], by what follows the module's name.
+        """
+        if self.packing in FOUR_BIT_FLOATS:
+            return _four_bit_floats(self, *shape)
+        return _PARTS[self.packing](self, *shape)
 
     @property
     def marker(self) -> str:
         """The tensor that every module with this layout has, and no other."""
         if self.packing in ("bytes", "floats"):
             return self.scale_name
+        if self.packing in FOUR_BIT_FLOATS:
+            return FOUR_BIT_FLOATS[self.packing].scales
         return "weight_packed" if self.packing == "compressed-tensors" else "qweight"
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
-        """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed."""
+        """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed and
+        where they have a factor.
+        """
         groups = self.groups(inputs)
         if self.packing in ("bytes", "floats"):
             return outputs * (inputs + 4 * groups)
+        if self.packing in FOUR_BIT_FLOATS:
+            has_factor = FOUR_BIT_FLOATS[self.packing].factor is not None
+            return outputs * (-(-inputs // 2) + (4 if has_factor else 2) * groups)
         return outputs * (_words(inputs, self.bits) * 4 + groups * (2 + self.has_zeros))
 
     def groups(self, inputs: int) -> int:
@@ -143,17 +200,30 @@ def _unpacked(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, Stored
     scales: tuple[int, ...] = ()
     if layout.outputs is not None:
         scales = -(-outputs // layout.outputs), layout.groups(inputs)
-    scalar = StoredPart((), _SCALES, is_optional=True, is_loose=True)
     parts = {
         "weight": StoredPart((outputs, inputs), (dtype,)),
         layout.scale_name: StoredPart(scales, _SCALES, is_loose=True),
-        # of keys and values that are kept in e4m3: here each vector finds its own
-        "k_scale": scalar,
-        "v_scale": scalar,
     }
     if layout.rows is not None and layout.rows.is_static:
         parts["input_scale"] = StoredPart((), _SCALES, is_loose=True)
     return parts
+
+
+def _four_bit_floats(layout: CodeLayout, *shape: int) -> dict[str, StoredPart]:
+    """Those of experts have their codes by groups."""
+    where = FOUR_BIT_FLOATS[layout.packing]
+    rows, groups = shape[:-1], layout.groups(shape[-1])
+    codes = (groups, (layout.group or 0) // 2) if len(rows) > 1 else (-(-shape[-1] // 2),)
+    parts = {
+        where.codes: StoredPart((*rows, *codes), ("U8",)),
+        where.scales: StoredPart((*rows, groups), where.types),
+    }
+    if where.factor is None:
+        return parts
+    scalar = StoredPart((), _SCALES, is_optional=True, is_loose=True)
+    parts[where.factor] = StoredPart((), _SCALES, is_loose=True)
+    # of activations, which keep their values
+    return parts | dict.fromkeys(("input_global_scale", "input_scale"), scalar)
 
 
 _PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] = {
@@ -172,13 +242,17 @@ class Storage:
     method: its name. layout_of: the layout of a module's weight by its name in the checkpoint, or
     None for one that is stored as it is. is_decided_by_files: modules that have no codes in the
     files are stored as they are, too; the config does not list them. group: the largest number of
-    inputs with one scale, 0 where all of them have one.
+    inputs with one scale, 0 where all of them have one. experts: the layout of tensors that hold
+    all experts of a layer. keeps_rows: the format rounds activations in a way that is not done
+    here; they keep their values.
     """
 
     method: str
     layout_of: Callable[[str], CodeLayout | None]
     is_decided_by_files: bool
     group: int
+    experts: CodeLayout | None = None
+    keeps_rows: bool = False
 
 
 def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:

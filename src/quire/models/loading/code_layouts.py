@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint
-from quire.models.formats import CodeLayout
+from quire.models.formats import FOUR_BIT_FLOATS, CodeLayout
 from quire.ops import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding
+from quire.ops.formats.tables import E2M1
 from quire.ops.rounding import TINY
 
 Parts = Mapping[str, Tensor]
@@ -47,7 +48,15 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     if are_floats and _has_nan(codes):
         raise CorruptCheckpoint(f"{module}.weight has a number that is none (NaN).")
     weight = CodedWeight(
-        layout.bits, inputs, group, codes, scales, zeros, are_floats=are_floats, rounding=rounding
+        layout.bits,
+        inputs,
+        group,
+        codes,
+        scales,
+        zeros,
+        are_floats=are_floats,
+        rounding=rounding,
+        table=E2M1 if layout.packing in FOUR_BIT_FLOATS else None,
     )
     if layout.group is None and not weight.is_of_integers:
         weight = weight.with_group(_divided(inputs))
@@ -146,6 +155,27 @@ def _unpack_bytes(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor
     return codes, scales.repeat_interleave(together, 0)[: len(codes)], None
 
 
+def _unpack_four_bit_floats(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, None]:
+    """Bytes in the order of a `CodedWeight`; scales are exponents of two, or of 8 bits with a
+    factor for all.
+    """
+    where = FOUR_BIT_FLOATS[layout.packing]
+    codes, scales = parts[where.codes], parts[where.scales].view(-1, layout.groups(inputs))
+    codes = codes.reshape(len(scales), -1)
+    if where.factor is None:
+        return codes, _powers_of_two(scales.view(torch.uint8)), None
+    factor, wide = parts[where.factor].float().view(()), scales.float()
+    return codes, wide / factor if where.divides else wide * factor, None
+
+
+def _powers_of_two(exponents: Tensor) -> Tensor:
+    """uint8 [*] with a bias of 127 -> bfloat16 [*], exactly; 255 is not finite."""
+    bits = exponents.to(torch.int16) << 7
+    return bits.masked_fill_(exponents == 0, 1 << 6).view(torch.bfloat16)
+
+
 def _codes_of(words: Tensor, bits: int) -> Tensor:
     """int32 [*, W] -> uint8 [*, W * 32 / bits], the lowest bits first."""
     found = words.view(torch.uint8)
@@ -158,4 +188,5 @@ _UNPACK: Mapping[str, Callable[[CodeLayout, Parts, int], tuple[Tensor, Tensor, T
     "compressed-tensors": _unpack_compressed,
     "bytes": _unpack_bytes,
     "floats": _unpack_bytes,
+    **dict.fromkeys(FOUR_BIT_FLOATS, _unpack_four_bit_floats),
 }

@@ -32,8 +32,12 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
 
 def coded_leaves(stored: StoredTensor, weight: CodedWeight) -> list[CodedWeight]:
     """The leaves in a weight of codes, as views."""
-    codes, scales = to_leaves(stored, weight.codes), to_leaves(stored, weight.scales)
-    zeros = [None] * len(codes) if weight.zeros is None else to_leaves(stored, weight.zeros)
+
+    def leaves_of(part: Tensor) -> list[Tensor]:
+        return to_leaves(stored, part.unflatten(0, stored.shape[:-1]))
+
+    codes, scales = leaves_of(weight.codes), leaves_of(weight.scales)
+    zeros = [None] * len(codes) if weight.zeros is None else leaves_of(weight.zeros)
     return [
         replace(weight, codes=c, scales=s, zeros=z)
         for c, s, z in zip(codes, scales, zeros, strict=True)

@@ -25,7 +25,7 @@ from quire.errors import LoadError, WeightMismatch
 from quire.models.config_reader import read_config
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
-from quire.models.formats import Storage, read_storage
+from quire.models.formats import CACHE_SCALES, Storage, read_storage
 from quire.models.loading.checkpoint_files import CheckpointFiles
 from quire.models.loading.code_layouts import coded_weight
 from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
@@ -81,6 +81,11 @@ def load_model(
     if family is None and load_format != "dummy":
         config = read_config(folder)
         family, storage = find_family(config), read_storage(config)
+    if storage is not None and storage.keeps_rows:
+        logger.warning(
+            "The checkpoint rounds activations to 4 bits; here they keep their values, and only "
+            "its weights are in 4 bits."
+        )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     own = decoder
@@ -144,7 +149,7 @@ def match(
     found = {
         n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
         for n, e in files.entries.items()
-        if n in expected or not family.ignores(n, depth)
+        if n in expected or not (family.ignores(n, depth) or _is_of_cache(n, storage))
     }
     if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
         logger.info(
@@ -167,11 +172,16 @@ def match(
     return stored
 
 
+def _is_of_cache(name: str, storage: Storage | None) -> bool:
+    """Whether it is a scale of keys and values of a quantised checkpoint."""
+    return storage is not None and CACHE_SCALES.fullmatch(name) is not None
+
+
 def _in_codes(stored: StoredTensor, storage: Storage, files: CheckpointFiles) -> StoredTensor:
     coded = stored.in_codes(storage)
     if coded.layout is None or not storage.is_decided_by_files:
         return coded
-    has_codes = f"{coded.module}.{coded.layout.marker}" in files.entries
+    has_codes = coded.at(coded.layout.marker) in files.entries
     return stored if stored.name in files.entries and not has_codes else coded
 
 
@@ -198,10 +208,10 @@ class StoredLeaves:
     def _read(self, stored: StoredTensor) -> Sequence[Tensor | CodedWeight]:
         if stored.layout is None:
             return to_leaves(stored, self._files.read(stored.name))
-        at = stored.module + "."
+        at = stored.at("")
         names = [name for name in stored.parts() if name in self._files.entries]
         parts = {name.removeprefix(at): self._files.read(name) for name in names}
-        weight = coded_weight(stored.layout, stored.module, parts, stored.shape[1])
+        weight = coded_weight(stored.layout, stored.module, parts, stored.shape[-1])
         return coded_leaves(stored, weight)
 
 

@@ -4,8 +4,8 @@ A weight is (code - zero point) * scale, with one scale, and perhaps one zero po
 output and group of inputs. That is what AWQ, GPTQ and compressed-tensors store, packed in different
 ways (`models/loading/code_layouts.py` unpacks them). Weights keep their values: differences of
 codes are whole numbers, and their products with scales of 16 bits are exact in fp32. Codes may be
-8-bit floats, too, which are the numbers themselves. Activations keep their values unless the
-format rounds them.
+8-bit floats, too, which are the numbers themselves, or stand for sixteen numbers of a table, as
+those of 4-bit floats do. Activations keep their values unless the format rounds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class CodedWeight:
     group there may be fewer. zeros: uint8 [out, G], or None: the middle of the codes, 8 or 128.
     order [in] int64: the weight's input i is the model's input order[i]; None where they are the
     same. are_floats: codes are numbers of e4m3, without zero points. rounding: of activations, None
-    where they keep their values; the inputs are in the model's order then.
+    where they keep their values; the inputs are in the model's order then. table: the numbers that
+    codes of four bits stand for, without zero points; None: themselves.
     """
 
     bits: Literal[4, 8]
@@ -48,9 +49,11 @@ class CodedWeight:
     order: Tensor | None = None
     are_floats: bool = False
     rounding: RowRounding | None = None
+    table: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         assert not self.are_floats or (self.bits == 8 and self.zeros is None)
+        assert self.table is None or (self.bits == 4 and self.zeros is None)
         assert self.rounding is None or self.order is None
         groups = -(-self.in_features // self.group)
         outputs, scale_groups = self.scales.shape
@@ -97,6 +100,8 @@ class CodedWeight:
         numbers, scales = self._numbers(), self._spread(self.scales.float())
         if self.are_floats:
             weight = numbers.view(FP8).float() * scales
+        elif self.table is not None:
+            weight = torch.tensor(self.table, device=numbers.device)[numbers.long()] * scales
         else:
             weight = (numbers.float() - self._spread(self._zeros().float())) * scales
         if self.order is None:
@@ -166,7 +171,7 @@ class CodedWeight:
         return replace(self, codes=numbers, order=order)
 
     def _kind(self) -> tuple[object, ...]:
-        return self.bits, self.in_features, self.group, self.are_floats
+        return self.bits, self.in_features, self.group, self.are_floats, self.table
 
     def _spread(self, part: Tensor) -> Tensor:
         """part [out, G] for each input, [out, in]."""
