@@ -15,6 +15,7 @@ from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS
+from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS
 
 QWEN = read_spec(make_config("0.6b", "qwen3"))
 KV = NumberBytes(2, 2)
@@ -94,11 +95,13 @@ def test_rounded_weights_count_their_bytes(tmp_path):
         ("awq", 0.5 + 3 / 16, 2),  # and zero points
         ("fp8-blocks", 1 + 4 * 3 / 64, 2),
         ("compressed-int", 1 + 4 / 64, 2),
+        ("mxfp4", 0.5 + 2 / 32, 2),
+        ("nvfp4", 0.5 + 4 / 16, 2),
     ],
 )
 def test_weights_in_codes_count_their_bytes(tmp_path, name, coded, head):
     folder = make_checkpoint(tmp_path / "m")
-    how = (FORMATS | BYTE_FORMATS)[name]
+    how = (FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS)[name]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how.config}))
     plan = EngineArgs(model=str(folder), dtype="bfloat16").create_engine_config()

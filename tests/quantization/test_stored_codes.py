@@ -43,9 +43,9 @@ def ops_of(provider):
     return select(device="cpu", dtype=torch.float32, providers=[provider, "torch"], runtime=runtime)
 
 
-def load(folder, ops, made):
+def load(folder, ops, max_model_len):
     spec = read_spec(read_config(folder))
-    return load_model(folder, spec, ops, dtype=torch.float32, max_model_len=made.max_model_len)
+    return load_model(folder, spec, ops, dtype=torch.float32, max_model_len=max_model_len)
 
 
 def logits(model, prompts, ops):
@@ -54,12 +54,12 @@ def logits(model, prompts, ops):
 
 
 @torch.no_grad()
-def logits_with(plain, prompts, how):
-    """Those of transformers with the weights `plain` and rows rounded before each product."""
+def logits_with(plain, prompts, rounded=None):
+    """Those of transformers with the weights `plain`, rows `rounded` before each product."""
     model = theirs(HOSTILE["llama"], plain)
     for name, module in model.named_modules():
-        if not how.is_exact and LAYERS.fullmatch(name + ".weight"):
-            module.register_forward_pre_hook(lambda _, given: how.rounded(given[0]))
+        if rounded is not None and LAYERS.fullmatch(name + ".weight"):
+            module.register_forward_pre_hook(lambda _, given: rounded(given[0]))
     return [model(ids[None], use_cache=False).logits[0] for ids in prompts]
 
 
@@ -78,10 +78,10 @@ def test_logits_are_those_of_the_plain_numbers(library, tmp_path, name, provider
     made = library["llama"]
     plain = write(made.folder, tmp_path / "model", FORMATS[name])
     ops = ops_of(provider)
-    model = load(tmp_path / "model", ops, made)
+    model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
-    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+    assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -93,18 +93,17 @@ def test_logits_of_bytes_are_those_of_the_plain_numbers(library, tmp_path, name,
     made, how = library["llama"], BYTE_FORMATS[name]
     plain = write(made.folder, tmp_path / "model", how)
     ops = ops_of(provider)
-    model = load(tmp_path / "model", ops, made)
-    found = logits(model, made.prompts, ops)
-    expected = logits_with(plain, made.prompts, how)
+    model = load(tmp_path / "model", ops, made.max_model_len)
+    prompts = [part for ids in made.prompts for part in ids.split(4)]
+    found, exact = logits(model, prompts, ops), logits_with(plain, prompts)
     if how.is_exact:
-        assert relative_error(found, expected) < TOLERANCE
+        assert relative_error(found, exact) < TOLERANCE
     else:
         # What differs in the last bit may fall on the other side of a tie, one in 1e5: from there
-        # on a row's logits and those after it differ.
-        errors = by_token(found, expected)
-        assert errors.median() < TOLERANCE
-        assert by_token(found, made.logits).median() > 100 * TOLERANCE
-    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+        # on a prompt's logits differ. The prompts are short, so that this happens in few of them.
+        assert by_token(found, logits_with(plain, prompts, how.rounded)).median() < TOLERANCE
+        assert by_token(found, exact).median() > 100 * TOLERANCE
+    assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -116,10 +115,10 @@ def test_floats_of_four_bits_are_multiplied_as_they_are(library, tmp_path, name,
     made = library["llama"]
     plain = write(made.folder, tmp_path / "model", FOUR_BIT_FORMATS[name])
     ops = ops_of(provider)
-    model = load(tmp_path / "model", ops, made)
+    model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
-    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+    assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -129,10 +128,10 @@ def test_experts_of_gpt_oss_are_read_as_they_are_published(tmp_path, provider):
     made = make(hostile, tmp_path / "source")
     plain = write_experts(made.folder, tmp_path / "model")
     ops = ops_of(provider)
-    model = load(tmp_path / "model", ops, made)
+    model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(hostile, plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
-    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+    assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
@@ -143,11 +142,13 @@ def test_the_head_may_be_stored_in_codes(library, tmp_path, name, provider):
     names = re.compile(LAYERS.pattern + r"|lm_head\.weight")
     plain = write(made.folder, tmp_path / "model", how, names)
     ops = ops_of(provider)
-    model = load(tmp_path / "model", ops, made)
+    model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
     table = load_file(plain / "model.safetensors")["lm_head.weight"]
-    assert model.weight_bytes < load(plain, ops, made).weight_bytes - 2 * table.numel()
+    assert (
+        model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes - 2 * table.numel()
+    )
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -155,10 +156,10 @@ def test_families_with_other_modules(library, tmp_path, family):
     made = library[family]
     plain = write(made.folder, tmp_path / "model", FORMATS[OTHERS[family]])
     ops = ops_of("torch")
-    model = load(tmp_path / "model", ops, made)
+    model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(HOSTILE[family], plain)(p) for p in made.prompts]
     assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
-    assert model.weight_bytes < load(plain, ops, made).weight_bytes
+    assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 
 def test_modules_on_a_list_are_stored_as_they_are(library, tmp_path):
@@ -167,14 +168,14 @@ def test_modules_on_a_list_are_stored_as_they_are(library, tmp_path):
     how = dataclasses.replace(FORMATS["gptq-v1"], config=config)
     write(made.folder, tmp_path / "model", how)
     with pytest.raises(WeightMismatch, match=r"missing model\.layers\.1\..*weight"):
-        load(tmp_path / "model", ops_of("torch"), made)
+        load(tmp_path / "model", ops_of("torch"), made.max_model_len)
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     source = load_file(made.folder / "model.safetensors")
     for name in [n for n in tensors if ".layers.1." in n]:
         del tensors[name]
     tensors |= {name: t for name, t in source.items() if ".layers.1." in name}
     save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    load(tmp_path / "model", ops_of("torch"), made)
+    load(tmp_path / "model", ops_of("torch"), made.max_model_len)
 
 
 SCHEMES = {
