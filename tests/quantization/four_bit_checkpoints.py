@@ -94,6 +94,9 @@ FOUR_BIT_FORMATS = {
     ),
 }
 
+WIDE_EXPERTS = {"intermediate_size": 96}
+"""Keys of a config whose experts divide into groups."""
+
 _OF_EXPERTS = InFourBits({"quant_method": "mxfp4"}, ("blocks", "scales"), 32)
 
 

@@ -1,5 +1,6 @@
 """Quantised checkpoints that lie, or hold what is not known here: one clear error each."""
 
+import dataclasses
 import json
 import shutil
 
@@ -11,12 +12,12 @@ from quire.errors import CorruptCheckpoint, LoadError, UnknownConfigKey, WeightM
 from quire.models import read_spec
 from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
-from tests.models.hostile.models import Library
+from tests.models.hostile.models import HOSTILE, Library, make
 from tests.models.paged_driver import load
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS as PACKED_FORMATS
 from tests.quantization.coded_checkpoints import write
-from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS
+from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS, WIDE_EXPERTS, write_experts
 
 NASTY = [
     *(None, True, False, 0, -1, 3, 12, 10**12, 1.5, float("nan"), "", "x", "re:(", [], [None]),
@@ -295,6 +296,27 @@ def test_a_broken_tensor_is_one_clear_error(folders, tmp_path, case):
     with pytest.raises(kind, match=says) as caught:
         spoilt(folders(name), tmp_path / "model", edit=edit)
     assert len(str(caught.value)) < 800
+
+
+EXPERTS = {
+    "scales": (lambda t: None, r"missing model\.layers\.0\.mlp\.experts\.down_proj_scales"),
+    "blocks": (lambda t: t[:, :-1].clone(), r"wrong shape .*down_proj_blocks \[4, 63, 3, 16\]"),
+}
+
+
+@pytest.mark.parametrize("part", EXPERTS)
+def test_broken_experts_of_gpt_oss_are_one_clear_error(tmp_path, part):
+    change, says = EXPERTS[part]
+    hostile = dataclasses.replace(HOSTILE["gpt_oss"], keys=HOSTILE["gpt_oss"].keys | WIDE_EXPERTS)
+    source = make(hostile, tmp_path / "source").folder
+    write_experts(source, tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    name = f"model.layers.0.mlp.experts.down_proj_{part}"
+    changed = change(tensors.pop(name))
+    tensors |= {} if changed is None else {name: changed}
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightMismatch, match=says):
+        load(tmp_path / "model", read_spec(read_config(tmp_path / "model")))
 
 
 def test_parts_of_a_product_have_one_order(folders, tmp_path):

@@ -21,12 +21,19 @@ from tests.models.hostile.models import HOSTILE, Library, make, oracle, theirs
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, LAYERS, write
-from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS, write_experts
+from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS, WIDE_EXPERTS, write_experts
 
 NATIVE, REASON = find_native()
 PROVIDERS = ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NATIVE is None, reason=REASON))]
-OTHERS = {"qwen2": "gptq-v1", "phi3": "compressed-w4a16", "mixtral": "awq"}
-"""Families with biases, fused projections and experts, in one layout each."""
+OTHERS = {
+    "qwen2": "gptq-v1",
+    "phi3": "compressed-w4a16",
+    "mixtral": "awq",
+    "deepseek_v3": "compressed-float-w8a16",
+}
+"""Families with biases, fused projections, experts and latents (whose matrices are absorbed, and
+whose routers are no linear modules), in one layout each.
+"""
 FIRST_BYTES = ("fp8-blocks", "compressed-int", "compressed-float-w8a16")
 """Layouts of bytes that are tested by default."""
 FIRST = ("awq", "gptq-v1-symmetric-act_order", "compressed-w8a16-channel-asymmetric")
@@ -124,7 +131,7 @@ def test_floats_of_four_bits_are_multiplied_as_they_are(library, tmp_path, name,
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_experts_of_gpt_oss_are_read_as_they_are_published(tmp_path, provider):
     hostile = HOSTILE["gpt_oss"]
-    hostile = dataclasses.replace(hostile, keys=hostile.keys | {"intermediate_size": 96})
+    hostile = dataclasses.replace(hostile, keys=hostile.keys | WIDE_EXPERTS)
     made = make(hostile, tmp_path / "source")
     plain = write_experts(made.folder, tmp_path / "model")
     ops = ops_of(provider)
@@ -154,7 +161,9 @@ def test_the_head_may_be_stored_in_codes(library, tmp_path, name, provider):
 @pytest.mark.parametrize("family", OTHERS)
 def test_families_with_other_modules(library, tmp_path, family):
     made = library[family]
-    plain = write(made.folder, tmp_path / "model", FORMATS[OTHERS[family]])
+    how = (FORMATS | BYTE_FORMATS)[OTHERS[family]]
+    names = re.compile(LAYERS.pattern + r"|.*_with_mqa\.weight")
+    plain = write(made.folder, tmp_path / "model", how, names)
     ops = ops_of("torch")
     model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(HOSTILE[family], plain)(p) for p in made.prompts]

@@ -67,11 +67,8 @@ def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
 
 
 def _is_left_to_files(tensor: StoredTensor, storage: Storage) -> bool:
-    in_layer = all(
-        leaf.name.startswith("layers.") and not leaf.name.endswith("router.weight")
-        for leaf in tensor.leaves
-    )
-    return storage.is_decided_by_files and not in_layer
+    in_layer = all(leaf.name.startswith("layers.") for leaf in tensor.leaves)
+    return tensor.is_router or (storage.is_decided_by_files and not in_layer)
 
 
 def _idle_expert_weights(block: Block, dim: int) -> int:

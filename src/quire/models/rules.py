@@ -120,6 +120,11 @@ class StoredTensor:
         """The name of the module whose weight it is."""
         return self.name.removesuffix(".weight")
 
+    @property
+    def is_router(self) -> bool:
+        """Whether it chooses experts, as modules do that are not always linear."""
+        return all(leaf.name.endswith("router.weight") for leaf in self.leaves)
+
     def parts(self) -> dict[str, StoredPart]:
         """The tensors of the checkpoint that hold it, by name."""
         if self.layout is None:

@@ -179,7 +179,7 @@ def _is_of_cache(name: str, storage: Storage | None) -> bool:
 
 def _in_codes(stored: StoredTensor, storage: Storage, files: CheckpointFiles) -> StoredTensor:
     coded = stored.in_codes(storage)
-    if coded.layout is None or not storage.is_decided_by_files:
+    if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
         return coded
     has_codes = coded.at(coded.layout.marker) in files.entries
     return stored if stored.name in files.entries and not has_codes else coded
