@@ -11,7 +11,7 @@ from quire.kernels.cpu.runtime import find_native
 from quire.ops import CodedWeight
 from quire.ops.formats.coded import CodedLinear
 from quire.ops.formats.row_rounding import RowRounding
-from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id
+from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
 from tests.support.op_cases import coded
 from tests.support.op_cases.case import Draw
 from tests.support.op_conformance import check
@@ -32,6 +32,7 @@ SHAPES = [(8, 1, 8), (40, 33, 16), (136, 65, 32), (640, 70, 128), (100, 31, 64)]
 
 @pytest.mark.parametrize("case", coded.CASES, ids=case_id)
 @pytest.mark.parametrize("dtype", DTYPES, ids=dtype_id)
+@pytest.mark.sharp(when=is_sharp)
 def test_native_op_conforms(isa, dtype, case):
     check(case, dtype, dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True))
 
@@ -47,6 +48,7 @@ def drawn(shape, bits, zeros):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("bits", "zeros"), KINDS + OTHERS)
+@pytest.mark.sharp(when=lambda shape: shape in ((40, 33, 16), (100, 31, 64)))
 def test_products_are_the_definition_and_a_row_has_the_same_bits_in_any_company(
     isa, bits, zeros, shape
 ):
