@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstring>
+
 #include "kernels/tables.hpp"
 
 namespace quire {
@@ -51,6 +53,16 @@ void pack(Context& c, const PackedWeight& weight, uintptr_t source, int64_t sour
     c.submit(c.kernels.pack_quantized, args, weight.out);
 }
 
+// Fill the panels of a weight from codes, scales and zero points (or 0).
+template <class Context>
+void pack_coded(Context& c, const PackedWeight& weight, uintptr_t codes, uintptr_t scales,
+                uintptr_t zeros, uintptr_t panels) {
+    const PackCodedArgs args{
+        weight, reinterpret_cast<const uint8_t*>(codes), reinterpret_cast<const void*>(scales),
+        reinterpret_cast<const uint8_t*>(zeros), reinterpret_cast<uint8_t*>(panels)};
+    c.submit(c.kernels.pack_coded, args, weight.out);
+}
+
 template <class Context>
 void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
     namespace nb = nanobind;
@@ -70,26 +82,50 @@ void bind_linear(nanobind::module_& m, nanobind::class_<Context>& context) {
     nb::enum_<WeightForm>(m, "WeightForm")
         .value("plain", WeightForm::plain)
         .value("int8", WeightForm::int8)
-        .value("int4", WeightForm::int4);
+        .value("int4", WeightForm::int4)
+        .value("codes4", WeightForm::codes4)
+        .value("codes8", WeightForm::codes8)
+        .value("floats8", WeightForm::floats8)
+        .value("table4", WeightForm::table4);
+    nb::enum_<RowType>(m, "RowType")
+        .value("kept", RowType::kept)
+        .value("e4m3", RowType::floats)
+        .value("int8", RowType::integers);
     nb::class_<PackedWeight>(m, "PackedWeight")
-        .def("__init__", [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
-                            int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
-                            bool is_weight_only, int64_t segments) {
-            new (self) PackedWeight{type,
-                                    form,
-                                    in,
-                                    out,
-                                    group,
-                                    reinterpret_cast<const void*>(panels),
-                                    reinterpret_cast<const float*>(scales),
-                                    reinterpret_cast<const float*>(bias),
-                                    is_weight_only,
-                                    segments};
-        });
+        .def("__init__",
+             [](PackedWeight* self, Type type, WeightForm form, int64_t in, int64_t out,
+                int64_t group, uintptr_t panels, uintptr_t scales, uintptr_t bias,
+                bool is_weight_only, int64_t segments) {
+                 new (self) PackedWeight{type,
+                                         form,
+                                         in,
+                                         out,
+                                         group,
+                                         reinterpret_cast<const void*>(panels),
+                                         reinterpret_cast<const float*>(scales),
+                                         reinterpret_cast<const float*>(bias),
+                                         is_weight_only,
+                                         segments};
+             })
+        // The same with what a weight of codes has besides.
+        .def("with_codes",
+             [](const PackedWeight& self, Type scale_type, bool has_zeros, uintptr_t order,
+                RowType rows, int64_t row_group, float row_scale, uintptr_t table) {
+                 PackedWeight weight = self;
+                 weight.scale_type = scale_type;
+                 weight.has_zeros = has_zeros;
+                 weight.order = reinterpret_cast<const int64_t*>(order);
+                 weight.rounding = {rows, row_group, row_scale};
+                 if (table != 0)
+                     std::memcpy(weight.table, reinterpret_cast<const float*>(table),
+                                 sizeof weight.table);
+                 return weight;
+             });
     m.attr("panel_width") = kPanelWidth;
     context.def("linear", &linear<Context>)
         .def("heads_linear", &heads_linear<Context>)
-        .def("pack", &pack<Context>);
+        .def("pack", &pack<Context>)
+        .def("pack_coded", &pack_coded<Context>);
 }
 
 }  // namespace quire

@@ -59,14 +59,12 @@ inline Four splat_four(const int8_t* p) {
     return _mm512_castps_si512(_mm512_set1_ps(four));
 }
 
-// In assembler, because GCC 12 copies the sums around the intrinsic: a third of the speed. M: rows
-// that are multiplied with these weights.
-template <int M>
+// In assembler, because GCC 12 copies the sums around the intrinsic: a third of the speed.
 inline Integers add_bytes(Integers sum, Bytes w, Four x) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w), "v"(x));
     return sum;
 }
-inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes<1>(sum, w, x); }
+inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes(sum, w, x); }
 
 #elif defined(__AVX2__)
 
@@ -120,11 +118,10 @@ inline __m256i add_bytes(__m256i sum, __m256i w, __m256i x) {
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
 #endif
-template <int M>
 inline Integers add_bytes(Integers sum, Bytes w, Four x) {
     return {add_bytes(sum.low, w.low, x), add_bytes(sum.high, w.high, x)};
 }
-inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes<1>(sum, w, x); }
+inline Integers add_nibbles(Integers sum, Bytes w, Four x) { return add_bytes(sum, w, x); }
 
 #else
 
@@ -137,17 +134,15 @@ inline Integers add_pairs(Integers sum, Integers pairs) {
     return {add_pairs(sum.low, pairs.low), add_pairs(sum.high, pairs.high)};
 }
 
-// The magnitude of one times the other with the first one's sign: both are at most 127, so that a
-// pair of products fits into 16 bits. Of many rows it is the weight's, which they share.
-template <int M>
+// The magnitude of a weight times x with the weight's sign. Weights are at least -128 and x is at
+// least -127, so that a pair of products fits into 16 bits; the other way round, -128 would have no
+// opposite.
 inline __m256i pairs_of(__m256i w, Four x) {
     const __m256i q = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-    if constexpr (M > 2) return _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(q, x));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
 }
-template <int M>
 inline Integers add_bytes(Integers sum, Bytes w, Four x) {
-    return add_pairs(sum, {pairs_of<M>(w.low, x), pairs_of<M>(w.high, x)});
+    return add_pairs(sum, {pairs_of(w.low, x), pairs_of(w.high, x)});
 }
 
 // In 16 bits.
@@ -204,15 +199,12 @@ inline Four splat_four(const int8_t* p) {
     __builtin_memcpy(four.v, p, 4);
     return four;
 }
-template <int M>
 inline Integers add_bytes(Integers sum, const Bytes& w, Four x) {
     for (int lane = 0; lane < 16; ++lane)
         for (int i = 0; i < 4; ++i) sum.v[lane] += w.v[lane * 4 + i] * x.v[i];
     return sum;
 }
-inline Integers add_nibbles(Integers sum, const Bytes& w, Four x) {
-    return add_bytes<1>(sum, w, x);
-}
+inline Integers add_nibbles(Integers sum, const Bytes& w, Four x) { return add_bytes(sum, w, x); }
 
 #endif
 

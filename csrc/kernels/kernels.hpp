@@ -117,13 +117,33 @@ struct Finish {
 // Outputs that are computed together; weights are stored in panels of as many.
 constexpr int64_t kPanelWidth = 32;
 
-enum class WeightForm : int32_t { plain, int8, int4 };
+enum class WeightForm : int32_t { plain, int8, int4, codes4, codes8, floats8, table4 };
+
+// Of a weight in codes, each code.
+constexpr int bits_of(WeightForm form) {
+    return form == WeightForm::codes4 || form == WeightForm::table4 ? 4 : 8;
+}
+
+// How rows of activations are rounded before a product with codes: to numbers of e4m3 or whole
+// numbers up to 127, times a scale. That is `scale`, or if it is 0 what maps the largest magnitude
+// of each `group` inputs, or with a group of 0 of the row, to the largest number.
+enum class RowType : int32_t { kept, floats, integers };
+struct RowRounding {
+    RowType to = RowType::kept;
+    int64_t group = 0;
+    float scale = 0;
+};
 
 // A weight [out, in] in panels: of the activations' type (linear_pack.cpp), or of small integers
 // (quantized.cpp), int4 with a scale for every `group` inputs, a multiple of 4. bias, and the
 // scales of int8, are fp32 and as long as out rounded up to panels, the bias one panel more; or
 // null. is_weight_only: rows of activations keep their values, else they become int8 for the
 // product.
+//
+// Or of codes (coded.cpp), with a scale of scale_type, and with has_zeros a zero point, for every
+// `group` inputs: 8, 16, 32, 64 or 128; those of floats8 are numbers of e4m3, those of table4 stand
+// for the 16 numbers of `table`. order: input i of the weight is x[order[i]]; or null. rounding:
+// without an order.
 //
 // The inputs form 1, 2 or 4 segments of equal length (several: a multiple of 4 and of `group`),
 // each summed by itself; then neighbours are added, ((0 + 1) + (2 + 3)). A process that has some of
@@ -140,6 +160,11 @@ struct PackedWeight {
     const float* bias;
     bool is_weight_only = false;
     int64_t segments = 1;
+    Type scale_type = Type::f32;
+    bool has_zeros = false;
+    const int64_t* order = nullptr;
+    RowRounding rounding = {};
+    float table[16] = {};
 };
 
 // What is added to some rows of a product's sums, fp32: to row t, row rows[t] of values; nothing
@@ -187,6 +212,17 @@ struct PackQuantizedArgs {
     uint8_t* panels;
     float* scales;
     const float* peaks = nullptr;
+};
+
+// Codes [out, in] and, [out, groups] each, scales and zero points (or null) into `panels`, which
+// are zero and those of the weight. Two codes of four bits share a byte, the even one in its lower
+// half.
+struct PackCodedArgs {
+    PackedWeight weight;
+    const uint8_t* codes;
+    const void* scales;
+    const uint8_t* zeros;
+    uint8_t* panels;
 };
 
 // KV memory of one layer. Head k of block n has its part at data + (n * kv_heads + k) * head_bytes:
@@ -320,8 +356,8 @@ struct States {
 };
 
 // out = after * act(conv(before * x)) over channels; see ops/mixers/state.py, as for those below.
-// weight [kernel, width] and bias [width] in the type; bias, before and after may be null. act: none
-// or silu.
+// weight [kernel, width] and bias [width] in the type; bias, before and after may be null. act:
+// none or silu.
 struct ShortConvArgs {
     Type type;
     int64_t width;
@@ -491,8 +527,10 @@ struct Kernels {
     Kernel<HeadsArgs> heads_linear[kNumTypes];
     Kernel<LinearArgs> linear_quantized;
     Kernel<LinearArgs> linear_dequantized;  // of weights with is_weight_only
+    Kernel<LinearArgs> linear_coded;        // of weights in codes
     Kernel<PackArgs> pack;
     Kernel<PackQuantizedArgs> pack_quantized;
+    Kernel<PackCodedArgs> pack_coded;
     Kernel<ReadArgs> read;
     Kernel<MultiplyArgs> multiply_add;
     Kernel<GreedyArgs> greedy;

@@ -45,11 +45,13 @@ struct Steps {
 // Below this, 1 / scale would be infinite: such numbers count as zeros.
 constexpr float kTiny = 1e-30f;
 
-inline Steps byte_steps(Range range) {
+// `most`: the largest number.
+inline Steps steps_up_to(float most, Range range) {
     const float largest = range.high > -range.low ? range.high : -range.low;
     if (largest < kTiny) return {range.nothing, 0};
-    return {largest / 127.0f + range.nothing, 127.0f / largest};
+    return {largest / most + range.nothing, most / largest};
 }
+inline Steps byte_steps(Range range) { return steps_up_to(127, range); }
 
 // The value of largest magnitude (the positive one of two) becomes -8, so that all of -8..7 is in
 // use. The scale is rounded to bf16, in which it is stored, first.

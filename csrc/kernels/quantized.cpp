@@ -106,7 +106,7 @@ inline void multiply_bytes(const Segment& x, int vector, float* sums, int64_t st
                 for (int r = 0; r < M; ++r) {
                     const Four four = splat_four(run + i + r * kRun);
                     for (int v = 0; v < V; ++v)
-                        acc[p][r][v] = add_bytes<M>(acc[p][r][v], lanes[v], four);
+                        acc[p][r][v] = add_bytes(acc[p][r][v], lanes[v], four);
                 }
             }
         }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/pool.hpp"
@@ -133,8 +134,47 @@ void check_product(Pool& pool, const Kernels& kernels, const PackedWeight& w, Fi
     }
 }
 
+// A weight in codes, with scales of a type, zero points, and its inputs backwards.
+struct CodedWeight {
+    CodedWeight(Type type, WeightForm form, int64_t in, int64_t out, int64_t group, Type scale_type,
+                bool has_zeros)
+        : groups(round_up(in, group) / group),
+          codes(out * (bits_of(form) == 4 ? (in + 1) / 2 : in)),
+          scales(out * groups * size_of(scale_type)),
+          zeros(out * groups),
+          order(in * 8),
+          panels(round_up(out, kPanelWidth) / kPanelWidth *
+                 round_up(groups * kPanelWidth *
+                              (group * bits_of(form) / 8 + size_of(scale_type) + has_zeros),
+                          64)),
+          bias((round_up(out, kPanelWidth) + kPanelWidth) * 4),
+          packed{type,
+                 form,
+                 in,
+                 out,
+                 group,
+                 panels.data.get(),
+                 nullptr,
+                 bias.fill(Type::f32, 3).as<float>(),
+                 true,
+                 1,
+                 scale_type,
+                 has_zeros,
+                 order.as<int64_t>()} {
+        codes.fill(Type::f16, 1);
+        scales.fill(scale_type, 2);
+        for (int64_t i = 0; i < zeros.count; ++i) zeros.data[i] = i * 7 % 16;
+        for (int64_t i = 0; i < in; ++i) order.as<int64_t>()[i] = in - 1 - i;
+    }
+
+    int64_t groups;
+    Bytes codes, scales, zeros, order, panels, bias;
+    PackedWeight packed;
+};
+
 int64_t segments_of(const PackedWeight& w) {
-    const int64_t unit = w.form == WeightForm::int4 ? w.group : 4;
+    const bool has_groups = w.form != WeightForm::plain && w.form != WeightForm::int8;
+    const int64_t unit = has_groups ? w.group : 4;
     return w.in % (4 * unit) == 0 ? 4 : w.in % (2 * unit) == 0 ? 2 : 1;
 }
 
@@ -154,6 +194,21 @@ void check_weight(Pool& pool, const Kernels& kernels, Weight weight) {
                 weight_only.is_weight_only = true;
                 check_product(pool, kernels, weight_only, finish, tokens);
             }
+}
+
+void check_codes(Pool& pool, const Kernels& kernels, CodedWeight weight) {
+    {
+        Pool::Lease lease(pool);
+        kernels.pack_coded({weight.packed, weight.codes.as<uint8_t>(), weight.scales.as<void>(),
+                            weight.packed.has_zeros ? weight.zeros.as<uint8_t>() : nullptr,
+                            weight.panels.as<uint8_t>()},
+                           weight.packed.out, pool);
+    }
+    weight.packed.segments = segments_of(weight.packed);
+    for (int64_t tokens : kTokens)
+        for (FinishKind kind : {FinishKind::plain, FinishKind::gated, FinishKind::partial})
+            if (tokens < 100 || kind == FinishKind::gated)
+                check_product(pool, kernels, weight.packed, {kind, Act::silu, 1, 0}, tokens);
 }
 
 float wide(uint16_t bf16) {
@@ -248,6 +303,18 @@ void check_level(Level level) {
                 check_weight(pool, kernels, {type, WeightForm::plain, in, out, 0});
                 check_weight(pool, kernels, {type, WeightForm::int8, in, out, 0});
                 check_weight(pool, kernels, {type, WeightForm::int4, in, out, in > 100 ? 64 : 32});
+                const int64_t group = in > 100 ? 16 : 8;
+                check_codes(pool, kernels,
+                            {type, WeightForm::codes4, in, out, group, Type::f16, true});
+                check_codes(pool, kernels,
+                            {type, WeightForm::codes8, in, out, group, Type::f32, false});
+                CodedWeight floats{type, WeightForm::floats8, in, out, group, Type::f32, false};
+                floats.packed.order = nullptr;
+                floats.packed.rounding = {RowType::floats, in > 100 ? 24 : 0, 0};
+                check_codes(pool, kernels, std::move(floats));
+                CodedWeight table{type, WeightForm::table4, in, out, group, Type::bf16, false};
+                for (int i = 0; i < 16; ++i) table.packed.table[i] = 0.5f * i - 2;
+                check_codes(pool, kernels, std::move(table));
             }
 }
 

@@ -1,5 +1,7 @@
 """The formulas of the limit, and the loops that measure the machine_limits."""
 
+import json
+
 import pytest
 import torch
 
@@ -11,6 +13,9 @@ from quire.models.costs import flops_per_token
 from quire.models.layer_memory import NumberBytes
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
+from tests.quantization.byte_checkpoints import BYTE_FORMATS
+from tests.quantization.coded_checkpoints import FORMATS
+from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS
 
 QWEN = read_spec(make_config("0.6b", "qwen3"))
 KV = NumberBytes(2, 2)
@@ -81,6 +86,30 @@ def test_rounded_weights_count_their_bytes(tmp_path):
     assert store(quantization="int8") == workload_limits.Store(1, 1, KV)
     assert store(quantization="int4") == workload_limits.Store(4.5 / 8, 1, KV)
     assert store(kv_cache_dtype="int8").kv == NumberBytes(2, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "coded", "head"),
+    [
+        ("compressed-w4a16", 0.5 + 2 / 16, 2),  # scales of two bytes
+        ("awq", 0.5 + 3 / 16, 2),  # and zero points
+        ("fp8-blocks", 1 + 4 * 3 / 64, 2),
+        ("compressed-int", 1 + 4 / 64, 2),
+        ("mxfp4", 0.5 + 2 / 32, 2),
+        ("nvfp4", 0.5 + 4 / 16, 2),
+    ],
+)
+def test_weights_in_codes_count_their_bytes(tmp_path, name, coded, head):
+    folder = make_checkpoint(tmp_path / "m")
+    how = (FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS)[name]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how.config}))
+    plan = EngineArgs(model=str(folder), dtype="bfloat16").create_engine_config()
+    store = workload_limits.store_of(plan)
+    assert store.head == head
+    assert store.layers == pytest.approx(coded, rel=0.05)
+    is_whole = name == "compressed-int"
+    assert workload_limits.operand_of(plan) == ("int8" if is_whole else "bfloat16")
 
 
 def test_few_rows_of_a_mixture_read_few_experts():

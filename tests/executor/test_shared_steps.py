@@ -4,6 +4,7 @@ time, and a failure of one that is a failure of the step.
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import Future
 
@@ -19,6 +20,8 @@ from quire.kernels.cpu.runtime import find_native
 from quire.runner.faults import RowFailures
 from quire.testing import make_checkpoint
 from tests.executor.worker_cores import open_core, requests, same_bits, serve
+from tests.quantization.byte_checkpoints import BYTE_FORMATS
+from tests.quantization.coded_checkpoints import FORMATS, write
 from tests.support.op_cases.costs import nbytes
 
 FAMILIES = ("llama", "qwen3", "gemma2", "starcoder2", "phi3", "minicpm3")
@@ -83,6 +86,24 @@ def test_one_two_and_four_workers_have_the_same_bits(tmp_path, kind):
     shape = FOUR_HEADS | {"hidden_size": 128, "intermediate_size": 384}
     folder = make_checkpoint(tmp_path, shape, "llama", dtype="float32")
     one, *others = answers(folder, (1, 2, 4), requests(5), **KINDS[kind])
+    assert one.logprobs and one.prompts
+    assert all(same_bits(one, other) for other in others)
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="plain torch adds in an order of its own")
+@pytest.mark.parametrize(
+    "layout", ["awq", "gptq-v2-act_order", "compressed-int", "modelopt-channel"]
+)
+def test_workers_share_weights_in_codes_by_whole_groups(tmp_path, layout):
+    shape = FOUR_HEADS | {"hidden_size": 128, "intermediate_size": 384}
+    plain = make_checkpoint(tmp_path / "plain", shape, "llama", dtype="float32")
+    shutil.copytree(plain, tmp_path / "codes")
+    write(plain, tmp_path / "codes", (FORMATS | BYTE_FORMATS)[layout])
+    if layout.endswith("act_order"):
+        with pytest.raises(LoadError, match="groups of inputs with one scale are not whole"):
+            open_core(tmp_path / "codes", 2)
+        return
+    one, *others = answers(tmp_path / "codes", (1, 2, 4), requests(5))
     assert one.logprobs and one.prompts
     assert all(same_bits(one, other) for other in others)
 

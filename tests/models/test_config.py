@@ -279,10 +279,13 @@ def test_a_window_as_long_as_the_context_is_none():
     assert spec.blocks[0].mixer.window is None
 
 
-def test_mxfp4_is_refused_by_name():
+def test_gpt_oss_is_read_as_published_and_other_quantisation_refused_by_name():
     assert isinstance(read_spec(GPT_OSS).blocks[0].mixer.rope.scaling, YarnScaling)
-    with pytest.raises(UnsupportedConfigValue, match="quantization_config='mxfp4'"):
-        read_spec({**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}})
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
+    published = {"quant_method": "mxfp4", "modules_to_not_convert": [*kept, "lm_head"]}
+    assert read_spec({**GPT_OSS, "quantization_config": published}) == read_spec(GPT_OSS)
+    with pytest.raises(UnsupportedConfigValue, match="quantization_config.quant_method='hqq'"):
+        read_spec({**GPT_OSS, "quantization_config": {"quant_method": "hqq"}})
 
 
 def test_old_and_new_rope_keys_mean_the_same():
@@ -344,9 +347,9 @@ REFUSED = {
     "flag": (llama(tie_word_embeddings="yes"), UnsupportedConfigValue, "tie_word_embeddings"),
     "nan": (llama(rms_norm_eps=float("nan")), UnsupportedConfigValue, "rms_norm_eps=nan"),
     "quantised": (
-        llama(quantization_config={"quant_method": "gptq", "bits": 4}),
+        llama(quantization_config={"quant_method": "hqq", "bits": 4}),
         UnsupportedConfigValue,
-        "quantization_config='gptq'",
+        "quantization_config.quant_method='hqq'",
     ),
     "encoder": (llama(is_encoder_decoder=True), UnsupportedConfigValue, "is_encoder_decoder=True"),
     "bidirectional": (

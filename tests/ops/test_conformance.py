@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from quire.ops import select
-from tests.support.op_cases import CASES, FP8_CASES, edits, logits, masks, state
+from tests.support.op_cases import CASES, CODED_CASES, FP8_CASES, edits, logits, masks, state
 from tests.support.op_conformance import check
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-HOSTILE = [case for case in CASES + FP8_CASES if not case.is_bench]
+HOSTILE = [case for case in CASES + FP8_CASES + CODED_CASES if not case.is_bench]
 ON_LOGITS = {case.op for case in masks.CASES + edits.CASES + logits.CASES}
 """Ops whose numbers are in float32 in a model of any type."""
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.ops import Facts, bind, select
+from quire.ops import CodedWeight, Facts, bind, select
 from quire.ops.attention_plan import plan_rows
 from tests.support import op_oracle
 from tests.support.op_bounds import BOUNDS
-from tests.support.op_cases import CASES, FP8_CASES
+from tests.support.op_cases import CASES, CODED_CASES, FP8_CASES
 from tests.support.op_conformance import Fenced, check, check_error, results_of
 from tests.support.recurrent.planted import planted
 
@@ -304,6 +304,46 @@ def addend_after_the_activation(x, up, act, gated, addend=None):
     return y
 
 
+def codes_with(change):
+    """Products with weights whose codes were read in another way."""
+
+    def pack_linear(weight, bias, *rest, **given):
+        if isinstance(weight, CodedWeight):
+            weight = change(weight)
+        return PLAIN.pack_linear(weight, bias, *rest, **given)
+
+    return {"pack_linear": pack_linear}
+
+
+def halves_swapped(w):
+    if w.bits == 8:
+        return w
+    return dataclasses.replace(w, codes=(w.codes << 4) | (w.codes >> 4))
+
+
+def zero_points_one_less(w):
+    return w if w.zeros is None else dataclasses.replace(w, zeros=(w.zeros - 1).clamp(0, 255))
+
+
+def smallest_floats_lost(w):
+    """Those without a leading one."""
+    if not w.are_floats:
+        return w
+    return dataclasses.replace(w, codes=torch.where(w.codes & 0x78 == 0, 0, w.codes))
+
+
+def sign_forgotten(w):
+    return dataclasses.replace(w, codes=w.codes & 127) if w.are_floats else w
+
+
+def numbers_of_a_table_in_order(w):
+    return w if w.table is None else dataclasses.replace(w, table=tuple(sorted(w.table)))
+
+
+def inverse_order(w):
+    return w if w.order is None else dataclasses.replace(w, order=w.order.argsort())
+
+
 PENALTIES = ("repetition", "frequency", "presence")
 
 
@@ -321,6 +361,18 @@ def bias_that_adds_what_forbids(logits, places, entries, values):
 
 
 BUGS = {
+    "codes of a byte swapped": codes_with(halves_swapped),
+    "zero points forgotten": codes_with(lambda w: dataclasses.replace(w, zeros=None)),
+    "zero points one less": codes_with(zero_points_one_less),
+    "scales of the next group": codes_with(
+        lambda w: dataclasses.replace(w, scales=w.scales.roll(1, 1))
+    ),
+    "smallest 8-bit floats lost": codes_with(smallest_floats_lost),
+    "sign of 8-bit floats forgotten": codes_with(sign_forgotten),
+    "table forgotten": codes_with(lambda w: dataclasses.replace(w, table=None)),
+    "table in another order": codes_with(numbers_of_a_table_in_order),
+    "order of inputs forgotten": codes_with(lambda w: dataclasses.replace(w, order=None)),
+    "order of inputs inverted": codes_with(inverse_order),
     "bias added by each worker": {"linear_total": bias_of_every_segment},
     "bias within the partial sums": {"linear_partial": bias_in_the_partial_sums},
     "segments in another place": {"linear_partial": segments_in_another_place},
@@ -409,11 +461,13 @@ BUGS = {
 }
 
 
-PLANNED = {"plan_attention": "attend", "plan_latent": "latent_attend"}
+PLANNED = {"pack_linear": "linear", "plan_attention": "attend", "plan_latent": "latent_attend"}
 
 
 SMALL = [
-    case for case in CASES + FP8_CASES if not case.is_bench and not case.name.startswith("long")
+    case
+    for case in CASES + FP8_CASES + CODED_CASES
+    if not case.is_bench and not case.name.startswith("long")
 ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops import MoeArgs, NormWeight, RouteArgs
+from quire.ops import CodedWeight, MoeArgs, NormWeight, RouteArgs
 from quire.ops.segments import Addend
 
 Array = np.ndarray
@@ -159,11 +159,36 @@ class OracleLinear:
         return y if self.bias is None else y + self.bias
 
 
+def _small_float(code: int) -> float:
+    """The number of an e4m3: a sign, an exponent of four bits, a fraction of three."""
+    exponent, fraction = code // 8 % 16, code % 8
+    size = (8 + fraction) * 2.0 ** (exponent - 10) if exponent else fraction * 2.0**-9
+    return -size if code >= 128 else size
+
+
+def _of_codes(w: CodedWeight) -> Array:
+    """A weight in codes, number by number."""
+    codes, scales = to_array(w.codes).astype(int), to_array(w.scales)
+    order = range(w.in_features) if w.order is None else w.order.tolist()
+    weight = np.zeros((len(scales), w.in_features))
+    for o, row in enumerate(codes):
+        for i, place in enumerate(order):
+            code = row[i] if w.bits == 8 else row[i // 2] // 16 ** (i % 2) % 16
+            if w.are_floats or w.table is not None:
+                number = _small_float(code) if w.table is None else w.table[code]
+                weight[o, place] = number * scales[o, i // w.group]
+                continue
+            zero = 2 ** (w.bits - 1) if w.zeros is None else int(w.zeros[o, i // w.group])
+            weight[o, place] = (code - zero) * scales[o, i // w.group]
+    return weight
+
+
 def pack_linear(
-    weight: Tensor, bias: Tensor | None, stored_as: None = None, segments: int = 1
+    weight: Tensor | CodedWeight, bias: Tensor | None, stored_as: None = None, segments: int = 1
 ) -> OracleLinear:
     """Keep the numbers."""
-    return OracleLinear(to_array(weight), None if bias is None else to_array(bias), segments)
+    values = _of_codes(weight) if isinstance(weight, CodedWeight) else to_array(weight)
+    return OracleLinear(values, None if bias is None else to_array(bias), segments)
 
 
 def _per_row(x: Tensor, width: int, function: Callable[[Array], Array]) -> Tensor:

@@ -9,22 +9,31 @@ could come close; none is faster.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from quire.config.plan import EnginePlan
 from quire.config.resolve.dtype import ITEMSIZE, number_bytes
+from quire.models import find_family, read_spec
 from quire.models.costs import (
     active_parameters,
+    coded_tensors,
     flops_per_token,
     num_parameters,
+    size_in_codes,
     table_parameters,
 )
+from quire.models.formats import CodeLayout, RowScheme, read_storage
 from quire.models.layer_memory import NumberBytes
 from quire.models.parameters import parameters
+from quire.models.rules import StoredTensor
 from quire.models.spec import Decoder, single_mixers
 from quire.ops import WeightFormat
 from quire.quantization import RECIPES, UNQUANTIZED
+
+_INTEGERS = CodeLayout("bytes", 8, None, has_zeros=False, rows=RowScheme())
+"""Of weights whose products are of int8 with int8."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -56,14 +65,42 @@ def store_of(plan: EnginePlan) -> Store:
     recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
     size = ITEMSIZE[plan.dtype]
     kv = number_bytes(plan.dtype, plan.kv_dtype)
+    if coded := _coded(plan):
+        layers, head = _bytes_as_stored(read_spec(plan.hf_config), coded, size)
+        return Store(layers, head, kv)
     return Store(_bytes(recipe.projections, size), _bytes(recipe.head, size), kv)
 
 
 def operand_of(plan: EnginePlan) -> str:
     """What the products of an engine with this plan multiply: a dtype or int8."""
+    coded = _coded(plan)
+    if coded and all(t.layout == _INTEGERS for t in coded):
+        return "int8"
     recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
     form = recipe.projections
     return plan.dtype if form is None or not form.rounds_rows else "int8"
+
+
+def _coded(plan: EnginePlan) -> list[StoredTensor]:
+    """The tensors that a core keeps in codes; on GPUs they are widened."""
+    storage = read_storage(plan.hf_config)
+    if storage is None or plan.device != "cpu":
+        return []
+    return coded_tensors(find_family(plan.hf_config), read_spec(plan.hf_config), storage)
+
+
+def _bytes_as_stored(
+    decoder: Decoder, coded: Sequence[StoredTensor], itemsize: int
+) -> tuple[float, float]:
+    """Bytes of a weight of the layers, on average, and of the head."""
+    is_head = [any(leaf.name == "head.weight" for leaf in t.leaves) for t in coded]
+    sizes = []
+    for wanted, whole in ((False, _layer_weights(decoder)), (True, _head_weights(decoder))):
+        count, num_bytes = size_in_codes(
+            t for t, of_head in zip(coded, is_head, strict=True) if of_head == wanted
+        )
+        sizes.append((num_bytes + (whole - count) * itemsize) / whole)
+    return sizes[0], sizes[1]
 
 
 def _bytes(form: WeightFormat | None, itemsize: int) -> float:
@@ -130,14 +167,19 @@ def _head_weights(decoder: Decoder) -> int:
     return decoder.vocab * decoder.dim
 
 
+def _layer_weights(decoder: Decoder) -> int:
+    """All but the head's and tables, of which rows are looked up."""
+    embedding = 0 if decoder.tie else parameters(decoder)["embed.weight"].size
+    others = embedding + table_parameters(decoder) + _head_weights(decoder)
+    return num_parameters(decoder) - others
+
+
 def _layer_weights_read(decoder: Decoder, num_rows: int) -> float:
     """Weights that some row uses, without the head. Of the experts, each is chosen by a row with
     equal chance.
     """
     head = _head_weights(decoder)
-    active = active_parameters(decoder) - head
-    embedding = 0 if decoder.tie else parameters(decoder)["embed.weight"].size
-    whole = num_parameters(decoder) - embedding - table_parameters(decoder) - head
+    active, whole = active_parameters(decoder) - head, _layer_weights(decoder)
     if active >= whole:
         return active
     experts, top_k = _experts(decoder)

@@ -20,7 +20,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `memories`: what each layer remembers of a request. `num_experts` of a layer, 0 in a dense
     model; `num_expert_parameters` of those of all layers together. `widest`: elements of the widest
-    activation of one token, for the workspace.
+    activation of one token, for the workspace. `stored_as`: how the checkpoint is quantised, None
+    where it is not; `num_coded_parameters` of its weights are then codes of `coded_bytes`.
     """
 
     name: str
@@ -37,6 +38,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int = 0
     num_expert_parameters: int = 0
     vocab_size: int
+    stored_as: str | None = None
+    num_coded_parameters: int = 0
+    coded_bytes: int = 0
     memories: tuple[LayerMemory | None, ...]
     length: LengthFacts
     generation_config: dict[str, Any] = {}

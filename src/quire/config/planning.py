@@ -17,8 +17,10 @@ from quire.config.plan import EnginePlan
 from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
-from quire.models import read_spec
+from quire.models import find_family, read_spec
 from quire.models.config_reader import read_config, token_ids, unsupported
+from quire.models.costs import coded_tensors, size_in_codes
+from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
@@ -51,6 +53,9 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     config = overridden(read_config(folder), args.hf_overrides)
     decoder = read_spec(config)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
+    storage = read_storage(config)
+    in_codes = [] if storage is None else coded_tensors(find_family(config), decoder, storage)
+    coded = size_in_codes(in_codes)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(
@@ -68,6 +73,9 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         num_experts=max(0 if b.experts is None else b.experts.experts for b in decoder.blocks),
         num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
+        stored_as=None if storage is None else storage.method,
+        num_coded_parameters=coded[0],
+        coded_bytes=coded[1],
         memories=memories_of([decoder]),
         length=length_facts(config),
         generation_config=generation,
@@ -105,7 +113,9 @@ def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:
 
 
 def _header_dtype(file: Path) -> str:
-    """The type of the first tensor of a safetensors file; the loader checks the file in earnest."""
+    """The type of the first tensor of numbers in a safetensors file; the loader checks the file in
+    earnest.
+    """
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _LARGEST_HEADER:
@@ -117,7 +127,8 @@ def _header_dtype(file: Path) -> str:
             named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
-    return _DTYPES.get(named[0], named[0]) if named else "float32"
+    numbers = next((name for name in named if name in _DTYPES), named[0] if named else "F32")
+    return _DTYPES.get(numbers, numbers)
 
 
 def _model_folder(args: EngineOptions) -> Path:

@@ -15,6 +15,7 @@ from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
 from quire.models.decoder import DecoderModel
+from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weights import load_model
 from quire.models.spec import Decoder
@@ -131,6 +132,7 @@ def _loader(
         seed=config.seed,
         max_model_len=config.max_model_len,
         family=find_family(config.hf_config),
+        storage=read_storage(config.hf_config),
         spread=exchange,
         group=group,
         keeps_experts=config.keeps_experts,

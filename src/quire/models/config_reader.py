@@ -26,6 +26,9 @@ _IRRELEVANT_BY_REASON = {
         "tokenizer_class"
     ),
     "how the weights are stored: the engine decides on its own dtype": "torch_dtype dtype",
+    "how the weights are quantised, which models/formats reads": (
+        "quantization_config compression_config"
+    ),
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
         "residual_dropout embedding_dropout gradient_checkpointing router_aux_loss_coef "
@@ -195,12 +198,6 @@ def token_ids(key: str, value: object, vocab_size: int, file: str = "config.json
     return ids
 
 
-def _quantised(value: object) -> UnsupportedConfigValue:
-    method = value.get("quant_method") if isinstance(value, dict) else value
-    hint = "none. Quantised weights are not implemented yet; take a checkpoint in bfloat16"
-    return unsupported("quantization_config", method, hint)
-
-
 class ConfigReader:
     """Typed access to one JSON object of a config that remembers which keys were read.
 
@@ -247,7 +244,7 @@ class ConfigReader:
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise LoadError(f"config.json lacks {self._at(key)}, which this model needs.")
+            raise LoadError(f"config.json lacks {self.at(key)}, which this model needs.")
         return default
 
     def integer(
@@ -260,7 +257,7 @@ class ConfigReader:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if not is_integer or not minimum <= value <= maximum:
             raise unsupported(
-                self._at(key), value, f"an integer of at least {minimum} and at most {maximum}"
+                self.at(key), value, f"an integer of at least {minimum} and at most {maximum}"
             )
         return value
 
@@ -278,7 +275,7 @@ class ConfigReader:
             return value
         if not is_number(value, minimum, maximum):
             allowed = f"a positive number of at least {minimum:g} and at most {maximum:g}"
-            raise unsupported(self._at(key), value, allowed)
+            raise unsupported(self.at(key), value, allowed)
         return float(value)
 
     def bound(self, key: str, absent: float | None) -> Any:
@@ -295,21 +292,36 @@ class ConfigReader:
         """true or false."""
         value = self.raw(key, default)
         if not isinstance(value, bool):
-            raise unsupported(self._at(key), value, "true or false")
+            raise unsupported(self.at(key), value, "true or false")
         return value
 
     def choice(self, key: str, table: Mapping[str, Any], default: Any = _REQUIRED) -> Any:
         """The entry of `table` that the key's string names."""
         value = self.raw(key, default)
         if not isinstance(value, str) or value not in table:
-            raise unsupported(self._at(key), value, ", ".join(map(repr, table)))
+            raise unsupported(self.at(key), value, ", ".join(map(repr, table)))
         return table[value]
+
+    def choice_of(self, key: str, *allowed: Any, absent: Any = _REQUIRED) -> Any:
+        """One of these values."""
+        value = self.raw(key, absent)
+        if isinstance(value, bool) or value not in allowed:
+            raise unsupported(self.at(key), value, " or ".join(map(repr, allowed)))
+        return value
+
+    def ignore(self, *keys: str) -> None:
+        """Take keys that say nothing about the computation, whatever their values."""
+        self._taken.update(keys)
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of all values that are not null."""
+        return tuple(key for key, value in self._config.items() if value is not None)
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse the key unless it is absent or has one of these values."""
         value = self._get(key)
         if value is not None and value not in allowed:
-            raise unsupported(self._at(key), value, " or ".join(map(repr, allowed)))
+            raise unsupported(self.at(key), value, " or ".join(map(repr, allowed)))
 
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, to be finished by the caller; None when absent or empty."""
@@ -317,20 +329,21 @@ class ConfigReader:
         if value is None or value == {}:
             return None
         if not isinstance(value, dict):
-            raise unsupported(self._at(key), value, "an object")
-        return ConfigReader(value, f"{self._at(key)}.", is_part=True)
+            raise unsupported(self.at(key), value, "an object")
+        return ConfigReader(value, f"{self.at(key)}.", is_part=True)
 
     def subconfig(self, key: str) -> ConfigReader:
         """A nested object that is a config of its own; an empty one when absent."""
         value = self.raw(key, {})
         if not isinstance(value, dict):
-            raise unsupported(self._at(key), value, "an object")
-        return ConfigReader(value, f"{self._at(key)}.")
+            raise unsupported(self.at(key), value, "an object")
+        return ConfigReader(value, f"{self.at(key)}.")
 
     def _name(self, key: str) -> str:
         return self._names.get(key, key)
 
-    def _at(self, key: str) -> str:
+    def at(self, key: str) -> str:
+        """The key as errors name it."""
         return self._where + self._name(key)
 
     def _get(self, key: str) -> Any:
@@ -340,8 +353,6 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Raise unless every key of the object is accounted for."""
-        if "quantization_config" in self:
-            raise _quantised(self._config["quantization_config"])
         for key, allowed in _NEUTRAL.items():
             value = self._config.get(key)
             if value is not None and key not in self._taken and value not in allowed:
@@ -353,5 +364,10 @@ class ConfigReader:
             raise UnknownConfigKey(
                 f"config.json has keys whose meaning is not known here: {names}. Ignoring them "
                 "could change the answers; if they are harmless, remove them with "
-                f'hf_overrides={{"{unknown[0]}": null}}.'
+                f"hf_overrides={self._without(unknown[0])}."
             )
+
+    def _without(self, key: str) -> str:
+        """The override that removes a key, as JSON."""
+        path = [*self._where.split(".")[:-1], key]
+        return "".join(f'{{"{part}": ' for part in path) + "null" + "}" * len(path)

@@ -4,10 +4,21 @@ for all families.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
+from quire.models.formats import Storage
 from quire.models.parameters import num_parameters, num_repeated_parameters, outer_parameters
+from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.spec import Block, Decoder
 
-__all__ = ["active_parameters", "flops_per_token", "num_parameters"]
+__all__ = [
+    "active_parameters",
+    "coded_tensors",
+    "flops_per_token",
+    "num_parameters",
+    "size_in_codes",
+]
 
 
 def active_parameters(decoder: Decoder) -> int:
@@ -34,6 +45,30 @@ def flops_per_token(decoder: Decoder, context: int = 0) -> int:
     return 2 * weights + sum(
         block.mixer.flops(context) for block in decoder.blocks if block.mixer is not None
     )
+
+
+def coded_tensors(family: Family, decoder: Decoder, storage: Storage) -> list[StoredTensor]:
+    """The tensors that are stored as codes; those of layers alone where the config does not say
+    which.
+    """
+    stored = [tensor.in_codes(storage) for tensor in tensor_map(family, decoder)]
+    return [t for t in stored if t.layout is not None and not _is_left_to_files(t, storage)]
+
+
+def size_in_codes(coded: Iterable[StoredTensor]) -> tuple[int, int]:
+    """How many weights these tensors of codes have, and their bytes with scales and zero points."""
+    count = num_bytes = 0
+    for tensor in coded:
+        assert tensor.layout is not None, "the tensor is stored as it is"
+        count += sum(leaf.size for leaf in tensor.leaves)
+        *rows, inputs = tensor.shape
+        num_bytes += tensor.layout.num_bytes(math.prod(rows), inputs)
+    return count, num_bytes
+
+
+def _is_left_to_files(tensor: StoredTensor, storage: Storage) -> bool:
+    in_layer = all(leaf.name.startswith("layers.") for leaf in tensor.leaves)
+    return tensor.is_router or (storage.is_decided_by_files and not in_layer)
 
 
 def _idle_expert_weights(block: Block, dim: int) -> int:

@@ -100,18 +100,18 @@ class PlacedFeedForward:
 @dataclass(frozen=True, slots=True)
 class SharedProjection:
     """A projection whose inputs a group's workers share, heads or width: each brings the sums of
-    its segments. `rounds_rows`: the weight's format rounds activations, by the whole row.
+    its segments. `needs_peaks`: the weight's format rounds activations, by the whole row.
     """
 
     ops: Ops
     group: WorkerGroup
     weight: LinearWeight
-    rounds_rows: bool
+    needs_peaks: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] of this worker -> [T, C], the same on every worker."""
         ops, peaks = self.ops, None
-        if self.rounds_rows:
+        if self.needs_peaks:
             peaks = self.group.all_gather(ops.row_peaks(x)).amax(0)
         parts = self.group.all_gather(ops.linear_partial(x, self.weight, peaks))
         parts = parts.transpose(0, 1).flatten(1, 2)

@@ -18,7 +18,15 @@ from quire.models.positions import Rope
 from quire.models.rotary_tables import rotary_table
 from quire.models.sharding import num_segments
 from quire.models.spec import Norm
-from quire.ops import ExpertWeights, HeadsWeight, LinearWeight, NormWeight, Ops, RotaryTable
+from quire.ops import (
+    CodedWeight,
+    ExpertWeights,
+    HeadsWeight,
+    LinearWeight,
+    NormWeight,
+    Ops,
+    RotaryTable,
+)
 from quire.ops.linear import PlainLinear
 from quire.ops.mixers.latent import PlainHeads
 from quire.ops.moe import SeparateExperts
@@ -61,6 +69,10 @@ class Maker:
     def format_of(self, role: Role) -> WeightFormat | None:
         """How projections of this role are stored; None: in the model's dtype."""
         return self._recipe.format_of(role)
+
+    def format_for(self, role: Role, weight: Tensor | CodedWeight) -> WeightFormat | None:
+        """What the recipe makes of a weight; one in codes stays as it is."""
+        return None if isinstance(weight, CodedWeight) else self.format_of(role)
 
     def keep(self, name: str, part: Part) -> None:
         """List a part that was made elsewhere."""
@@ -108,8 +120,9 @@ class Maker:
         """A projection of several leaves, one above the other; weight and bias after `change`."""
         weight, bias = self.weights.linear(*leaves)
         if change is not None:
-            weight, bias = change(weight), None if bias is None else change(bias)
-        packed = self.ops.pack_linear(weight, bias, self.format_of(role))
+            weight = change(self._widened(weight))
+            bias = None if bias is None else change(bias)
+        packed = self.ops.pack_linear(weight, bias, self.format_for(role, weight))
         self.keep(name, packed)
         return packed
 
@@ -119,24 +132,32 @@ class Maker:
         """A projection whose inputs workers may share, cut between `units` (heads, or the width),
         of which this worker has so many; its weight after `change`.
         """
-        stored_as, group = self.format_of("projection"), self.group
         weight, bias = self.weights.linear(name)
-        weight = weight if change is None else change(weight)
-        segments, peaks = self.segments(units, weight.shape[1], stored_as), None
+        weight = weight if change is None else change(self._widened(weight))
+        stored_as, group = self.format_for("projection", weight), self.group
+        scaled, needs_peaks = 0, stored_as is not None and stored_as.rounds_rows
+        if isinstance(weight, CodedWeight):
+            scaled, needs_peaks = weight.unit, weight.needs_peaks
+        segments, peaks = self.segments(units, weight.shape[1], stored_as, scaled), None
         if group is not None and stored_as is not None:
             peaks = group.all_gather(self.ops.row_peaks(weight)).amax(0)
         packed = self.ops.pack_linear(weight, bias, stored_as, segments, peaks)
         self.keep(name, packed)
         if group is None:
             return partial(self.ops.linear, w=packed)
-        return SharedProjection(
-            self.ops, group, packed, stored_as is not None and stored_as.rounds_rows
-        )
+        return SharedProjection(self.ops, group, packed, needs_peaks)
 
-    def segments(self, units: int, inputs: int, stored_as: WeightFormat | None) -> int:
-        """In how many segments a product sums a worker's inputs."""
+    def _widened(self, weight: Tensor | CodedWeight) -> Tensor:
+        return weight.widened().to(self.dtype) if isinstance(weight, CodedWeight) else weight
+
+    def segments(
+        self, units: int, inputs: int, stored_as: WeightFormat | None, scaled: int = 0
+    ) -> int:
+        """In how many segments a product sums a worker's inputs; `scaled`: how many of them have
+        one scale in a weight that is stored in codes.
+        """
         workers = 1 if self.group is None else self.group.size
-        group = 0 if stored_as is None else stored_as.group
+        group = scaled if stored_as is None else stored_as.group
         return num_segments(units * workers, inputs * workers, group) // workers
 
     def rotary(self, rope: Rope | None) -> RotaryTable | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader
+from quire.models.formats import FLOATS, CodeLayout, Storage, StoredPart
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
@@ -102,12 +103,59 @@ _OTHER_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A rule made concrete: checkpoint name and shape, and the leaves that it holds, in order."""
+    """A rule made concrete: checkpoint name and shape, and the leaves that it holds, in order.
+
+    layout: how it is stored as codes, in tensors of other names; it is [outputs, inputs] then, or
+    of all experts [experts, outputs, inputs]. None for a tensor of this name.
+    """
 
     name: str
     shape: tuple[int, ...]
     leaves: tuple[Parameter, ...]
     steps: tuple[Step, ...]
+    layout: CodeLayout | None = None
+
+    @property
+    def module(self) -> str:
+        """The name of the module whose weight it is."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def is_router(self) -> bool:
+        """Whether it chooses experts, as modules do that are not always linear."""
+        return all(leaf.name.endswith("router.weight") for leaf in self.leaves)
+
+    def parts(self) -> dict[str, StoredPart]:
+        """The tensors of the checkpoint that hold it, by name."""
+        if self.layout is None:
+            return {self.name: StoredPart(self.shape, FLOATS)}
+        return {self.at(name): part for name, part in self.layout.parts(*self.shape).items()}
+
+    def at(self, part: str) -> str:
+        """The name of one of the tensors that hold its codes."""
+        return f"{self.module}{'_' if len(self.shape) > 2 else '.'}{part}"
+
+    def in_codes(self, storage: Storage) -> StoredTensor:
+        """The same as the storage has it: codes where it is the weight of a linear module that has
+        a layout.
+        """
+        is_weight = self.name.endswith(".weight") and not set(self.steps) & _NOT_LINEAR
+        is_linear = all(leaf.kind == "matrix" or leaf.name == "head.weight" for leaf in self.leaves)
+        layout = storage.layout_of(self.module) if is_weight else None
+        if "stacked" in self.steps and "joined" not in self.steps:
+            layout = storage.experts
+        if layout is None or not is_linear:
+            return self
+        inputs, rows = self.leaves[0].shape[1], sum(leaf.shape[0] for leaf in self.leaves)
+        shape: tuple[int, ...] = (rows, inputs)
+        if "stacked" in self.steps:
+            shape = (self.shape[0], rows // self.shape[0], inputs)
+        steps = tuple(step for step in self.steps if step != "transpose")
+        return StoredTensor(self.name, shape, self.leaves, steps, layout)
+
+
+_NOT_LINEAR: frozenset[Step] = frozenset({"stacked", "joined", "row", "scalar"})
+"""Steps of tensors that are not the weight of one linear module."""
 
 
 class RuleError(Exception):

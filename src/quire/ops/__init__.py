@@ -8,6 +8,7 @@ runner call. The rest of what is exported here are the values that travel throug
 from quire.ops.attention import AttentionArgs, AttentionPlan
 from quire.ops.batch import NO_BLOCK, PAD_SLOT, Batch, GroupBatch, LayerBatch, StateBatch
 from quire.ops.catalog import CATALOG
+from quire.ops.formats.coded import CodedWeight
 from quire.ops.kv import LayerKV, LayerLatents, LayerState
 from quire.ops.linear import LinearWeight
 from quire.ops.mixers.latent import HeadsWeight
@@ -27,6 +28,7 @@ __all__ = [
     "AttentionPlan",
     "Batch",
     "Choice",
+    "CodedWeight",
     "ExpertWeights",
     "Facts",
     "GroupBatch",

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, gated
+from quire.ops.formats.coded import CodedLinear, CodedWeight, integer_linear
 from quire.ops.fp8 import Fp8Linear, fp8_weight
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.registry import WIDE, op
@@ -58,12 +59,12 @@ class PlainLinear:
         return total if self.bias is None else total + self.bias
 
 
-Plain = PlainLinear | QuantizedLinear | Fp8Linear
+Plain = PlainLinear | QuantizedLinear | Fp8Linear | CodedLinear
 
 
 @op(format="linear")
 def pack_linear(
-    weight: Tensor,
+    weight: Tensor | CodedWeight,
     bias: Tensor | None,
     stored_as: WeightFormat | None = None,
     segments: int = 1,
@@ -71,13 +72,18 @@ def pack_linear(
 ) -> Plain:
     """Take weight [out, in] and bias [out] into the provider's format, once at load.
 
-    `stored_as` rounds the weight; None keeps its values. `segments`: of the inputs, see
-    `quire.ops.segments`. `peaks` [out] fp32: the largest magnitude of each output's weights, where
-    these are only some of them (`row_peaks`); the scales of int8 and fp8 come from it. Plain torch
-    keeps the caller's tensors where nothing is rounded (no copy), so that a weight may stay a view
-    of a mapped file.
+    `stored_as` rounds the weight; None keeps its values, as one of codes always does. `segments`:
+    of the inputs, see `quire.ops.segments`. `peaks` [out] fp32: the largest magnitude of each
+    output's weights, where these are only some of them (`row_peaks`); the scales of int8 and fp8
+    come from it. Plain torch keeps the caller's tensors where nothing is rounded (no copy), so that
+    a weight may stay a view of a mapped file.
     """
-    assert weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    assert len(weight.shape) == 2 and (bias is None or bias.shape == weight.shape[:1])
+    if isinstance(weight, CodedWeight):
+        assert stored_as is None, "codes are not rounded again"
+        if weight.is_of_integers:
+            return integer_linear(weight, bias, segments)
+        return CodedLinear(weight, bias, segments)
     if stored_as is not None and stored_as.name == "fp8":
         return fp8_weight(weight, bias, segments, peaks)
     if stored_as is not None:

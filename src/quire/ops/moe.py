@@ -6,7 +6,7 @@ is sent to is the op `route` (routing.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.activation import ACTIVATIONS, bounded_gated, gated, gated_with_limit
+from quire.ops.formats.coded import CodedWeight
 from quire.ops.linear import Plain, pack_linear
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import op
@@ -58,8 +59,8 @@ class SeparateExperts:
 
 @op(format="linear")
 def pack_experts(
-    up: Tensor,
-    down: Tensor,
+    up: Tensor | Sequence[CodedWeight],
+    down: Tensor | Sequence[CodedWeight],
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     stored_as: WeightFormat | None = None,
@@ -67,12 +68,12 @@ def pack_experts(
 ) -> SeparateExperts:
     """Take up [E, 2F, C] (gate rows, then up rows; [E, F, C] where there is no gate), down [E, C,
     F] and biases [E, 2F] or [E, F], and [E, C] into the format; `stored_as` is that of
-    `pack_linear`, `segments` those of down's inputs.
+    `pack_linear`, `segments` those of down's inputs. Weights of codes are one for each expert.
 
     Plain torch keeps the caller's tensors (no copy) where they are not rounded.
     """
-    assert len(down) == len(up) and down.shape[1] == up.shape[2]
-    assert up.shape[1] in (down.shape[2], 2 * down.shape[2])
+    assert len(down) == len(up) and down[0].shape[0] == up[0].shape[1]
+    assert up[0].shape[0] in (down[0].shape[1], 2 * down[0].shape[1])
     pack_down = partial(pack_linear.definition, segments=segments)
     return SeparateExperts(
         len(up),
@@ -83,14 +84,13 @@ def pack_experts(
 
 def pack_each(
     pack: Callable[..., Any],
-    weight: Tensor,
+    weight: Tensor | Sequence[CodedWeight],
     bias: Tensor | None,
     stored_as: WeightFormat | None,
 ) -> tuple[Any, ...]:
     """The experts of weight [E, out, in] and bias [E, out], each packed by itself."""
     biases = [None] * len(weight) if bias is None else bias.unbind()
-    pairs = zip(weight.unbind(), biases, strict=True)
-    return tuple(pack(w, b, stored_as) for w, b in pairs)
+    return tuple(pack(w, b, stored_as) for w, b in zip(weight, biases, strict=True))
 
 
 @op(format="linear")

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from quire.kernels.cpu.runtime import find_native
-from quire.ops import MoeArgs, RouteArgs, WeightFormat, select
+from quire.ops import CodedWeight, MoeArgs, RouteArgs, WeightFormat, select
+from quire.ops.formats.coded import integer_linear
+from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.quantized import quantize_rows, quantize_weight
 from tests.kernels.cpu.native_ops import DTYPES, cpu_ops
 from tests.support.native_levels import levels_with
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason=REASON)
 FORMATS = [WeightFormat("int8"), *(WeightFormat("int4", group) for group in (32, 64, 128))]
 KEPT_ROWS = [WeightFormat("int8", 0, False), WeightFormat("int4", 64, False)]
 SHAPES = [(1, 1), (3, 33), (31, 65), (64, 32), (127, 31), (255, 40), (257, 96), (600, 33)]
+INT8_ROWS = RowRounding("int8")
 TINY = 6e-8
 """The distance of the smallest numbers of fp16."""
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 200, 250]
@@ -92,6 +95,29 @@ def test_int8_sums_are_the_same_integers_at_every_level(isa):
     weight[0], x[0] = 127, -127  # where products of pairs do not fit into 16 bits
     y = ops.linear(x, ops.pack_linear(weight, None, WeightFormat("int8")))
     assert torch.equal(y.double(), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("shape", [(516, 70), (37, 5)], ids=str)
+def test_stored_integers_may_be_the_lowest_of_a_byte(isa, shape):
+    ops, (width, out) = cpu_ops(isa), shape
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randint(-128, 128, (out, width), generator=generator)
+    x = torch.randint(-127, 128, (9, width), generator=generator).float()
+    weight[:, 1::3] = -128
+    weight[0], x[0] = -128, -127
+    x[:, 0] = 127
+    stored = CodedWeight(
+        8, width, width, (weight + 128).to(torch.uint8), torch.ones(out, 1), rounding=INT8_ROWS
+    )
+    packed, expected = ops.pack_linear(stored, None), x.double() @ weight.double().T
+    assert torch.equal(
+        select(device="cpu", dtype=torch.float32, providers=["torch"])
+        .linear(x, integer_linear(stored, None))
+        .double(),
+        expected,
+    )
+    for rows in (1, 2, 3, 9):
+        assert torch.equal(ops.linear(x[:rows], packed).double(), expected[:rows])
 
 
 def test_a_weight_of_sixteen_steps_is_exact_in_int4(isa):

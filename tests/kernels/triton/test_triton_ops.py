@@ -72,6 +72,13 @@ CHOSEN_FAST = {
 """Of the slow ops: each feature in one case."""
 
 
+WIDENED = (
+    *("linear/codes4-g32-float16-zeros-bias-13x96x33", "moe/codes-7"),
+    *("linear/codes8-g8-float16-floats-5x24x40", "linear/codes4-g8-bfloat16-table-5x24x40"),
+)
+"""Of weights in codes, which become numbers of the activations' type: exactly so in float32."""
+
+
 def is_run(kind, case, number):
     """Whether a case is run by default; `number` counts the cases: of the quick ones, one runs in
     float32, the next in float16.
@@ -103,6 +110,7 @@ def pytest_generate_tests(metafunc):
     ]
     product = "linear/fp8-5x32x48"  # of torch's
     cases.append(pytest.param("bfloat16 fast", product, id=f"triton-{product}-bfloat16-fast"))
+    cases += [pytest.param(KINDS[0], name, id=f"triton-{name}-widened") for name in WIDENED]
     metafunc.parametrize(("kind", "case_name"), cases)
 
 

@@ -16,7 +16,7 @@ import torch
 from quire.ops import Ops, select
 from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
 from tests.kernels.triton.triton_memory import Watch
-from tests.support.op_cases import CASES, FP8_CASES, Case
+from tests.support.op_cases import CASES, CODED_CASES, FP8_CASES, Case
 from tests.support.op_conformance import check, relative_error, results_of
 
 EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}
@@ -26,7 +26,7 @@ EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}
 def run(dtype_name: str, mode: str, case_name: str) -> None:
     """Raise AssertionError if the kernels break a rule on the case."""
     dtype = getattr(torch, dtype_name)
-    cases = CASES + FP8_CASES + ROUNDED + CHUNKED + WIDE
+    cases = CASES + FP8_CASES + CODED_CASES + ROUNDED + CHUNKED + WIDE
     case = next(case for case in cases if f"{case.op}/{case.name}" == case_name)
     ops = select(device="cpu", dtype=dtype, providers=["triton"], deterministic=mode == "fixed")
     serving = {choice.op: choice.provider for choice in ops.report()}

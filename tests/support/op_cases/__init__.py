@@ -3,6 +3,7 @@
 """
 
 from tests.support.op_cases import (
+    coded,
     collective,
     edits,
     latent,
@@ -25,4 +26,7 @@ CASES: tuple[Case, ...] = (
 FP8_CASES: tuple[Case, ...] = paged.FP8_CASES
 """KV memory in 8-bit floats, which is for providers on GPUs; `CASES` are for all."""
 
-__all__ = ["CASES", "FP8_CASES", "Case", "Draw", "Prepared"]
+CODED_CASES: tuple[Case, ...] = coded.CASES
+"""Products with weights that are stored as codes, which providers on GPUs widen and so round."""
+
+__all__ = ["CASES", "CODED_CASES", "FP8_CASES", "Case", "Draw", "Prepared"]

@@ -51,7 +51,7 @@ def _linear(
             "w": _weight(ops, draw, out, width, bias=bias, segments=segments),
         }
         if addend:
-            return _with_addend(arguments, addend_of(draw, rows, out))
+            return with_addend(arguments, addend_of(draw, rows, out))
         return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
 
     traits = f"{'-bias' * bias}{'-strided' * is_strided}{'-addend' * addend}"
@@ -59,7 +59,7 @@ def _linear(
     return Case("linear", bench or name, prepare, is_bench=bool(bench))
 
 
-def _with_addend(arguments: Arguments, addend: Addend) -> Prepared:
+def with_addend(arguments: Arguments, addend: Addend) -> Prepared:
     """Single rows have an addend of their own, or none."""
     single = by_row(arguments, {"x": 0}).singles
     rows = [Addend(addend.values, addend.rows[t : t + 1]) for t in range(len(addend.rows))]
@@ -103,7 +103,7 @@ def _hidden(
             "gated": gated,
         }
         if addend:
-            return _with_addend(arguments, addend_of(draw, rows, out))
+            return with_addend(arguments, addend_of(draw, rows, out))
         return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
 
     traits = "-gated" * gated + "-bias" * bias + "-nan" * has_nan + "-addend" * addend

@@ -88,9 +88,28 @@ BITS_PER_WEIGHT = {
 """Of the layers' weights: int4 has a scale of 16 bits for every group."""
 
 
+STORED_NAMES = {
+    "awq": "awq",
+    "awq_marlin": "awq",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "fp8",
+    "gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "mxfp4": "mxfp4",
+}
+"""Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
+
+
 def decide_quantization(d: Decisions) -> None:
-    """Fix `quantization`."""
-    given = d.args.quantization
+    """Fix `quantization`: how weights are rounded while they are loaded."""
+    given, stored = d.args.quantization, d.model.stored_as
+    if stored is not None or given in STORED_NAMES.keys() - BITS_PER_WEIGHT.keys():
+        _check_stored(d, given, stored)
+        reason = f"the checkpoint is quantised with {stored}; its weights stay as they are stored"
+        d.decide("quantization", None, reason)
+        return
     if given == "fp8":
         _require_fp8(d, "quantization", given)
     d.decide(
@@ -102,12 +121,28 @@ def decide_quantization(d: Decisions) -> None:
     )
 
 
+def _check_stored(d: Decisions, given: str | None, stored: str | None) -> None:
+    """Raise InvalidParameter where the argument contradicts the checkpoint."""
+    if given is not None and STORED_NAMES.get(given) != stored:
+        found = "is not quantised" if stored is None else f"is quantised with {stored}"
+        allowed = f"None or what the checkpoint's config.json says, and the checkpoint {found}"
+        raise InvalidParameter("quantization", given, allowed, "Leave it out.")
+    if d.args.load_format == "dummy":
+        raise NotBuiltYet(
+            "load_format",
+            f"dummy weights of a checkpoint that is quantised with {stored}",
+            'Take the quantisation away with hf_overrides={"quantization_config": null}.',
+        )
+
+
 def weight_bytes(d: Decisions) -> int:
     """Memory of a core's weights; for rounded ones an upper estimate, since a head that shares the
     embedding's table is a matrix of its own then.
     """
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
     count = model.num_parameters
+    if model.stored_as is not None and d.machine.device == "cpu":  # GPUs widen codes
+        return (count - model.num_coded_parameters) * itemsize + model.coded_bytes
     if d.value("enable_expert_parallel"):
         own = -(-model.num_experts // d.value("data_parallel_size"))
         count -= model.num_expert_parameters * (model.num_experts - own) // model.num_experts

@@ -48,7 +48,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     assert isinstance(runtime, CpuRuntime)
     families = (
         (RowOps(runtime), ROW_OPS),
-        (LinearOps(runtime), LINEAR_OPS),
+        (LinearOps(runtime, facts.dtype), LINEAR_OPS),
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
         (LatentOps(runtime), LATENT_OPS),

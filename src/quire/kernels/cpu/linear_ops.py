@@ -6,28 +6,35 @@ bits do not depend on the other rows: see csrc/kernels/linear.cpp and quantized.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
 from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
 from quire.ops.activation import bounded_gated
 from quire.ops.collective import linear_total
+from quire.ops.formats.coded import CodedWeight
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
 from quire.ops.quantized import MOST, WeightFormat
 from quire.ops.rounding import scales_of
 from quire.ops.segments import Addend
+
+_CODED_GROUP = 128
+"""Inputs of a group of codes that share a scale in a panel, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLinear:
     """A weight in panels of outputs (csrc/kernels/linear_pack.cpp and quantized.cpp say how they
     look); `dtype` is that of the activations. form: "plain", or how it is rounded; rounds_rows: see
-    `WeightFormat`.
+    `WeightFormat`. order: that of a weight in codes.
     """
 
     native: Any
@@ -40,6 +47,7 @@ class CpuLinear:
     segments: int
     form: str
     rounds_rows: bool
+    order: Tensor | None = None
 
     def conclude(self, total: Tensor, peaks: Tensor | None) -> Tensor:
         """total [T, out] of all segments times the scales that are left, plus bias -> fp32."""
@@ -54,20 +62,23 @@ class CpuLinear:
 class LinearOps:
     """What packs weights, multiplies with them and looks up their rows; see quire.ops for each."""
 
-    def __init__(self, runtime: CpuRuntime) -> None:
+    def __init__(self, runtime: CpuRuntime, dtype: torch.dtype) -> None:
+        """dtype: that of the model's activations."""
         native = runtime.native
         self._runtime = runtime
+        self._dtype = dtype
         self._context = runtime.context
         self._make = native.PackedWeight
         self._width = native.panel_width
         self._types = runtime.types
         self._forms = native.WeightForm.__members__
+        self._row_types = native.RowType.__members__
         self._acts = native.Act.__members__
         self._finishes = native.FinishKind.__members__
 
     def pack_linear(
         self,
-        weight: Tensor,
+        weight: Tensor | CodedWeight,
         bias: Tensor | None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
@@ -75,39 +86,91 @@ class LinearOps:
     ) -> CpuLinear:
         """weight [out, in], bias [out]; both are copied."""
         assert self._runtime.program is None, "weights are packed before recording"
+        if isinstance(weight, CodedWeight):
+            pack = self._pack_integers if weight.is_of_integers else self._pack_coded
+            return pack(weight, bias, segments)
         if stored_as is not None and stored_as.name == "fp8":
             raise NotBuiltYet("quantization", "fp8 on CPUs", "Use int8, which is as small.")
         weight = self._runtime.dense(weight)
         out_features, in_features = weight.shape
         num_panels = -(-out_features // self._width)
-        panels = self._panels(num_panels, in_features, weight.dtype, stored_as)
         scales = None
         if stored_as is not None and stored_as.name == "int8":
             scales = torch.zeros(num_panels * self._width)
-        wide_bias = None
-        if bias is not None:
-            wide_bias = torch.zeros((num_panels + 1) * self._width)
-            wide_bias[:out_features] = bias
         assert in_features % segments == 0, "segments are of equal length"
-        form = "plain" if stored_as is None else stored_as.name
-        rounds_rows = stored_as is not None and stored_as.rounds_rows
+        packed = self._linear(
+            weight,
+            "plain" if stored_as is None else stored_as.name,
+            self._panels(num_panels, in_features, weight.dtype, stored_as),
+            bias,
+            segments,
+            scales=scales,
+            group=0 if stored_as is None else stored_as.group,
+            rounds_rows=stored_as is not None and stored_as.rounds_rows,
+        )
+        source = weight.data_ptr(), weight.stride(0)
+        self._context.pack(packed.native, *source, packed.panels.data_ptr(), _address(peaks))
+        return packed
+
+    def _pack_integers(self, weight: CodedWeight, bias: Tensor | None, segments: int) -> CpuLinear:
+        """Codes are q + 128, as panels of int8 have them."""
+        out_features, in_features = weight.shape
+        num_panels, fours = -(-out_features // self._width), -(-in_features // 4)
+        panels = huge_tensor((num_panels, fours, 4 * self._width), torch.uint8)
+        outputs = num_panels * self._width
+        missing = 0, 4 * fours - in_features, 0, outputs - out_features
+        codes = F.pad(weight.codes, missing) if any(missing) else weight.codes.contiguous()
+        words = codes.view(torch.int32).view(num_panels, self._width, fours)
+        panels.view(torch.int32).copy_(words.transpose(1, 2))
+        scales = F.pad(weight.scales[:, 0].float(), (0, outputs - out_features))
+        return self._linear(weight, "int8", panels, bias, segments, scales=scales, rounds_rows=True)
+
+    def _pack_coded(self, weight: CodedWeight, bias: Tensor | None, segments: int) -> CpuLinear:
+        weight = weight.with_group(math.gcd(weight.group, _CODED_GROUP)).each(Tensor.contiguous)
+        out_features, in_features = weight.shape
+        assert segments == 1 or in_features % (segments * weight.group) == 0
+        num_panels, groups = -(-out_features // self._width), weight.scales.shape[1]
+        has_zeros = weight.zeros is not None
+        row = groups * (weight.group * weight.bits // 8 + weight.scales.itemsize + has_zeros)
+        panels = huge_tensor((num_panels, -(-row * self._width // 64) * 64), torch.uint8)
+        form = "floats8" if weight.are_floats else f"codes{weight.bits}"
+        form = form if weight.table is None else "table4"
+        packed = self._linear(weight, form, panels, bias, segments, group=weight.group)
+        parts = (weight.codes, weight.scales, weight.zeros, panels)
+        self._context.pack_coded(packed.native, *map(_address, parts))
+        return packed
+
+    def _linear(
+        self,
+        weight: Tensor | CodedWeight,
+        form: str,
+        panels: Tensor,
+        bias: Tensor | None,
+        segments: int,
+        *,
+        scales: Tensor | None = None,
+        group: int = 0,
+        rounds_rows: bool = False,
+    ) -> CpuLinear:
+        """The weight that these panels, which may be filled later, and scales are of."""
+        out_features, in_features = weight.shape
+        dtype = weight.dtype if isinstance(weight, Tensor) else self._dtype
+        wide_bias = self._wide_bias(bias, len(panels))
         native = self._make(
-            self._types[weight.dtype],
+            self._types[dtype],
             self._forms[form],
             in_features,
             out_features,
-            0 if stored_as is None else stored_as.group,
+            group,
             panels.data_ptr(),
-            0 if scales is None else scales.data_ptr(),
-            0 if wide_bias is None else wide_bias.data_ptr(),
+            _address(scales),
+            _address(wide_bias),
             form != "plain" and not rounds_rows,
             segments,
         )
-        whole = 0 if peaks is None else peaks.data_ptr()
-        self._context.pack(native, weight.data_ptr(), weight.stride(0), panels.data_ptr(), whole)
         return CpuLinear(
-            native,
-            weight.dtype,
+            self._with_codes(native, weight) if isinstance(weight, CodedWeight) else native,
+            dtype,
             in_features,
             out_features,
             panels,
@@ -116,7 +179,31 @@ class LinearOps:
             segments,
             form,
             rounds_rows,
+            weight.order if isinstance(weight, CodedWeight) else None,
         )
+
+    def _with_codes(self, native: Any, weight: CodedWeight) -> Any:
+        """The native weight with what one of codes has besides: the scales' type, whether there are
+        zero points, an order, how rows are rounded, and a table, which is copied.
+        """
+        rows = self._row_types["kept"], 0, 0.0
+        if (how := weight.rounding) is not None:
+            rows = self._row_types[how.to], how.group, how.scale or 0.0
+        table = None if weight.table is None else torch.tensor(weight.table)
+        return native.with_codes(
+            self._types[weight.scales.dtype],
+            weight.zeros is not None,
+            _address(weight.order),
+            *rows,
+            _address(table),
+        )
+
+    def _wide_bias(self, bias: Tensor | None, num_panels: int) -> Tensor | None:
+        if bias is None:
+            return None
+        wide = torch.zeros((num_panels + 1) * self._width)
+        wide[: len(bias)] = bias
+        return wide
 
     def _panels(
         self, count: int, in_features: int, dtype: torch.dtype, stored_as: WeightFormat | None
@@ -180,7 +267,7 @@ class LinearOps:
     def linear_partial(self, x: Tensor, w: CpuLinear, peaks: Tensor | None = None) -> Tensor:
         """x [T, in] -> [T, S, out]."""
         width = w.segments * w.out_features
-        sums = self._product(x, w, width, "partial", peaks=peaks if w.rounds_rows else None)
+        sums = self._product(x, w, width, "partial", peaks=peaks)
         if w.form == "int8" and w.rounds_rows:
             sums = sums.view(torch.int32)
         return sums.view(-1, w.segments, w.out_features)
@@ -189,8 +276,8 @@ class LinearOps:
 
     def pack_experts(
         self,
-        up: Tensor,
-        down: Tensor,
+        up: Tensor | Sequence[CodedWeight],
+        down: Tensor | Sequence[CodedWeight],
         up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
@@ -271,7 +358,7 @@ class LinearOps:
         values, rows = (None, None) if addend is None else (addend.values, addend.rows)
         if values is not None:
             assert values.shape[1] == w.out_features and values.is_contiguous()
-        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, values, rows, peaks)
+        runtime.keep(num_tokens, x, w.panels, w.scales, w.bias, w.order, values, rows, peaks)
         dtype = torch.float32 if finish in ("logits", "partial") else x.dtype
         y = runtime.output((num_tokens, width), dtype)
         self._context.linear(
@@ -285,6 +372,10 @@ class LinearOps:
             self._acts[act],
             scale,
             softcap,
-            *(0 if extra is None else extra.data_ptr() for extra in (values, rows, peaks)),
+            *map(_address, (values, rows, peaks)),
         )
         return y
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,13 @@ from quire.kernels.triton.moe import experts, routing
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.collective import linear_partial, linear_total
 from quire.ops.embed import embed, embed_packed
+from quire.ops.formats.coded import CodedWeight
 from quire.ops.kv import copy_kv, zero_kv
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation
+
+logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -44,23 +48,25 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
     is_fixed = facts.is_deterministic
 
     def pack_linear(
-        weight: Tensor,
+        weight: Tensor | CodedWeight,
         bias: Tensor | None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
         peaks: Tensor | None = None,
     ) -> triton_linear.TritonLinear:
-        packed = triton_linear.pack(weight, bias, stored_as, peaks, is_fixed=is_fixed)
+        wide = _widened(weight, facts.dtype)
+        packed = triton_linear.pack(wide, bias, stored_as, peaks, is_fixed=is_fixed)
         return replace(packed, segments=segments)
 
     def pack_experts(
-        up: Tensor,
-        down: Tensor,
+        up: Tensor | Sequence[CodedWeight],
+        down: Tensor | Sequence[CodedWeight],
         up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
         stored_as: WeightFormat | None = None,
         segments: int = 1,
     ) -> experts.TritonExperts:
+        up, down = (_all_widened(weights, facts.dtype) for weights in (up, down))
         packed = triton_linear.pack(down, down_bias, stored_as, is_fixed=is_fixed)
         return experts.TritonExperts(
             triton_linear.pack(up, up_bias, stored_as, is_fixed=is_fixed),
@@ -113,6 +119,29 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
             name, "triton", function, supports, batch_invariant=is_fixed or name not in varies
         )
         for name, function in functions.items()
+    )
+
+
+def _widened(weight: Tensor | CodedWeight, dtype: torch.dtype) -> Tensor:
+    """A weight in codes as numbers of this type: no kernel here multiplies with codes."""
+    if not isinstance(weight, CodedWeight):
+        return weight
+    _say_widened(dtype)
+    return weight.widened().to(dtype)
+
+
+def _all_widened(weights: Tensor | Sequence[CodedWeight], dtype: torch.dtype) -> Tensor:
+    if isinstance(weights, Tensor):
+        return weights
+    return torch.stack([_widened(weight, dtype) for weight in weights])
+
+
+@cache
+def _say_widened(dtype: torch.dtype) -> None:
+    logger.warning(
+        "The checkpoint's quantised weights are widened to %s, and activations are not rounded: on "
+        "GPUs there is no product with them yet, so they take the memory of an unquantised model.",
+        str(dtype).removeprefix("torch."),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.errors import UnsupportedArchitecture
 from quire.models.config_reader import ConfigReader
+from quire.models.formats import read_storage
 from quire.models.rules import Family
 from quire.models.spec import Decoder
 
@@ -162,8 +163,9 @@ def read_spec(config: Mapping[str, Any]) -> Decoder:
 
     Raises UnsupportedArchitecture, UnknownConfigKey for a key of unknown meaning,
     UnsupportedConfigValue for a known key at a value that is not implemented, LoadError for a
-    missing key.
+    missing key. How the weights are quantised is checked as well; it is no part of the spec.
     """
+    read_storage(config)
     family = find_family(config)
     reader = ConfigReader(config)
     decoder = family.describe(reader)

@@ -1,4 +1,6 @@
-"""gpt-oss in bfloat16: attention sinks, windows in every other layer, bounded expert gates."""
+"""gpt-oss, its experts in MXFP4 as published or in bfloat16: attention sinks, windows in every
+other layer, bounded expert gates.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from quire.models.feed_forward.dense import inputs_of, make_dense
 from quire.models.layers import FeedForward, Projection
 from quire.models.maker import Maker
 from quire.models.spec import DenseAndExperts, Moe
-from quire.ops import ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
+from quire.ops import CodedWeight, ExpertWeights, LinearWeight, MoeArgs, NormWeight, Ops, RouteArgs
 from quire.ops.moe import grouped_mixture
 
 ChosenExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -251,18 +251,19 @@ def _wide_logits(ops: Ops, router: LinearWeight) -> Projection:
 
 
 def _experts(make: Maker, name: str, m: Moe, experts: list[str]) -> ExpertWeights:
-    stored_as = make.format_of("projection")
-
-    def stacked(projections: tuple[str, ...], leaf: str) -> Tensor:
+    def stacked(projections: tuple[str, ...], leaf: str) -> Tensor | list[CodedWeight]:
         return make.weights.stacked([[at + p + leaf for p in projections] for at in experts])
 
+    up, down = stacked(inputs_of(m), ".weight"), stacked(("down",), ".weight")
+    stored_as = make.format_for("projection", down[0])
+    scaled = down[0].group if isinstance(down[0], CodedWeight) else 0
     packed = make.ops.pack_experts(
-        stacked(inputs_of(m), ".weight"),
-        stacked(("down",), ".weight"),
+        up,
+        down,
         stacked(inputs_of(m), ".bias") if m.bias else None,
         stacked(("down",), ".bias") if m.bias else None,
         stored_as,
-        make.segments(m.width, m.width, stored_as),
+        make.segments(m.width, m.width, stored_as, scaled),
     )
     make.keep(name, packed)
     return packed

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,12 +24,6 @@ from quire.text.model_files import has_file
 _INDEX = "model.safetensors.index.json"
 _MOST_INDEX_BYTES = 64 << 20
 """Some five times the largest published ones."""
-_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
 _REMAP_BYTES = (
     256 << 20
 )  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
@@ -97,12 +90,6 @@ class CheckpointFiles:
                         f"in {file.name}."
                     )
                 self.entries[name] = TensorEntry(file, tuple(part.get_shape()), part.get_dtype())
-        for name, entry in self.entries.items():
-            if entry.file == file and entry.dtype not in _DTYPES:
-                raise LoadError(
-                    f"{file}: {name} is stored as {entry.dtype}. Quantised weights are not "
-                    f"implemented; supported are {', '.join(_DTYPES)}."
-                )
 
     def _check_index(self, folder: Path, index: dict[str, str]) -> None:
         for name, file in index.items():

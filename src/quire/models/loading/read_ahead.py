@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from quire.models.parameters import Parameter
+from quire.ops import CodedWeight
 
 _MOST_BYTES = 512 << 20
 _NUM_THREADS = 4
 _LEAST_PIECE = 1 << 20
 """Bytes below which a copy is not divided."""
 
-Read = Callable[[Parameter], Tensor]
+Read = Callable[[Parameter], Tensor | CodedWeight]
+"""Gives a leaf, valid until the next call."""
 
 
 class ReadAhead:
@@ -45,7 +47,7 @@ class ReadAhead:
         self._is_pinned = is_pinned
         self._most_bytes = most_bytes
         self._changed = threading.Condition()
-        self._ready: dict[str, Tensor] = {}
+        self._ready: dict[str, Tensor | CodedWeight] = {}
         self._wanted: str | None = None
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -53,7 +55,7 @@ class ReadAhead:
         self._thread = threading.Thread(target=self._run, args=(list(leaves),), daemon=True)
         self._thread.start()
 
-    def __call__(self, leaf: Parameter) -> Tensor:
+    def __call__(self, leaf: Parameter) -> Tensor | CodedWeight:
         """The leaf in its stored dtype, in memory of its own. Raises what `read` has raised."""
         with self._changed:
             self._wanted = leaf.name
@@ -80,7 +82,7 @@ class ReadAhead:
             for leaf in leaves:
                 if not self._may_go_on():
                     return
-                values = self._copied(self._read(leaf))
+                values = self._owned(self._read(leaf))
                 with self._changed:
                     self._ready[leaf.name] = values
                     self._changed.notify_all()
@@ -103,6 +105,11 @@ class ReadAhead:
     @property
     def _has_room(self) -> bool:
         return sum(t.nbytes for t in self._ready.values()) < self._most_bytes
+
+    def _owned(self, source: Tensor | CodedWeight) -> Tensor | CodedWeight:
+        if isinstance(source, CodedWeight):
+            return source.each(self._copied)
+        return self._copied(source)
 
     def _copied(self, source: Tensor) -> Tensor:
         target = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._is_pinned)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quire.models.rules import StoredTensor
+from quire.ops import CodedWeight
 
 
 def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
@@ -26,6 +28,20 @@ def to_leaves(stored: StoredTensor, tensor: Tensor) -> list[Tensor]:
         return _divide(stored, tensor)
     per_expert = [_divide(stored, expert) for expert in tensor]
     return [leaf for part in zip(*per_expert, strict=True) for leaf in part]
+
+
+def coded_leaves(stored: StoredTensor, weight: CodedWeight) -> list[CodedWeight]:
+    """The leaves in a weight of codes, as views."""
+
+    def leaves_of(part: Tensor) -> list[Tensor]:
+        return to_leaves(stored, part.unflatten(0, stored.shape[:-1]))
+
+    codes, scales = leaves_of(weight.codes), leaves_of(weight.scales)
+    zeros = [None] * len(codes) if weight.zeros is None else leaves_of(weight.zeros)
+    return [
+        replace(weight, codes=c, scales=s, zeros=z)
+        for c, s, z in zip(codes, scales, zeros, strict=True)
+    ]
 
 
 def from_leaves(stored: StoredTensor, leaves: Sequence[Tensor]) -> Tensor:

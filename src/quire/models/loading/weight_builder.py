@@ -8,13 +8,17 @@ import contextlib
 import math
 import mmap
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from quire.errors import LoadError
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
+from quire.ops import CodedWeight
+from quire.ops.formats.coded import one_above_the_other
 
 _HUGE_PAGE_BYTES = 2 << 20
 
@@ -29,18 +33,19 @@ class WeightBuilder:
     def __init__(
         self,
         decoder: Decoder,
-        read: Callable[[Parameter], Tensor],
+        read: Callable[[Parameter], Tensor | CodedWeight],
         *,
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[int, int], None] | None = None,
+        coded: Collection[str] = (),
     ) -> None:
-        """`read` gives a leaf in any float dtype, valid until its next call; on a device other than
-        the CPU it returns memory that is not written again.
+        """`read` gives a leaf in any float dtype, or in codes those that `coded` names, valid until
+        its next call; on a device other than the CPU it returns memory that is not written again.
         """
         self.dtype, self.device = dtype, device
         self._left = parameters(decoder)
-        self._read, self._progress = read, progress
+        self._read, self._progress, self._coded = read, progress, coded
         self._total = sum(leaf.size for leaf in self._left.values())
         self._done = 0
 
@@ -52,12 +57,13 @@ class WeightBuilder:
         """One leaf as a tensor of its own; dtype None: the model's."""
         return self.merged([name], dtype)
 
-    def linear(self, *names: str) -> tuple[Tensor, Tensor | None]:
+    def linear(self, *names: str) -> tuple[Tensor | CodedWeight, Tensor | None]:
         """Weight and bias of projections with one input, one above the other: [sum of rows, C] and
-        [sum of rows].
+        [sum of rows]. The weight is in codes where they are stored so.
         """
         biases = [name + ".bias" for name in names if self.has(name + ".bias")]
-        weight = self.merged([name + ".weight" for name in names])
+        leaves = [name + ".weight" for name in names]
+        weight = self._merged_codes(leaves) if self._are_codes(leaves) else self.merged(leaves)
         return weight, self.merged(biases) if biases else None
 
     def merged(self, names: Sequence[str], dtype: torch.dtype | None = None) -> Tensor:
@@ -67,8 +73,12 @@ class WeightBuilder:
         self._fill(out, names)
         return out
 
-    def stacked(self, groups: Sequence[Sequence[str]]) -> Tensor:
-        """One `merged` tensor per group, stacked along a new first axis."""
+    def stacked(self, groups: Sequence[Sequence[str]]) -> Tensor | list[CodedWeight]:
+        """One `merged` tensor per group, stacked along a new first axis; a list of weights where
+        they are stored in codes.
+        """
+        if self._are_codes([name for names in groups for name in names]):
+            return [self._merged_codes(names) for names in groups]
         rows = sum(self._left[name].shape[0] for name in groups[0])
         shape = self._left[groups[0][0]].shape[1:]
         out = self._empty(len(groups), rows, *shape, dtype=self.dtype)
@@ -93,18 +103,55 @@ class WeightBuilder:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return torch.frombuffer(_fresh_pages(num_bytes), dtype=dtype).view(shape)
 
+    def _are_codes(self, names: Sequence[str]) -> bool:
+        """Whether these leaves, which become one weight, are stored in codes."""
+        coded = [name for name in names if name in self._coded]
+        if 0 < len(coded) < len(names):
+            other = next(name for name in names if name not in self._coded)
+            raise LoadError(
+                f"{coded[0]} is stored quantised and {other} is not, but both are parts of one "
+                "product. Quantise or ignore both."
+            )
+        return bool(coded)
+
+    def _merged_codes(self, names: Sequence[str]) -> CodedWeight:
+        parts: list[CodedWeight] = []
+        for name in names:
+            leaf = self._left.pop(name)
+            part = self._read(leaf)
+            assert isinstance(part, CodedWeight), f"{name} is not stored in codes"
+            if parts and not parts[0].fits(part):
+                raise LoadError(
+                    f"{names[0]} and {name} are parts of one product, but differ in the bits, the "
+                    "groups or the order of their codes. Quantise them alike."
+                )
+            parts.append(part.each(self._own).scaled(leaf.scale))
+            self._count(leaf)
+        merged = one_above_the_other(parts)
+        if merged.order is None or self.device.type == "cpu":
+            return merged
+        return replace(merged, order=merged.order.to(self.device))
+
+    def _own(self, source: Tensor) -> Tensor:
+        return source.to(self.device, copy=True)
+
     def _fill(self, out: Tensor, names: Sequence[str]) -> None:
         at = 0
         for name in names:
             leaf = self._left.pop(name)
+            values = self._read(leaf)
+            values = values.widened() if isinstance(values, CodedWeight) else values
             part = out[at : at + leaf.shape[0]]
-            part.copy_(self._read(leaf), non_blocking=True)
+            part.copy_(values, non_blocking=True)
             if leaf.scale != 1.0:
                 part.mul_(leaf.scale)
             at += leaf.shape[0]
-            self._done += leaf.size
-            if self._progress is not None:
-                self._progress(self._done, self._total)
+            self._count(leaf)
+
+    def _count(self, leaf: Parameter) -> None:
+        self._done += leaf.size
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
 
 def _fresh_pages(num_bytes: int) -> mmap.mmap:

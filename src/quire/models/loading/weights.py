@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,16 +25,18 @@ from quire.errors import LoadError, WeightMismatch
 from quire.models.config_reader import read_config
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
+from quire.models.formats import CACHE_SCALES, Storage, read_storage
 from quire.models.loading.checkpoint_files import CheckpointFiles
+from quire.models.loading.code_layouts import coded_weight
 from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
 from quire.models.loading.read_ahead import Read, ReadAhead
-from quire.models.loading.transforms import to_leaves
+from quire.models.loading.transforms import coded_leaves, to_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.sharding import own_part, shard
 from quire.models.spec import Decoder
-from quire.ops import Ops
+from quire.ops import CodedWeight, Ops
 from quire.quantization import UNQUANTIZED, Recipe
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ def load_model(
     seed: int = 0,
     max_model_len: int | None = None,
     family: Family | None = None,
+    storage: Storage | None = None,
     recipe: Recipe = UNQUANTIZED,
     progress: Progress | None = None,
     spread: ExpertExchange | None = None,
@@ -67,21 +71,31 @@ def load_model(
 
     `load_format` dummy draws them from `seed` and reads no file (other values on a GPU, where they
     are made); auto means safetensors. `max_model_len` (default: the spec's context) sizes position
-    tables. `family` (default: that of the folder's config.json) says how tensors are named.
-    `recipe` says how weights are stored. `progress` is called with leaf values done and in all.
+    tables. `family` says how tensors are named, and `storage` how the files store quantised
+    weights; without a family, both are those of the folder's config.json. `recipe` says how other
+    weights are kept. `progress` is called with leaf values done and in all.
     `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel. With `group` it is
     the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
     name file and tensor.
     """
+    if family is None and load_format != "dummy":
+        config = read_config(folder)
+        family, storage = find_family(config), read_storage(config)
+    if storage is not None and storage.keeps_rows:
+        logger.warning(
+            "The checkpoint rounds activations to 4 bits; here they keep their values, and only "
+            "its weights are in 4 bits."
+        )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     own = decoder
     if group is not None:
-        stored_as = recipe.format_of("projection")
-        own = shard(decoder, group.size, 0 if stored_as is None else stored_as.group)
+        own = shard(decoder, group.size, _group_size(recipe, storage))
 
-    def build(read: Read) -> DecoderModel:
-        weights = WeightBuilder(own, read, dtype=dtype, device=place, progress=progress)
+    def build(read: Read, coded: frozenset[str] = frozenset()) -> DecoderModel:
+        weights = WeightBuilder(
+            own, read, dtype=dtype, device=place, progress=progress, coded=coded
+        )
         model = DecoderModel(
             own,
             weights,
@@ -100,35 +114,42 @@ def load_model(
     if load_format == "dummy":
         draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
         return build(_parts_of(draw, decoder, group))
-    if family is None:
-        family = find_family(read_config(folder))
+    assert family is not None
     files = CheckpointFiles(folder)
     try:
-        leaves = _parts_of(StoredLeaves(files, match(family, decoder, files)), decoder, group)
+        stored = match(family, decoder, files, storage)
+        coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
+        leaves = _parts_of(StoredLeaves(files, stored), decoder, group)
         if place.type == "cpu":
-            return build(leaves)
+            return build(leaves, coded)
         ahead = ReadAhead(leaves, parameters(own).values(), is_pinned=True)
         try:
-            return build(ahead)
+            return build(ahead, coded)
         finally:
             ahead.close()
     finally:
         files.close()
 
 
-def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[StoredTensor]:
+def match(
+    family: Family, decoder: Decoder, files: CheckpointFiles, storage: Storage | None = None
+) -> list[StoredTensor]:
     """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
-    exactly.
+    exactly, LoadError for a type that is not the format's.
     """
     stored = tensor_map(family, decoder)
     bare = not any(name.startswith(family.prefix) for name in files.entries)
     if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
         stored = [_without_prefix(s, family.prefix) for s in stored]
-    expected, depth = {s.name: s.shape for s in stored}, len(decoder.blocks)
+    if storage is not None:
+        stored = [_in_codes(s, storage, files) for s in stored]
+    depth = len(decoder.blocks)
+    parts = {name: part for s in stored for name, part in s.parts().items()}
+    expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
     found = {
-        n: e.shape
+        n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
         for n, e in files.entries.items()
-        if n in expected or not family.ignores(n, depth)
+        if n in expected or not (family.ignores(n, depth) or _is_of_cache(n, storage))
     }
     if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
         logger.info(
@@ -141,7 +162,27 @@ def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[Stor
         found.pop(head)
     if problems := list(_differences(expected, found)):
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
+    for name in expected:
+        entry, allowed = files.entries[name], parts[name].dtypes
+        if entry.dtype not in allowed:
+            raise LoadError(
+                f"{entry.file}: {name} is stored as {entry.dtype}, and config.json describes no "
+                f"quantised weight there; supported are {', '.join(allowed)}."
+            )
     return stored
+
+
+def _is_of_cache(name: str, storage: Storage | None) -> bool:
+    """Whether it is a scale of keys and values of a quantised checkpoint."""
+    return storage is not None and CACHE_SCALES.fullmatch(name) is not None
+
+
+def _in_codes(stored: StoredTensor, storage: Storage, files: CheckpointFiles) -> StoredTensor:
+    coded = stored.in_codes(storage)
+    if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
+        return coded
+    has_codes = coded.at(coded.layout.marker) in files.entries
+    return stored if stored.name in files.entries and not has_codes else coded
 
 
 class StoredLeaves:
@@ -154,15 +195,24 @@ class StoredLeaves:
         self._where = {
             leaf.name: (tensor, i) for tensor in stored for i, leaf in enumerate(tensor.leaves)
         }
-        self._current: tuple[str, list[Tensor]] = ("", [])
+        self._current: tuple[str, Sequence[Tensor | CodedWeight]] = ("", [])
 
-    def __call__(self, leaf: Parameter) -> Tensor:
+    def __call__(self, leaf: Parameter) -> Tensor | CodedWeight:
         """A view of the leaf in its stored dtype; holding it keeps the file mapped."""
         stored, index = self._where[leaf.name]
         if self._current[0] != stored.name:
             self._current = ("", [])
-            self._current = (stored.name, to_leaves(stored, self._files.read(stored.name)))
+            self._current = (stored.name, self._read(stored))
         return self._current[1][index]
+
+    def _read(self, stored: StoredTensor) -> Sequence[Tensor | CodedWeight]:
+        if stored.layout is None:
+            return to_leaves(stored, self._files.read(stored.name))
+        at = stored.at("")
+        names = [name for name in stored.parts() if name in self._files.entries]
+        parts = {name.removeprefix(at): self._files.read(name) for name in names}
+        weight = coded_weight(stored.layout, stored.module, parts, stored.shape[-1])
+        return coded_leaves(stored, weight)
 
 
 def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
@@ -173,12 +223,36 @@ def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
         return read
     whole, rank, size = parameters(decoder), group.rank, group.size
 
-    def read_part(leaf: Parameter) -> Tensor:
+    def read_part(leaf: Parameter) -> Tensor | CodedWeight:
         part = own_part(whole[leaf.name], rank, size)
         tensor = read(whole[leaf.name])
+        if isinstance(tensor, CodedWeight):
+            return tensor if part is None else _part_of_codes(tensor, leaf.name, *part)
         return tensor if part is None else tensor.narrow(*part)
 
     return read_part
+
+
+def _part_of_codes(
+    weight: CodedWeight, name: str, axis: int, start: int, length: int
+) -> CodedWeight:
+    if axis == 0:
+        return weight.rows(start, length)
+    unit = weight.unit or 1
+    if weight.order is not None or start % unit or length % unit:
+        raise LoadError(
+            f"{name} cannot be cut over several workers: its groups of inputs with one scale are "
+            "not whole in each part. Use tensor_parallel_size=1."
+        )
+    return weight.columns(start, length)
+
+
+def _group_size(recipe: Recipe, storage: Storage | None) -> int:
+    """Inputs of projections that must stay together when these are cut."""
+    stored_as = recipe.format_of("projection")
+    if storage is not None:
+        return storage.group
+    return 0 if stored_as is None else stored_as.group
 
 
 def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
@@ -195,7 +269,7 @@ def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
 
 def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
     name = stored.name.removeprefix(prefix)
-    return StoredTensor(name, stored.shape, stored.leaves, stored.steps)
+    return replace(stored, name=name)
 
 
 def _check_tied_head(files: CheckpointFiles, head: str, embedding: str) -> None:

@@ -1,0 +1,36 @@
+// How panels of weights that a checkpoint stores as codes lie in memory.
+//
+// A panel is kPanel outputs: first the codes, then the scales of each group [groups][kPanel], then
+// its zero points [groups][kPanel] as bytes, if there are any. Codes are words of 32 bits, one for
+// each output, so that a vector is [16 outputs]: eight inputs of four bits, of which the even ones
+// are the lower half of a word and the odd ones the upper half, or four inputs of eight bits, in
+// order. A segment's last group may have fewer inputs than the others; it takes the same room.
+#pragma once
+
+#include "kernels/element.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/pairs.hpp"
+#include "kernels/quantize.hpp"
+
+namespace quire::QUIRE_LEVEL {
+
+constexpr int64_t kWordLine = kPanel * sizeof(uint32_t);  // a word of each output
+
+struct CodedPanel {
+    int64_t bits, group, groups, scale_bytes;
+    bool has_zeros;
+
+    explicit CodedPanel(const PackedWeight& w)
+        : bits(bits_of(w.form)),
+          group(w.group),
+          groups((w.in + w.group - 1) / w.group),
+          scale_bytes(w.scale_type == Type::f32 ? 4 : 2),
+          has_zeros(w.has_zeros) {}
+
+    int64_t group_bytes() const { return group * bits / 8 * kPanel; }  // of codes
+    int64_t scales() const { return groups * group_bytes(); }
+    int64_t zeros() const { return scales() + groups * kPanel * scale_bytes; }
+    int64_t bytes() const { return round_up(zeros() + has_zeros * groups * kPanel, kLine); }
+};
+
+}  // namespace quire::QUIRE_LEVEL

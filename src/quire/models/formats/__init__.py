@@ -1,0 +1,77 @@
+"""How a checkpoint stores the weights that are quantised: what `quantization_config` says, read as
+strictly as the rest of config.json. Free of torch; `models/loading/code_layouts.py` reads the
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.errors import UnsupportedConfigValue
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.awq import read_awq
+from quire.models.formats.compressed_tensors import read_compressed_tensors
+from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
+from quire.models.formats.gptq import read_gptq
+from quire.models.formats.storage import (
+    CACHE_SCALES,
+    FLOATS,
+    FOUR_BIT_FLOATS,
+    CodeLayout,
+    RowScheme,
+    Storage,
+    StoredPart,
+)
+
+__all__ = [
+    "CACHE_SCALES",
+    "FLOATS",
+    "FOUR_BIT_FLOATS",
+    "METHODS",
+    "CodeLayout",
+    "RowScheme",
+    "Storage",
+    "StoredPart",
+    "read_storage",
+]
+
+METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
+    {
+        "awq": read_awq,
+        "compressed-tensors": read_compressed_tensors,
+        "fp8": read_fp8,
+        "gptq": read_gptq,
+        "modelopt": read_modelopt,
+        "mxfp4": read_mxfp4,
+    }
+)
+"""`quant_method` -> what reads the rest of the object."""
+
+_INSTEAD = (
+    "Take a checkpoint of this model in a format of docs/quantization.md, or the unquantised one, "
+    "which quantization='int8' or 'int4' rounds while it is loaded."
+)
+
+_KEYS = ("quantization_config", "compression_config")
+"""Of config.json, the second in old files of compressed-tensors."""
+
+
+def read_storage(config: Mapping[str, Any]) -> Storage | None:
+    """What a config.json says about quantised weights; None where none are.
+
+    Raises UnsupportedConfigValue, UnknownConfigKey or LoadError for what is not known here.
+    """
+    reader = ConfigReader({key: config.get(key) for key in _KEYS}, is_part=True)
+    found = [section for key in _KEYS if (section := reader.section(key)) is not None]
+    if not found:
+        return None
+    try:
+        storage: Storage = found[0].choice("quant_method", METHODS)(found[0])
+    except UnsupportedConfigValue as error:
+        raise UnsupportedConfigValue(f"{error} {_INSTEAD}") from None
+    found[0].finish()
+    if len(found) > 1:
+        raise unsupported(_KEYS[1], config[_KEYS[1]], f"null beside {_KEYS[0]}")
+    return storage

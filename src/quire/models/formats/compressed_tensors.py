@@ -1,0 +1,223 @@
+"""compressed-tensors: groups of modules, each with a scheme of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.fp8 import read_block
+from quire.models.formats.storage import (
+    CodeLayout,
+    Packing,
+    RowScheme,
+    Storage,
+    group_size,
+    names,
+    pattern,
+)
+
+_KINDS = {
+    "pack-quantized": "packed",
+    "int-quantized": "bytes",
+    "float-quantized": "floats",
+    "naive-quantized": "any",
+    "mxfp4-pack-quantized": "mxfp4",
+    "nvfp4-pack-quantized": "nvfp4",
+}
+"""Format of a group -> how its weights are stored; any: unpacked, of the type that they have."""
+_FOUR_BIT_FLOATS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
+    {
+        "mxfp4": ("group", 32, "torch.uint8"),
+        "nvfp4": ("tensor_group", 16, "torch.float8_e4m3fn"),
+    }
+)
+"""Their strategy, inputs with one scale, and its type."""
+_PACKINGS: dict[str, Packing] = {"int": "bytes", "float": "floats"}
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_CALIBRATION = ("observer", "observer_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A layout, and which modules have it by name; `is_for_all`: every linear module. keeps_rows:
+    see `Storage`.
+    """
+
+    layout: CodeLayout
+    keeps_rows: bool
+    targets: tuple[Callable[[str], bool], ...]
+    is_for_all: bool
+
+
+def read_compressed_tensors(reader: ConfigReader) -> Storage:
+    """A module has the scheme of the first group that names it, else of the first for all linear
+    modules; those on the list `ignore` are stored as they are.
+    """
+    reader.ignore("version", "global_compression_ratio", "quantization_status")
+    reader.only("format", *_KINDS, "mixed-precision")
+    overall = reader.raw("format", None)
+    _check_cache(reader.section("kv_cache_scheme"))
+    reader.only("sparsity_config", {}, {"format": "dense"})
+    reader.only("transform_config", {})
+    reader.only("moe_sparsity_config", {})
+    ignored = [_target(reader, "ignore", name) for name in names(reader, "ignore")]
+    section = reader.section("config_groups")
+    if section is None:
+        raise unsupported(reader.at("config_groups"), {}, "at least one group of modules")
+    groups = [_group(section, name, overall) for name in section.keys()]  # noqa: SIM118 (no mapping)
+    section.finish()
+
+    def layout_of(module: str) -> CodeLayout | None:
+        if any(is_meant(module) for is_meant in ignored):
+            return None
+        named = (g for g in groups if any(is_meant(module) for is_meant in g.targets))
+        found = next(named, None) or next((g for g in groups if g.is_for_all), None)
+        return None if found is None else found.layout
+
+    group = max(g.layout.group or 0 for g in groups)
+    return Storage(
+        "compressed-tensors",
+        layout_of,
+        is_decided_by_files=False,
+        group=group,
+        keeps_rows=any(g.keeps_rows for g in groups),
+    )
+
+
+def _check_cache(scheme: ConfigReader | None) -> None:
+    """Of keys and values in 8 bits, whose scales are found while the model runs here."""
+    if scheme is not None:
+        scheme.choice_of("num_bits", 8)
+        scheme.choice_of("type", "float", "int")
+
+
+def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:
+    group = section.section(name)
+    if group is None:
+        raise unsupported(section.at(name), {}, "a scheme with targets and weights")
+    kind = group.choice("format", _KINDS, overall)
+    group.only("output_activations", None)
+    weights, rows = group.section("weights"), group.section("input_activations")
+    if weights is None:
+        raise unsupported(group.at("weights"), None, "how weights are quantised")
+    if kind == "packed" and rows is not None:
+        allowed = "null for weights that are packed: activations keep their values"
+        raise unsupported(group.at("input_activations"), group.raw("input_activations"), allowed)
+    if kind in _FOUR_BIT_FLOATS:
+        layout = _four_bit_floats(weights, rows, kind)
+    else:
+        layout = _packed(weights) if kind == "packed" else _unpacked(weights, rows, kind)
+    weights.finish()
+    targets = names(group, "targets")
+    group.finish()
+    meant = tuple(_target(group, "targets", t) for t in targets if t != "Linear")
+    keeps_rows = kind in _FOUR_BIT_FLOATS and rows is not None
+    return _Group(layout, keeps_rows, meant, "Linear" in targets)
+
+
+def _target(reader: ConfigReader, key: str, name: str) -> Callable[[str], bool]:
+    if not name.startswith("re:"):
+        return lambda module: module == name
+    expression = pattern(name.removeprefix("re:"), reader.at(key))
+    return lambda module: expression.match(module) is not None
+
+
+def _packed(weights: ConfigReader) -> CodeLayout:
+    weights.ignore(*_CALIBRATION)
+    weights.only("type", "int")
+    weights.only("dynamic", False)
+    weights.only("block_structure")
+    _check_types(weights)
+    has_groups = weights.choice(
+        "strategy", {"group": True, "channel": False}, "group_size" in weights
+    )
+    group = group_size(weights, "group_size")
+    return CodeLayout(
+        "compressed-tensors",
+        weights.choice_of("num_bits", 4, 8),
+        group if has_groups else None,
+        has_zeros=not weights.flag("symmetric", True),
+        is_reordered=weights.choice("actorder", _ORDERS, "weight"),
+    )
+
+
+def _unpacked(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> CodeLayout:
+    """Weights in bytes: whole numbers, or e4m3."""
+    weights.ignore(*_CALIBRATION)
+    weights.only("dynamic", False)
+    weights.only("actorder", "weight", "static")
+    weights.only("symmetric", True)
+    _check_types(weights)
+    packing = weights.choice("type", _PACKINGS, "int")
+    if kind not in ("any", packing):
+        raise unsupported(weights.at("type"), weights.raw("type", "int"), "that of the format")
+    weights.choice_of("num_bits", 8)
+    strategy = weights.choice("strategy", {name: name for name in _STRATEGIES}, "tensor")
+    block = read_block(weights, "block_structure") if strategy == "block" else None
+    group = group_size(weights, "group_size")
+    if strategy == "block":
+        if block is None:
+            raise unsupported(weights.at("block_structure"), None, "[outputs, inputs]")
+        group = block[1]
+    else:
+        weights.only("block_structure")
+    outputs = {"tensor": None, "block": None if block is None else block[0]}.get(strategy, 1)
+    return CodeLayout(
+        packing,
+        8,
+        group if strategy in ("group", "block") else None,
+        has_zeros=False,
+        outputs=outputs,
+        rows=None if rows is None else _rows(rows, weights.raw("type", "int")),
+    )
+
+
+def _four_bit_floats(weights: ConfigReader, rows: ConfigReader | None, kind: str) -> CodeLayout:
+    """Weights in e2m1; what is said of activations in the same type is read past."""
+    strategy, group, scale = _FOUR_BIT_FLOATS[kind]
+    weights.ignore(*_CALIBRATION)
+    weights.only("dynamic", False)
+    weights.only("actorder", "weight", "static")
+    weights.only("block_structure")
+    weights.only("symmetric", True)
+    weights.only("type", "float")
+    weights.only("scale_dtype", scale)
+    weights.only("zp_dtype", "torch.int8", scale)
+    weights.choice_of("num_bits", 4)
+    weights.choice_of("strategy", strategy)
+    weights.choice_of("group_size", group)
+    if rows is not None:
+        rows.choice_of("num_bits", 4)
+        rows.choice_of("type", "float")
+    packing: Packing = "mxfp4" if kind == "mxfp4" else "nvfp4"
+    return CodeLayout(packing, 4, group, has_zeros=False)
+
+
+def _rows(rows: ConfigReader, of_weights: str) -> RowScheme:
+    """A scale of a whole batch would make a row's result depend on the others, so that each row has
+    its own where the scheme finds scales while the model runs.
+    """
+    rows.ignore(*_CALIBRATION)
+    rows.only("actorder", "weight", "static")
+    rows.only("block_structure")
+    rows.only("type", of_weights)
+    rows.choice_of("num_bits", 8)
+    rows.only("symmetric", True)
+    _check_types(rows)
+    is_static = not rows.flag("dynamic", False)
+    allowed = ("tensor",) if is_static else ("token", "tensor", "group")
+    strategy = rows.choice("strategy", {name: name for name in allowed}, "tensor")
+    group = group_size(rows, "group_size")
+    rows.finish()
+    return RowScheme((group or 0) if strategy == "group" else 0, is_static)
+
+
+def _check_types(args: ConfigReader) -> None:
+    args.only("scale_dtype", "torch.float16", "torch.bfloat16", "torch.float32")
+    args.only("zp_dtype", "torch.int8")
+
+
+_ORDERS = {"group": True, "weight": False, "static": False}
+"""In which order inputs were quantised -> whether their groups are stored for each."""

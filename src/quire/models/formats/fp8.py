@@ -1,0 +1,87 @@
+"""Weights in 8-bit floats (e4m3): those of DeepSeek and others with scales of blocks or of whole
+tensors, and those of NVIDIA's ModelOpt, whose floats may also have four bits, as those of gpt-oss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.storage import SMALLEST_GROUP, CodeLayout, RowScheme, Storage
+
+_SCHEMES = {"dynamic": False, "static": True}
+"""Name of a scheme of activations -> whether their scale is stored."""
+
+_MODULES = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules")
+"""Lists of modules that are stored as they are; the files say so, too."""
+
+
+def read_fp8(reader: ConfigReader) -> Storage:
+    """Weights have a scale for each block of outputs and inputs, or one in all."""
+    reader.ignore(*_MODULES, "scale_fmt")  # how scales were rounded, which are numbers like others
+    reader.only("fmt", "e4m3")
+    reader.only("dequantize", False)
+    is_static = reader.choice("activation_scheme", _SCHEMES, "dynamic")
+    block = read_block(reader, "weight_block_size")
+    if block is None:
+        return _storage("fp8", _whole(is_static))
+    if is_static:
+        raise unsupported(reader.at("activation_scheme"), "static", "'dynamic' for blocks")
+    outputs, inputs = block
+    rows = RowScheme(inputs)
+    name = "weight_scale_inv"
+    return _storage("fp8", floats(inputs, outputs, rows, name))
+
+
+def read_modelopt(reader: ConfigReader) -> Storage:
+    """The schemes of ModelOpt with floats of 8 and 4 bits; activations of the latter keep their
+    values.
+    """
+    reader.ignore(*_MODULES, "producer", "config_groups", "kv_cache_scheme", "group_size")
+    reader.only("kv_cache_quant_algo", "FP8")  # its scales are not read
+    small = CodeLayout("modelopt-nvfp4", 4, 16, has_zeros=False)
+    layouts = {
+        "FP8": _whole(is_static=True),
+        "FP8_PER_CHANNEL_PER_TOKEN": floats(None, 1, RowScheme()),
+        "NVFP4": small,
+        "W4A16_NVFP4": small,
+    }
+    storage = _storage("modelopt", reader.choice("quant_algo", layouts))
+    return replace(storage, keeps_rows=reader.raw("quant_algo") == "NVFP4")
+
+
+def read_mxfp4(reader: ConfigReader) -> Storage:
+    """Experts in 4-bit floats, as gpt-oss is published; no other module is quantised."""
+    reader.ignore(*_MODULES, "swizzle")
+    reader.only("dequantize", False)
+    layout = CodeLayout("gpt-oss", 4, 32, has_zeros=False)
+    return Storage("mxfp4", lambda _: None, is_decided_by_files=True, group=32, experts=layout)
+
+
+def floats(
+    group: int | None, outputs: int | None, rows: RowScheme | None, name: str = "weight_scale"
+) -> CodeLayout:
+    """The layout of weights in e4m3."""
+    return CodeLayout(
+        "floats", 8, group, has_zeros=False, outputs=outputs, scale_name=name, rows=rows
+    )
+
+
+def read_block(reader: ConfigReader, key: str) -> tuple[int, int] | None:
+    """The outputs and inputs of a block with one scale."""
+    value = reader.raw(key, None)
+    if value is None:
+        return None
+    is_pair = isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)
+    if not is_pair or min(value) < 1 or value[1] % SMALLEST_GROUP:
+        allowed = f"[outputs, inputs] of a block, inputs a multiple of {SMALLEST_GROUP}"
+        raise unsupported(reader.at(key), value, allowed)
+    return value[0], value[1]
+
+
+def _whole(is_static: bool) -> CodeLayout:
+    return floats(None, None, RowScheme(is_static=is_static))
+
+
+def _storage(method: str, layout: CodeLayout) -> Storage:
+    return Storage(method, lambda _: layout, is_decided_by_files=True, group=layout.group or 0)

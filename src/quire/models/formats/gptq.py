@@ -1,0 +1,89 @@
+"""GPTQ (Frantar et al. 2023): codes of four or eight bits, packed along the inputs, in both
+versions of the format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.models.config_reader import ConfigReader
+from quire.models.formats.storage import CodeLayout, Storage, group_size, pattern
+
+_VERSIONS = {"gptq": True, "gptq_v2": False}
+"""Name of a version -> whether zero points are stored as one less than they are."""
+
+_IRRELEVANT = (
+    # how it was made, and with which kernels another library runs it
+    *("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "dataset", "meta"),
+    *("model_name_or_path", "model_file_base_name", "tokenizer", "batch_size", "backend"),
+    *("block_name_to_quantize", "cache_block_outputs", "disable_exllama", "exllama_config"),
+    *("max_input_length", "module_name_preceding_first_block", "pad_token_id", "use_cuda_fp16"),
+    *("use_exllama", "model_seqlen", "mse", "act_group_aware", "sym", "lm_head", "hyb_act"),
+    *("modules_in_block_to_quantize",),  # the files say which they are
+)
+
+
+def read_gptq(reader: ConfigReader) -> Storage:
+    """Codes have zero points, whether they are symmetric or not: the files say which. Modules that
+    the files store plainly (head, routers) are not listed.
+    """
+    reader.ignore(*_IRRELEVANT)
+    reader.only("is_marlin_format", False)
+    reader.only("pack_dtype", "int32")
+    version = "checkpoint_format" if "checkpoint_format" in reader else "format"
+    is_one_less = reader.choice(version, _VERSIONS, "gptq")
+    reader.choice("format", _VERSIONS, "gptq")
+    layout = CodeLayout(
+        "gptq",
+        reader.choice_of("bits", 4, 8),
+        group_size(reader, "group_size"),
+        has_zeros=True,
+        is_reordered=reader.flag("desc_act", False),
+        is_one_less=is_one_less,
+    )
+    rules = _dynamic(reader, layout)
+
+    def layout_of(module: str) -> CodeLayout | None:
+        for matches, own in rules:
+            if matches.match(module):
+                return own
+        return layout
+
+    own = [layout, *(changed for _, changed in rules if changed is not None)]
+    group = max(one.group or 0 for one in own)
+    return Storage("gptq", layout_of, is_decided_by_files=True, group=group)
+
+
+def _dynamic(reader: ConfigReader, layout: CodeLayout) -> list[tuple[Any, CodeLayout | None]]:
+    """What `dynamic` says of modules whose names match: in order, those that are kept as they are
+    first.
+    """
+    section = reader.section("dynamic")
+    rules: list[tuple[Any, CodeLayout | None]] = []
+    for key in () if section is None else section.keys():
+        assert section is not None
+        matches = pattern(key.removeprefix("+:").removeprefix("-:"), section.at(key))
+        if key.startswith("-:"):
+            section.raw(key, {})
+            rules.insert(0, (matches, None))
+        else:
+            rules.append((matches, _overridden(section, key, layout)))
+    if section is not None:
+        section.finish()
+    return rules
+
+
+def _overridden(section: ConfigReader, key: str, layout: CodeLayout) -> CodeLayout:
+    own = section.section(key)
+    if own is None:
+        return layout
+    own.ignore("sym", "damp_percent", "mse", "static_groups", "true_sequential", "meta")
+    changed = replace(
+        layout,
+        bits=own.choice_of("bits", 4, 8, absent=layout.bits),
+        group=group_size(own, "group_size") if "group_size" in own else layout.group,
+        is_reordered=own.flag("desc_act", layout.is_reordered),
+    )
+    own.finish()
+    return changed

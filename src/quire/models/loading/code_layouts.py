@@ -1,0 +1,192 @@
+"""From the tensors in which a checkpoint stores a module's codes to one `CodedWeight`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.errors import CorruptCheckpoint
+from quire.models.formats import FOUR_BIT_FLOATS, CodeLayout
+from quire.ops import CodedWeight
+from quire.ops.formats.row_rounding import RowRounding
+from quire.ops.formats.tables import E2M1
+from quire.ops.rounding import TINY
+
+Parts = Mapping[str, Tensor]
+"""A module's tensors by what follows its name."""
+
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs the four bits of a word hold, from the lowest on."""
+_ONES = {4: 0x11111111, 8: 0x01010101}
+"""A one in each of a word's codes."""
+_LARGEST_GROUP = 128
+"""Of those into which one group over all inputs is divided."""
+
+
+def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> CodedWeight:
+    """The weight of a module with these tensors, some of them views. Raises CorruptCheckpoint for
+    numbers that no quantiser writes.
+    """
+    shape = parts.get("weight_shape")
+    codes, scales, zeros = _UNPACK[layout.packing](layout, parts, inputs)
+    if shape is not None and shape.tolist() != [len(scales), inputs]:
+        raise CorruptCheckpoint(
+            f"{module}.weight_shape is {shape.tolist()}, but its codes are of [{len(scales)}, "
+            f"{inputs}]."
+        )
+    if not bool(scales.isfinite().all()):
+        raise CorruptCheckpoint(f"{module} has a scale that is no finite number.")
+    if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
+        zeros = None
+    group = min(layout.group or inputs, inputs)
+    rounding = _rounding(layout, module, parts)
+    are_floats = layout.packing == "floats"
+    if are_floats and _has_nan(codes):
+        raise CorruptCheckpoint(f"{module}.weight has a number that is none (NaN).")
+    weight = CodedWeight(
+        layout.bits,
+        inputs,
+        group,
+        codes,
+        scales,
+        zeros,
+        are_floats=are_floats,
+        rounding=rounding,
+        table=E2M1 if layout.packing in FOUR_BIT_FLOATS else None,
+    )
+    if layout.group is None and not weight.is_of_integers:
+        weight = weight.with_group(_divided(inputs))
+    index = parts.get("g_idx", parts.get("weight_g_idx"))
+    if index is None or layout.group is None:
+        return weight
+    return _in_order_of_groups(weight, module, index)
+
+
+def _has_nan(codes: Tensor) -> bool:
+    """Of e4m3, whose only NaNs have all bits but the sign: the largest byte of either sign."""
+    return bool(codes.max() == 0xFF) or bool(codes.view(torch.int8).max() == 0x7F)
+
+
+def _rounding(layout: CodeLayout, module: str, parts: Parts) -> RowRounding | None:
+    """How activations are rounded."""
+    rows = layout.rows
+    if rows is None:
+        return None
+    scale = float(parts["input_scale"].float()) if rows.is_static else None
+    if scale is not None and not TINY < scale < 1 / TINY:
+        raise CorruptCheckpoint(f"{module}.input_scale is {scale:g}, which is no scale.")
+    return RowRounding("e4m3" if layout.packing == "floats" else "int8", rows.group, scale)
+
+
+def _divided(inputs: int) -> int:
+    """The size of groups that divide all inputs, and a quarter of them if possible."""
+    least = math.gcd(inputs // 4, _LARGEST_GROUP) if inputs % 4 == 0 else 0
+    return least if least >= 32 else _LARGEST_GROUP
+
+
+def _in_order_of_groups(weight: CodedWeight, module: str, index: Tensor) -> CodedWeight:
+    """index [in]: the group of each input. Groups of a weight are of neighbours, so inputs that
+    are spread over groups get an order.
+    """
+    index = index.long()
+    in_place = torch.arange(weight.in_features) // weight.group
+    if torch.equal(index, in_place):
+        return weight
+    order = index.argsort(stable=True)
+    if not torch.equal(index[order], in_place):
+        raise CorruptCheckpoint(
+            f"{module} has groups (g_idx) that are not of {weight.group} inputs each."
+        )
+    return weight.reordered(order)
+
+
+def _unpack_compressed(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Words along the inputs, which are bytes in the order of a `CodedWeight`."""
+    row = -(-inputs * layout.bits // 8)
+    codes = parts["weight_packed"].view(torch.uint8)[:, :row]
+    scales, zeros = parts["weight_scale"], None
+    if layout.has_zeros:
+        words = parts["weight_zero_point"].t().contiguous()
+        zeros = _codes_of(words, layout.bits)[:, : len(scales)].t()
+    return codes, scales, zeros
+
+
+def _unpack_gptq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Words along the inputs, but one above the other."""
+    row = -(-inputs * layout.bits // 8)
+    words, scales = parts["qweight"], parts["scales"]
+    codes = words.t().contiguous().view(torch.uint8)[:, :row]
+    stored = parts["qzeros"].contiguous()
+    if layout.is_one_less:  # of whole words, as it was subtracted: a zero has borrowed
+        stored = stored + _ONES[layout.bits]
+    zeros = _codes_of(stored, layout.bits)[:, : scales.shape[1]]
+    return codes, scales.t(), zeros.t()
+
+
+def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Words along the outputs, whose outputs are shuffled."""
+    words = parts["qweight"].contiguous().view(torch.uint8)
+    even, odd = words[0::2], words[1::2]
+    if inputs % 2:
+        odd = F.pad(odd, (0, 0, 0, 1))
+    pairs = (even & 15) | (odd << 4), (even >> 4) | (odd & 240)  # of an output's inputs
+    across = [both.view(torch.int32).t().contiguous().view(torch.uint8) for both in pairs]
+    codes = torch.empty(words.shape[1] // 4, 8, len(even), dtype=torch.uint8)
+    for i, column in enumerate(_AWQ_COLUMNS):
+        codes[:, column] = across[i % 2][:, i // 2 :: 4]
+    zeros = _codes_of(parts["qzeros"].contiguous(), 4).unflatten(1, (-1, 8))
+    zeros = zeros[..., torch.tensor(_AWQ_COLUMNS).argsort()].flatten(1).t()
+    return codes.flatten(0, 1), parts["scales"].t(), zeros
+
+
+def _unpack_bytes(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, None]:
+    """A byte for each weight; blocks of outputs share scales."""
+    codes, scales = parts["weight"].view(torch.uint8), parts[layout.scale_name]
+    if layout.packing == "bytes":
+        codes = codes ^ 128  # whole numbers of -128..127 as codes whose zero point is 128
+    together = layout.outputs or len(codes)
+    scales = scales.reshape(-(-len(codes) // together), -1)
+    return codes, scales.repeat_interleave(together, 0)[: len(codes)], None
+
+
+def _unpack_four_bit_floats(
+    layout: CodeLayout, parts: Parts, inputs: int
+) -> tuple[Tensor, Tensor, None]:
+    """Bytes in the order of a `CodedWeight`; scales are exponents of two, or of 8 bits with a
+    factor for all.
+    """
+    where = FOUR_BIT_FLOATS[layout.packing]
+    codes, scales = parts[where.codes], parts[where.scales].view(-1, layout.groups(inputs))
+    codes = codes.reshape(len(scales), -1)[:, : -(-inputs // 2)]
+    if where.factor is None:
+        return codes, _powers_of_two(scales.view(torch.uint8)), None
+    factor, wide = parts[where.factor].float().view(()), scales.float()
+    return codes, wide / factor if where.divides else wide * factor, None
+
+
+def _powers_of_two(exponents: Tensor) -> Tensor:
+    """uint8 [*] with a bias of 127 -> bfloat16 [*], exactly; 255 is not finite."""
+    bits = exponents.to(torch.int16) << 7
+    return bits.masked_fill_(exponents == 0, 1 << 6).view(torch.bfloat16)
+
+
+def _codes_of(words: Tensor, bits: int) -> Tensor:
+    """int32 [*, W] -> uint8 [*, W * 32 / bits], the lowest bits first."""
+    found = words.view(torch.uint8)
+    return found if bits == 8 else torch.stack((found & 15, found >> 4), -1).flatten(-2)
+
+
+_UNPACK: Mapping[str, Callable[[CodeLayout, Parts, int], tuple[Tensor, Tensor, Tensor | None]]] = {
+    "awq": _unpack_awq,
+    "gptq": _unpack_gptq,
+    "compressed-tensors": _unpack_compressed,
+    "bytes": _unpack_bytes,
+    "floats": _unpack_bytes,
+    **dict.fromkeys(FOUR_BIT_FLOATS, _unpack_four_bit_floats),
+}

@@ -1,0 +1,1 @@
+"""Formats in which weights are stored and multiplied, one file each."""
