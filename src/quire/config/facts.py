@@ -18,15 +18,17 @@ from quire.models.max_length import LengthFacts
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
-    `memories`: what each layer remembers of a request. `num_experts` of a layer, 0 in a dense
-    model; `num_expert_parameters` of those of all layers together. `widest`: elements of the widest
-    activation of one token, for the workspace.
+    `model_impl`: "quire" or "transformers". `memories`: what each layer remembers of a request.
+    `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
+    together. `widest`: elements of the widest activation of one token, for the workspace.
     """
 
     name: str
     folder: str
     tokenizer_folder: str | None
     architecture: str
+    model_impl: str = "quire"
+    model_impl_reason: str = "a family of Quire's describes the architecture"
     model_type: str
     checkpoint_dtype: str
     hf_config: dict[str, Any]

@@ -17,8 +17,9 @@ from quire.config.plan import EnginePlan
 from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
-from quire.models import read_spec
 from quire.models.config_reader import read_config, token_ids, unsupported
+from quire.models.foreign.spec import ForeignDecoder
+from quire.models.implementation import AnyDecoder, choose_implementation, describe_model
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
@@ -49,7 +50,8 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
     folder = _model_folder(args)
     config = overridden(read_config(folder), args.hf_overrides)
-    decoder = read_spec(config)
+    model_impl, why = choose_implementation(config, args.model_impl)
+    decoder = describe_model(config, model_impl)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
@@ -58,16 +60,14 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         folder=str(folder),
         tokenizer_folder=_tokenizer_folder(args, folder),
         architecture=config["architectures"][0],
+        model_impl=model_impl,
+        model_impl_reason=why,
         model_type=str(config.get("model_type", "")),
         checkpoint_dtype=checkpoint_dtype(config, folder),
         hf_config=config,
-        num_parameters=num_parameters(decoder),
-        num_layers=len(decoder.blocks),
         hidden_size=decoder.dim,
-        widest=_widest(decoder),
-        num_experts=max(0 if b.experts is None else b.experts.experts for b in decoder.blocks),
-        num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
+        **_sizes(decoder),
         memories=memories_of([decoder]),
         length=length_facts(config),
         generation_config=generation,
@@ -197,6 +197,24 @@ def _compiling(template: str) -> str:
     from quire.text.chat_template import ChatTemplate  # imports jinja2, which few need here
 
     return ChatTemplate(template).source
+
+
+def _sizes(decoder: AnyDecoder) -> dict[str, int]:
+    """The numbers of `ModelFacts` that are counted."""
+    if isinstance(decoder, ForeignDecoder):
+        return {
+            "num_parameters": decoder.num_parameters,
+            "num_layers": len(decoder.layers),
+            "widest": decoder.widest,
+        }
+    mixtures = [block.experts for block in decoder.blocks]
+    return {
+        "num_parameters": num_parameters(decoder),
+        "num_layers": len(decoder.blocks),
+        "widest": _widest(decoder),
+        "num_experts": max(0 if mixture is None else mixture.experts for mixture in mixtures),
+        "num_expert_parameters": num_expert_parameters(decoder),
+    }
 
 
 def _widest(decoder: Decoder) -> int:

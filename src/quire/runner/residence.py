@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel
+from quire.models.model import Model
 from quire.runner.devices.device import Device
 from quire.runner.forward.forward import Forward
 from quire.runner.kv_cache import KVCache
@@ -27,10 +27,10 @@ class Residence:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: Model,
         kv_cache: KVCache,
         forward: Forward,
-        load: Callable[[], DecoderModel],
+        load: Callable[[], Model],
         device: Device,
     ) -> None:
         self._model = model

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 
 from quire.errors import NotBuiltYet
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
+from quire.models.model import Model
 from quire.params import RequestParams
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
@@ -154,7 +155,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: Model,
         rows: Rows,
         batches: BatchBuilder,
         kv_cache: KVCache,

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
+from quire.models.model import Model
 from quire.params import RequestParams, SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Array, Device
@@ -28,7 +29,7 @@ class TokenHead:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: Model,
         forward: Forward,
         rows: Rows,
         sampler: Sampler,

@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
+from quire.models.model import Model
 from quire.ops import Batch
 
 _LARGEST_POWER = 64
@@ -66,7 +67,7 @@ class GraphForward:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         open_graphs: Callable[[], Graphs],
         padding: Callable[[int], Batch],
         sizes: Sequence[int],
