@@ -21,7 +21,7 @@ from quire.engine.offline import OfflineRequests
 from quire.engine.unbuilt import UnbuiltOfflineMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet
-from quire.models.implementation import describe_model
+from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput

@@ -12,8 +12,8 @@ from quire.models.config_reader import read_config
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.layer_memory import NumberBytes
 from quire.params import SamplingParams
-from tests.models.crowded_engine import engine, greedy_after, prompts, run
 from tests.models.hostile.models import HOSTILE, cases, make, oracle
+from tests.support.crowded_engine import engine, greedy_after, prompts, run
 
 NUM_PROMPTS = 8
 MAX_TOKENS = 64

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the description; of the model's files only config.json is read."""
     from quire.config.planning import gather_model_facts
-    from quire.models.implementation import describe_model
+    from quire.models.foreign.implementation import describe_model
     from quire.models.show import describe
 
     engine_args = EngineArgs.from_cli_args(args)

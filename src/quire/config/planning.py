@@ -18,8 +18,8 @@ from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models.config_reader import read_config, token_ids, unsupported
+from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
 from quire.models.foreign.spec import ForeignDecoder
-from quire.models.implementation import AnyDecoder, choose_implementation, describe_model
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts

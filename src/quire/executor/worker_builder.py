@@ -14,11 +14,10 @@ from quire.executor.profiler import Profiler
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
+from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
-from quire.models.implementation import AnyDecoder
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weights import load_model
-from quire.models.model import Model
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import SamplingParams
@@ -28,6 +27,7 @@ from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
+from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -118,7 +118,7 @@ def _loader(
     platform: Platform,
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
-) -> Callable[[], Model]:
+) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep."""
     if config.model_impl == "transformers":
         assert exchange is None and group is None, "one core, one worker"
@@ -190,6 +190,6 @@ def _token_head(
     )
 
 
-def record_steps(platform: Platform, model: Model, batches: BatchBuilder) -> Forward:
+def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:
     """Make the object that runs the model's steps, recorded if the platform records."""
     return platform.make_forward(model, batches)

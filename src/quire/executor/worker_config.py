@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quire.config.profiler_config import ProfilerConfig
-from quire.models.implementation import ModelImpl
+from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import LoadFormat
 from quire.runner.sampling import LogitsProcessor

@@ -16,7 +16,6 @@ import torch
 
 from quire.errors import NotBuiltYet
 from quire.models.decoder import HiddenStates
-from quire.models.model import Model
 from quire.params import RequestParams
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
@@ -24,6 +23,7 @@ from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
+from quire.runner.model import RunnableModel
 from quire.runner.rows import Rows
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import NewRow, StepPlan, StepResult
@@ -155,7 +155,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        model: Model,
+        model: RunnableModel,
         rows: Rows,
         batches: BatchBuilder,
         kv_cache: KVCache,

@@ -22,7 +22,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
-from quire.models.implementation import ModelImpl
+from quire.models.foreign.implementation import ModelImpl
 from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.models.loading.weights import LoadFormat
 from quire.runner.sampling import find_logits_processors, make_logits_processors

@@ -24,7 +24,7 @@ STEP = "quire_step"
 """The keyword argument by which a step reaches the layers."""
 
 
-class Step(Protocol):
+class AttentionCalls(Protocol):
     """What the layers of a pass are called with."""
 
     def attend(
@@ -87,8 +87,8 @@ def attend(
     attention_mask: Tensor | None,
     **facts: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function of the name `ATTENTION`: see `Step.attend`."""
-    step: Step | None = facts.pop(STEP, None)
+    """transformers' attention function of the name `ATTENTION`: see `AttentionCalls.attend`."""
+    step: AttentionCalls | None = facts.pop(STEP, None)
     if step is None:
         raise TypeError(f"{type(module).__name__} is called without the model's keyword arguments")
     return step.attend(module, query, key, value, {**facts, "mask": attention_mask}), None

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import HiddenStates
-from quire.models.model import Model
 from quire.ops import Batch
+from quire.runner.model import RunnableModel
 
 _LARGEST_POWER = 64
 """Beyond this, powers of two would pad too much: sizes continue in steps of it."""
@@ -67,7 +67,7 @@ class GraphForward:
 
     def __init__(
         self,
-        model: Model,
+        model: RunnableModel,
         open_graphs: Callable[[], Graphs],
         padding: Callable[[int], Batch],
         sizes: Sequence[int],

@@ -17,8 +17,8 @@ from quire.kernels.cpu.plain_ops import CurrentPlan
 from quire.kernels.cpu.program import CpuPlan, Program
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.models.decoder import HiddenStates
-from quire.models.model import Model
 from quire.ops import Batch, GroupBatch, LayerBatch, StateBatch
+from quire.runner.model import RunnableModel
 
 
 class Forward(Protocol):
@@ -48,7 +48,7 @@ class Forward(Protocol):
 class EagerForward:
     """Runs the model directly."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: RunnableModel) -> None:
         self._model = model
 
     def release(self) -> None:
@@ -73,7 +73,9 @@ class RecordedForward:
     every step costs as much as computing them.
     """
 
-    def __init__(self, model: Model, runtime: CpuRuntime, inputs: Batch, *, num_rows: int) -> None:
+    def __init__(
+        self, model: RunnableModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
+    ) -> None:
         """inputs: the whole tensors whose first entries are the steps' batches, with plans for no
         rows. num_rows: how many rows a step may sample.
         """

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from quire.models.decoder import HiddenStates
-from quire.models.implementation import AnyDecoder
+from quire.models.foreign.implementation import AnyDecoder
 from quire.ops import Batch
 
 
-class Model(Protocol):
+class RunnableModel(Protocol):
     """A decoder with its weights: `DecoderModel`, or `ForeignModel` of transformers."""
 
     @property

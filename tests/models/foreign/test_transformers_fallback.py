@@ -19,11 +19,11 @@ from quire.errors import (
 )
 from quire.models.config_reader import read_config
 from quire.models.foreign.dry_run import describe_foreign
-from quire.models.implementation import choose_implementation
+from quire.models.foreign.implementation import choose_implementation
 from quire.models.show import describe
 from quire.params import SamplingParams
-from tests.models.crowded_engine import engine, greedy_after, prompts, run
-from tests.models.foreign_models import FOREIGN, LENGTH, changed, config_of, oracle, write
+from tests.models.foreign.tiny_models import FOREIGN, LENGTH, changed, config_of, oracle, write
+from tests.support.crowded_engine import engine, greedy_after, prompts, run
 
 ACCURACY = 2e-4  # of log-probabilities
 NUM_TOKENS = 40
