@@ -85,15 +85,16 @@ follows. `--model-impl auto` does so for architectures that are not in the table
   start if the logits differ. transformers reads the safetensors files, and no weight may be missing
   or left over; keys of config.json that it does not know are ignored, as it ignores them.
 - **What it costs.** Each step calls the model's Python code, so that short steps take longer; a CPU
-  records no program and a GPU captures no graphs. transformers is imported at start. Weights are
-  read to the host's memory before they are packed. Not possible: `quantization`, `deterministic`,
-  `enable_expert_parallel`, `enable_return_routed_experts`, benchmarks against the machine's limits.
+  records no program and a GPU captures no graphs. transformers is imported at start, by the process
+  that plans the engine (400 MB) and by the core. Weights are read to the host's memory before they
+  are packed. Not possible: `quantization`, `deterministic`, `enable_expert_parallel`,
+  `enable_return_routed_experts`, benchmarks against the machine's limits.
 - **Which bits.** Linear layers, stacked experts and the head multiply with Quire's kernels, and
   attention is Quire's, so that on CPUs with native kernels a request has the same bits alone, in a
-  crowd, in chunks, preempted and after prefix hits, as far as the model's other modules treat each
-  token by itself. That is not promised: torch may compute an activation's last values by another
-  routine where threads divide a step's tokens. Where plain torch still multiplies with weights (the
-  routers of most mixtures), start-up names them.
+  crowd, in chunks, preempted and after prefix hits, where two things hold: the widths of its layers
+  are multiples of 64, because torch computes the last values of an activation that is no whole
+  number of vectors by another routine; and no module multiplies by itself. Where one does (the
+  routers of most mixtures), start-up names the weights, and nothing is promised.
 """
 _ORACLES = {"transformers": "transformers", "reference": "a reference"}
 _UNBUILT = """\

@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 
+from quire import LLM
 from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import make_plan
 from quire.errors import (
@@ -17,14 +18,18 @@ from quire.errors import (
     UnsupportedConfigValue,
     WeightMismatch,
 )
+from quire.kernels.cpu.runtime import find_native
 from quire.models.config_reader import read_config
 from quire.models.foreign.dry_run import describe_foreign
 from quire.models.foreign.implementation import choose_implementation
+from quire.models.foreign.load import load_foreign_model
 from quire.models.show import describe
+from quire.ops import select
 from quire.params import SamplingParams
 from tests.models.foreign.tiny_models import FOREIGN, LENGTH, changed, config_of, oracle, write
 from tests.support.crowded_engine import engine, greedy_after, prompts, run
 
+NATIVE, REASON = find_native()
 ACCURACY = 2e-4  # of log-probabilities
 NUM_TOKENS = 40
 BY_DEFAULT = ("NanoChatForCausalLM", "AfmoeForCausalLM")
@@ -73,11 +78,22 @@ def test_greedy_tokens_and_chances_equal_those_of_transformers(name, tmp_path):
         assert (found - chances).abs().max() < ACCURACY
 
 
+@pytest.mark.skipif(NATIVE is None, reason=REASON)
 def test_a_request_alone_has_the_same_bits(nanochat):
     together = run(crowded(nanochat), requests(), preempt_every=25)
     core = crowded(nanochat, max_num_batched_tokens=64)
     for handle, request in requests().items():
         assert run(core, {handle: request})[handle] == together[handle]
+
+
+@pytest.mark.parametrize("name", BY_DEFAULT)
+def test_plain_torch_serves_as_well(name, tmp_path):
+    """Loading compares the logits; the head and the embedding are one weight."""
+    write(name, tmp_path, tie_word_embeddings=True)
+    ops = select(device="cpu", dtype=torch.bfloat16)
+    model = load_foreign_model(tmp_path, read_config(tmp_path), ops, dtype=torch.bfloat16)
+    assert {choice.provider for choice in ops.report()} == {"torch"}
+    assert model.logits(torch.ones(2, 64, dtype=torch.bfloat16)).dtype is torch.float32
 
 
 def test_a_family_of_ours_gives_the_same_through_transformers(tmp_path):
@@ -183,3 +199,26 @@ def test_a_checkpoint_must_fit(nanochat, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(LoadError, match="no valid safetensors file"):
         engine(tmp_path, max_model_len=LENGTH)
+
+
+@pytest.mark.full
+def test_a_core_process_gives_the_same(nanochat):
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    prompt = prompts()[0]
+    (expected,) = run(crowded(nanochat), {0: (prompt, requests()[0][1])}).values()
+    llm = LLM(
+        model=str(nanochat),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        model_impl="transformers",
+        enable_multiprocessing=True,
+    )
+    try:
+        (answer,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        assert answer.outputs[0].token_ids == [token for token, _ in expected]
+        llm.sleep(level=2)
+        llm.wake_up()
+        (again,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        assert again.outputs[0].token_ids == answer.outputs[0].token_ids
+    finally:
+        llm.close()

@@ -27,7 +27,12 @@ _COMMON = {
 }
 FOREIGN = {
     "NanoChatForCausalLM": {},
-    "AfmoeForCausalLM": {**_EXPERTS, "sliding_window": 6, "num_dense_layers": 1},
+    "AfmoeForCausalLM": {
+        **_EXPERTS,
+        "sliding_window": 6,
+        "num_dense_layers": 1,
+        "global_attn_every_n_layers": 2,
+    },
     "BeamForCausalLM": {"sliding_window": 6},
     "CTRLLMHeadModel": {"n_positions": LENGTH, "n_embd": 64, "dff": 96, "n_layer": 3, "n_head": 4},
     "GraniteMoeSWAForCausalLM": {"sliding_window": 6, "num_local_experts": 4},

@@ -61,13 +61,15 @@ def load_foreign_model(
         model = model.eval().requires_grad_(False).to(device)
         expected = own_logits(model, spec.vocab)
         pack(model, ops, dtype, spec.open_linears)
-    if names := sorted(unpacked_products(model)):
+    names = sorted(unpacked_products(model))
+    if names:
         logger.warning(
             "Plain torch multiplies with %s, so that a request's last bits may depend on what else "
             "is in its steps.",
             _listed(names),
         )
-    packed = ForeignModel(spec, model, ops)
+    is_invariant = ops.batch_invariant and not names
+    packed = ForeignModel(spec, model, ops, in_one_thread=is_invariant)
     check(packed, ops, expected, dtype)
     return packed
 

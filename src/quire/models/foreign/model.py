@@ -7,8 +7,10 @@ KV cache by `attention.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire.models.decoder import HiddenStates
@@ -23,9 +25,15 @@ from quire.ops import Batch, Ops
 class ForeignModel:
     """A causal language model of transformers with its weights, in one piece."""
 
-    def __init__(self, spec: ForeignDecoder, model: Any, ops: Ops) -> None:
-        """`model` is transformers' object, whose attention is ours."""
+    def __init__(
+        self, spec: ForeignDecoder, model: Any, ops: Ops, *, in_one_thread: bool = False
+    ) -> None:
+        """`model` is transformers' object, whose attention is ours. in_one_thread: what torch
+        computes is not divided between threads, which would compute the last values of each part
+        by another routine; products and attention have threads of their own.
+        """
         self.spec = spec
+        self._threads = _one_thread if in_one_thread else nullcontext
         self._model = model
         self._ops = ops
         self._body, self._head = split(spec.architecture, model)
@@ -55,17 +63,19 @@ class ForeignModel:
         else:
             assert batch.ids is not None, "a batch has ids or embeddings"
             inputs = {"input_ids": batch.ids[None]}
-        outputs = self._body(
-            **inputs, position_ids=batch.positions[:1], use_cache=False, **{STEP: step}
-        )
+        with self._threads():
+            outputs = self._body(
+                **inputs, position_ids=batch.positions[:1], use_cache=False, **{STEP: step}
+            )
         return HiddenStates(outputs.last_hidden_state[0])
 
     __call__ = forward
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary for hidden [R, C] -> fp32 [R, V]."""
-        scores: Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
-        return scores.float()
+        with self._threads():
+            scores: Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
+            return scores.float()
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The weight tensors by name, without those that a provider has packed."""
@@ -90,6 +100,16 @@ class ForeignModel:
     def weight_bytes(self) -> int:
         """The memory of the weights in bytes, counting tied ones once."""
         return sum(tensor.nbytes for tensor in self.weight_tensors())
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _packed(module: nn.Module) -> list[Any]:
