@@ -90,7 +90,7 @@ def test_a_request_alone_has_the_same_bits(nanochat):
 def test_plain_torch_serves_as_well(name, tmp_path):
     """Loading compares the logits; the head and the embedding are one weight."""
     write(name, tmp_path, tie_word_embeddings=True)
-    ops = select(device="cpu", dtype=torch.bfloat16)
+    ops = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
     model = load_foreign_model(tmp_path, read_config(tmp_path), ops, dtype=torch.bfloat16)
     assert {choice.provider for choice in ops.report()} == {"torch"}
     assert model.logits(torch.ones(2, 64, dtype=torch.bfloat16)).dtype is torch.float32
@@ -195,6 +195,9 @@ def test_a_checkpoint_must_fit(nanochat, tmp_path):
     write("NanoChatForCausalLM", tmp_path, intermediate_size=64)
     changed(tmp_path, intermediate_size=128)
     with pytest.raises(WeightMismatch):
+        engine(tmp_path, max_model_len=LENGTH)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(LoadError, match="would apply this adapter"):
         engine(tmp_path, max_model_len=LENGTH)
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(LoadError, match="no valid safetensors file"):

@@ -1,9 +1,8 @@
 """Finds out what a model of transformers needs, by calling it once without weights.
 
-The model is built without memory: every parameter is one zero, seen as the whole tensor, and linear
-layers compute nothing. A pass over two tokens then shows each layer's heads, and the masks that
-transformers would make show its window. What paged attention could not express is refused here,
-before anything is loaded.
+The model is built without memory (hollow.py). A pass over two tokens then shows each layer's heads,
+and the masks that transformers would make show its window. What paged attention could not express
+is refused here, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import UnsupportedArchitecture
+from quire.models.foreign import hollow
 from quire.models.foreign.attention import ATTENTION, STEP, attend
 from quire.models.foreign.library import (
     library_config,
@@ -25,7 +25,6 @@ from quire.models.foreign.library import (
     silenced,
     use_attention,
 )
-from quire.models.foreign.packing import are_stacked
 from quire.models.foreign.parts import split
 from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
 
@@ -63,10 +62,10 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
     name = str((config.get("architectures") or [""])[0])
     kind = model_class(config)
     with silenced(), torch.inference_mode():
-        model = _hollow(kind, library_config(config), name)
+        model = hollow.build(kind, library_config(config), name, _DRY_RUN)
         num_parameters = sum(p.numel() for p in model.parameters())
-        widest = _widest(model)
-        opened = _empty(model)
+        widest = hollow.widest(model)
+        opened = hollow.empty(model)
         layers, logits = _tried(name, model)
         table = model.get_input_embeddings().weight
     return ForeignDecoder(
@@ -168,69 +167,6 @@ def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | None:
     count = int(seen.sum())
     is_last = bool(seen[query + 1 - count : query + 1].all()) and count > 0
     return count if is_last else None
-
-
-class _EmptyLinear(nn.Linear):
-    """A linear layer that computes zeros and notes whether its weight is read from outside."""
-
-    opened: set[str]
-    name: str
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(*x.shape[:-1], self.out_features)
-
-    def __getattr__(self, key: str) -> Any:
-        if key in ("weight", "bias"):
-            self.opened.add(self.name)
-        return super().__getattr__(key)
-
-
-def _hollow(kind: Any, config: Any, name: str) -> Any:
-    """The model on the meta device."""
-    try:
-        with torch.device("meta"):
-            model = kind._from_config(
-                config, attn_implementation=_DRY_RUN, experts_implementation="eager"
-            ).eval()
-    except Exception as error:
-        raise refusal(name, f"transformers cannot build it ({error})") from error
-    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv1d)]
-    if convolutions:
-        raise refusal(name, f"{convolutions[0]} mixes tokens outside of attention")
-    return model
-
-
-def _widest(model: Any) -> int:
-    head = model.get_output_embeddings()
-    linears = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-    experts = getattr(model.config.get_text_config(), "num_experts_per_tok", None) or 1
-    stacked = [experts * p.shape[1] for p in model.parameters() if p.dim() == 3]
-    return max([m.out_features for m in linears] + stacked, default=0)
-
-
-def _empty(model: Any) -> set[str]:
-    """Give each parameter and buffer one zero in place of its memory. Returns the set to which
-    names of linear layers are added when their weights are read.
-    """
-    opened: set[str] = set()
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for key, tensor in tensors.items():
-                if tensor is not None and tensor.is_meta:
-                    zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-                    is_parameter = tensors is module._parameters
-                    tensors[key] = nn.Parameter(zeros, False) if is_parameter else zeros
-    for name, module in model.named_modules():
-        if type(module) is nn.Linear:
-            module.__class__ = _EmptyLinear
-            module.__dict__.update(opened=opened, name=name)
-        elif are_stacked(module):
-            module.forward = _no_experts
-    return opened
-
-
-def _no_experts(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.zeros_like(hidden)
 
 
 def _tried(name: str, model: Any) -> tuple[tuple[ForeignAttention, ...], Tensor]:

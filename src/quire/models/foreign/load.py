@@ -26,6 +26,7 @@ from quire.ops import Ops
 
 logger = logging.getLogger(__name__)
 
+_ADAPTER = "adapter_config.json"
 _SHOWN = 6
 """Names of a mismatch that a message lists per kind."""
 _MISMATCHES = {
@@ -87,6 +88,11 @@ def _drawn(config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> Any:
 
 def _stored(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     CheckpointFiles(folder).close()  # raises for files that are not what they claim to be
+    if (folder / _ADAPTER).exists():
+        raise LoadError(
+            f"{folder / _ADAPTER}: transformers would apply this adapter. Merge it into the "
+            "checkpoint, or remove the file."
+        )
     try:
         model, report = model_class(config).from_pretrained(
             folder,
