@@ -75,7 +75,7 @@ follows. `--model-impl auto` does so for architectures that are not in the table
 - **Which models.** Those whose attention goes through transformers' attention interface and is
   causal, over all tokens or a window, and whose layers keep nothing but keys and values. Tested
   (all with `--full`): NanoChat, AFMoE, Beam, CTRL, Granite MoE SWA, JetMoe, Laguna, Mellum,
-  Ministral 3.
+  Ministral 3, ModernBERT's decoder; DeepSeek-V3 as an example of values narrower than keys.
   Refused by name: recurrent states, convolutions, linear attention, encoders, masks of a model's
   own, chunks, several calls of attention in a layer, rotary embeddings that depend on the longest
   sequence of a step (dynamic, longrope), quantised checkpoints, code in the model's folder.

@@ -35,6 +35,10 @@ NUM_TOKENS = 40
 BY_DEFAULT = ("NanoChatForCausalLM", "AfmoeForCausalLM")
 
 
+OF_OURS = ("DeepseekV3ForCausalLM",)
+"""Architectures with a family, as an example of what others have: values narrower than keys."""
+
+
 def cases():
     return [
         pytest.param(name, marks=[] if name in BY_DEFAULT else [pytest.mark.full])
@@ -65,7 +69,8 @@ def config_dict(architecture, **keys):
 
 @pytest.mark.parametrize("name", cases())
 def test_greedy_tokens_and_chances_equal_those_of_transformers(name, tmp_path):
-    core = crowded(write(name, tmp_path))
+    impl = "transformers" if name in OF_OURS else "auto"
+    core = crowded(write(name, tmp_path), model_impl=impl)
     outputs = run(core, requests(), preempt_every=25)
     assert core.scheduler.counters.num_preemptions > 0
     assert core.scheduler.counters.prefix_hits > 0
@@ -152,6 +157,20 @@ def test_what_cannot_run_is_refused(case):
     architecture, keys, why = REFUSED[case]
     with pytest.raises(UnsupportedArchitecture, match=why):
         describe_foreign(config_dict(architecture, **keys))
+
+
+def test_other_logits_are_refused_before_the_model_serves(tmp_path):
+    """Its positions begin at 2, which only the call without positions knows."""
+    write("RobertaForCausalLM", tmp_path, is_decoder=True)
+    with pytest.raises(UnsupportedArchitecture, match="its logits differ from those of transf"):
+        crowded(tmp_path)
+
+
+def test_what_transformers_cannot_run_is_refused(tmp_path):
+    ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
+    config = config_dict("DeepseekV3ForCausalLM", num_key_value_heads=2)
+    with pytest.raises(LoadError, match="transformers fails to run the model with this config"):
+        load_foreign_model(tmp_path, config, ops, dtype=torch.float32, load_format="dummy")
 
 
 def test_unknown_to_both_is_refused():

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.errors import LoadError
 from quire.models.foreign.attention import ATTENTION
 from quire.models.foreign.library import refusal, use_attention
 from quire.models.foreign.model import ForeignModel
@@ -33,10 +34,16 @@ _MUCH = 0.1
 
 
 def own_logits(model: Any, vocab: int) -> Tensor:
-    """The logits [n, V] of the text as transformers computes them with attention of its own."""
+    """The logits [n, V] of the text as transformers computes them with attention of its own. Raises
+    LoadError where it fails.
+    """
     use_attention(model, "eager")
+    ids = _text(vocab, _place(model))[None, _LENGTHS[0] :]
     try:
-        scores: Tensor = model(input_ids=_text(vocab, _place(model))[None, _LENGTHS[0] :]).logits[0]
+        scores: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    except Exception as error:  # whatever the model's code raises
+        what = f"{type(error).__name__}: {error}"
+        raise LoadError(f"transformers fails to run the model with this config: {what}") from error
     finally:
         use_attention(model, ATTENTION)
     return scores.float()

@@ -66,7 +66,8 @@ def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
         num_parameters = sum(p.numel() for p in model.parameters())
         widest = hollow.widest(model)
         opened = hollow.empty(model)
-        layers, logits = _tried(name, model)
+        with hollow.NoProducts():
+            layers, logits = _tried(name, model)
         table = model.get_input_embeddings().weight
     return ForeignDecoder(
         architecture=name,

@@ -4,10 +4,13 @@ and linear layers and experts compute nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from quire.models.foreign.library import refusal
 from quire.models.foreign.packing import are_stacked
@@ -62,6 +65,22 @@ def empty(model: Any) -> set[str]:
 
 def _no_experts(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.zeros_like(hidden)
+
+
+class NoProducts(TorchFunctionMode):
+    """While it is entered, products with weights are zeros: of weights without memory torch would
+    make whole copies to multiply with.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear:
+            return args[0].new_zeros(*args[0].shape[:-1], args[1].shape[0])
+        if func in (torch.bmm, torch.addmm):
+            a, b = args[-2:]
+            return a.new_zeros(*a.shape[:-1], b.shape[-1])
+        return func(*args, **(kwargs or {}))
 
 
 class _EmptyLinear(nn.Linear):

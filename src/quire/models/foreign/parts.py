@@ -14,9 +14,22 @@ class _Given(nn.Module):
     """Stands for the layers where the head alone is run: its result is what it is called with."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+        return _Output(inputs_embeds)
 
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+class _Output:
+    """Hidden states and nothing else: what some models have besides is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return
 
 
 def split(architecture: str, model: Any) -> tuple[Any, Any]:
