@@ -128,7 +128,7 @@ def _loader(
             config.hf_config,
             platform.ops,
             dtype=config.dtype,
-            device=platform.device.torch,
+            device=platform.device,
             load_format=config.load_format,
             seed=config.seed,
         )

@@ -26,6 +26,7 @@ from quire.models.foreign.load import load_foreign_model
 from quire.models.show import describe
 from quire.ops import select
 from quire.params import SamplingParams
+from quire.runner.devices.device import CpuDevice
 from tests.models.foreign.tiny_models import FOREIGN, LENGTH, changed, config_of, oracle, write
 from tests.support.crowded_engine import engine, greedy_after, prompts, run
 
@@ -96,7 +97,9 @@ def test_plain_torch_serves_as_well(name, tmp_path):
     """Loading compares the logits; the head and the embedding are one weight."""
     write(name, tmp_path, tie_word_embeddings=True)
     ops = select(device="cpu", dtype=torch.bfloat16, providers=["torch"])
-    model = load_foreign_model(tmp_path, read_config(tmp_path), ops, dtype=torch.bfloat16)
+    model = load_foreign_model(
+        tmp_path, read_config(tmp_path), ops, dtype=torch.bfloat16, device=CpuDevice()
+    )
     assert {choice.provider for choice in ops.report()} == {"torch"}
     assert model.logits(torch.ones(2, 64, dtype=torch.bfloat16)).dtype is torch.float32
 
@@ -170,7 +173,9 @@ def test_what_transformers_cannot_run_is_refused(tmp_path):
     ops = select(device="cpu", dtype=torch.float32, providers=["torch"])
     config = config_dict("DeepseekV3ForCausalLM", num_key_value_heads=2)
     with pytest.raises(LoadError, match="transformers fails to run the model with this config"):
-        load_foreign_model(tmp_path, config, ops, dtype=torch.float32, load_format="dummy")
+        load_foreign_model(
+            tmp_path, config, ops, dtype=torch.float32, device=CpuDevice(), load_format="dummy"
+        )
 
 
 def test_unknown_to_both_is_refused():

@@ -7,8 +7,8 @@ not made shows here, before the model serves: the text is packed after another o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,9 +49,22 @@ def own_logits(model: Any, vocab: int) -> Tensor:
     return scores.float()
 
 
-def check(model: ForeignModel, ops: Ops, expected: Tensor, dtype: torch.dtype) -> None:
+class Staging(Protocol):
+    """What sends a step's arrays to a device: see `quire.runner.devices.device.Device`."""
+
+    torch: torch.device
+
+    def begin(self, arrays: Sequence[np.ndarray]) -> None: ...
+    def flush(self) -> None: ...
+
+
+def check(
+    model: ForeignModel, ops: Ops, expected: Tensor, dtype: torch.dtype, device: Staging
+) -> None:
     """Raise UnsupportedArchitecture if `model` has other logits than `expected` for the text."""
+    device.begin([])
     batch = _batch(model, ops, expected.device, dtype)
+    device.flush()
     hidden = model.forward(batch).last[_LENGTHS[0] :]
     difference = _relative(model.logits(hidden), expected)
     what = (

@@ -16,7 +16,7 @@ import torch
 
 from quire.errors import LoadError, WeightMismatch
 from quire.models.foreign.attention import ATTENTION
-from quire.models.foreign.check import check, own_logits
+from quire.models.foreign.check import Staging, check, own_logits
 from quire.models.foreign.dry_run import describe_foreign, register
 from quire.models.foreign.library import library_config, model_class, silenced
 from quire.models.foreign.model import ForeignModel
@@ -44,7 +44,7 @@ def load_foreign_model(
     ops: Ops,
     *,
     dtype: torch.dtype,
-    device: torch.device | str = "cpu",
+    device: Staging,
     load_format: str = "auto",
     seed: int = 0,
 ) -> ForeignModel:
@@ -59,7 +59,7 @@ def load_foreign_model(
     with silenced():
         is_dummy = load_format == "dummy"
         model = _drawn(config, dtype, seed) if is_dummy else _stored(folder, config, dtype)
-        model = model.eval().requires_grad_(False).to(device)
+        model = model.eval().requires_grad_(False).to(device.torch)
         expected = own_logits(model, spec.vocab)
         pack(model, ops, dtype, spec.open_linears)
     names = sorted(unpacked_products(model))
@@ -71,7 +71,7 @@ def load_foreign_model(
         )
     is_invariant = ops.batch_invariant and not names
     packed = ForeignModel(spec, model, ops, in_one_thread=is_invariant)
-    check(packed, ops, expected, dtype)
+    check(packed, ops, expected, dtype, device)
     return packed
 
 
