@@ -45,7 +45,8 @@ Made from the families in `src/quire/models/families` by
 
 The architecture is what config.json names under `architectures`. Every key of config.json is read,
 refused at a value that is not implemented, or known to say nothing about the answers; `quire show`
-prints what a model is.
+prints what a model is. What is not in the table may run
+[through transformers](#everything-else-through-transformers).
 
 Each family is tested on random checkpoints in float32 (`tests/models`, all of them with `--full`):
 logits of whole and of chunked passes over paged memory; greedy tokens and their log-probabilities
@@ -61,6 +62,39 @@ _MODELS_END = """
 Within these families are refused by name: OPT 350m, whose norms come after its sub-layers; StableLM
 2 12B, which stores a norm for each head as a tensor of its own; MPT without linear biases;
 checkpoints whose weights are quantised.
+
+## Everything else, through transformers
+
+With `pip install 'quire[transformers]'`, a causal language model that no family describes runs as
+transformers (5 or later) has it: its modules compute, and Quire gives attention over the paged KV
+cache, the products, batches, chunked prompts, prefix hits, preemption, sampling and everything that
+follows. `--model-impl auto` does so for architectures that are not in the table, with a warning;
+`--model-impl transformers` also for those that are; `--model-impl vllm` (or `quire`) never.
+`quire show` and `--explain` name the implementation.
+
+- **Which models.** Those whose attention goes through transformers' attention interface and is
+  causal, over all tokens or a window, and whose layers keep nothing but keys and values. Tested
+  (all with `--full`): NanoChat, AFMoE, Beam, CTRL, Granite MoE SWA, JetMoe, Laguna, Mellum,
+  Ministral 3, ModernBERT's decoder; DeepSeek-V3 as an example of values narrower than keys.
+  Refused by name: recurrent states, convolutions, linear attention, encoders, masks of a model's
+  own, chunks, several calls of attention in a layer, rotary embeddings that depend on the longest
+  sequence of a step (dynamic, longrope), quantised checkpoints, code in the model's folder.
+- **How it is known.** The model is called without weights before anything is loaded, which shows
+  each layer's heads, window, scale, cap and sinks. After loading, a short text is run through
+  transformers alone and, packed after another one, through the paged cache; the engine does not
+  start if the logits differ. transformers reads the safetensors files, and no weight may be missing
+  or left over; keys of config.json that it does not know are ignored, as it ignores them.
+- **What it costs.** Each step calls the model's Python code, so that short steps take longer; a CPU
+  records no program and a GPU captures no graphs. transformers is imported at start, by the process
+  that plans the engine (400 MB) and by the core. Weights are read to the host's memory before they
+  are packed. Not possible: `quantization`, `deterministic`, `enable_expert_parallel`,
+  `enable_return_routed_experts`, benchmarks against the machine's limits.
+- **Which bits.** Linear layers, stacked experts and the head multiply with Quire's kernels, and
+  attention is Quire's, so that on CPUs with native kernels a request has the same bits alone, in a
+  crowd, in chunks, preempted and after prefix hits, where two things hold: the widths of its layers
+  are multiples of 64, because torch computes the last values of an activation that is no whole
+  number of vectors by another routine; and no module multiplies by itself. Where one does (the
+  routers of most mixtures), start-up names the weights, and nothing is promised.
 """
 _ORACLES = {"transformers": "transformers", "reference": "a reference"}
 _UNBUILT = """\

@@ -21,6 +21,7 @@ from quire.engine.offline import OfflineRequests
 from quire.engine.unbuilt import UnbuiltOfflineMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet
+from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric
 from quire.outputs import RequestOutput
@@ -282,8 +283,12 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
     def __repr__(self) -> str:
         """Describe the model."""
         if not self._description:
-            spec = self.llm_engine.front_end.spec
-            self._description = object.__repr__(self) if spec is None else describe(spec)
+            plan = self.llm_engine.front_end.plan
+            self._description = (
+                object.__repr__(self)
+                if plan is None
+                else describe(describe_model(plan.hf_config, plan.model_impl))
+            )
         return self._description
 
     @_one_at_a_time

@@ -15,7 +15,6 @@ from quire.bench.workload import (
     random_prompts,
     sampling,
     settings,
-    vocab_size,
 )
 from quire.params import RequestOutputKind
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         engine_args.enable_prefix_caching = False
     plan = engine_args.create_engine_config()
     prompts = as_prompts(
-        random_prompts(args.batch_size, args.input_len, vocab_size(plan), plan.seed)
+        random_prompts(args.batch_size, args.input_len, plan.vocab_size, plan.seed)
     )
     work = Workload(args.batch_size * args.n, args.input_len, args.output_len, plan.max_num_seqs)
     with open_llm(plan) as llm:

@@ -17,7 +17,7 @@ import psutil
 
 from quire.bench.report import add_output_flag, at_least, finish, percentile
 from quire.bench.steady_core import SteadyCore
-from quire.bench.workload import add_model_flags, engine_args_from, random_prompts, vocab_size
+from quire.bench.workload import add_model_flags, engine_args_from, random_prompts
 from quire.config.plan import EnginePlan
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.client.client import AsyncEngineCoreClient
@@ -146,7 +146,7 @@ def engine_without_model(plan: EnginePlan) -> AsyncLLM:
 
 def front_end_alone(plan: EnginePlan) -> AsyncLLM:
     """An engine whose core gives every request its next token for nothing."""
-    core = SteadyCore(vocab_size(plan))
+    core = SteadyCore(plan.vocab_size)
     client = LoopClient(core, lambda: core.has_work)
     front_end: FrontEnd[AsyncEngineCoreClient] = build_front_end(plan, client)
     return AsyncLLM(front_end=front_end, limits=_limits(plan), log_requests=False)
@@ -164,7 +164,7 @@ async def stream(
     num_rounds: int,
 ) -> OverheadResult:
     """Keep `concurrency` streams busy, each with one request after the other."""
-    prompts = random_prompts(concurrency, args.input_len, vocab_size(plan), plan.seed)
+    prompts = random_prompts(concurrency, args.input_len, plan.vocab_size, plan.seed)
     params = SamplingParams(
         temperature=0.0,
         max_tokens=args.output_len,

@@ -18,7 +18,6 @@ from quire.bench.workload import (
     random_prompts,
     sampling,
     settings,
-    vocab_size,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     plan = engine_args_from(args).create_engine_config()
     prompts = random_prompts(
-        args.num_prompts + args.num_warmups, args.input_len, vocab_size(plan), plan.seed
+        args.num_prompts + args.num_warmups, args.input_len, plan.vocab_size, plan.seed
     )
     work = Workload(args.num_prompts * args.n, args.input_len, args.output_len, plan.max_num_seqs)
     outputs: list[Any] = []

@@ -22,6 +22,7 @@ from quire.bench.workload_limits import (
     store_of,
 )
 from quire.config.plan import EnginePlan
+from quire.errors import NotBuiltYet
 from quire.models import read_spec
 from quire.models.spec import Decoder
 
@@ -53,6 +54,12 @@ class Bench:
     @classmethod
     def of(cls, plan: EnginePlan, work: Workload) -> Bench:
         """Measures torch's products, which takes less than a second."""
+        if plan.model_impl != "quire":
+            raise NotBuiltYet(
+                "model_impl",
+                plan.model_impl,
+                "Benchmarks compare with limits that only Quire's own descriptions of models give.",
+            )
         probe = LimitProbe(operand_of(plan), plan.num_threads)
         return cls(plan, work, probe, read_spec(plan.hf_config))
 

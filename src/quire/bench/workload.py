@@ -56,13 +56,6 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[
     return [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
 
-def vocab_size(plan: EnginePlan) -> int:
-    """The model's, from its config."""
-    from quire.models import read_spec
-
-    return read_spec(plan.hf_config).vocab
-
-
 def sampling(output_len: int, args: argparse.Namespace) -> SamplingParams:
     """Greedy, exactly `output_len` tokens."""
     from quire.params import SamplingParams

@@ -8,7 +8,7 @@ from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
 from quire.config.resolve.dtype import ITEMSIZE
 
-_OPTIONS = ("revision", "hf_token", "hf_overrides", "download_dir")
+_OPTIONS = ("revision", "hf_token", "hf_overrides", "download_dir", "model_impl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the description; only config.json is read."""
+    """Print the description; of the model's files only config.json is read."""
     from quire.config.planning import gather_model_facts
-    from quire.models import read_spec
+    from quire.models.foreign.implementation import describe_model
     from quire.models.show import describe
 
     engine_args = EngineArgs.from_cli_args(args)
@@ -32,5 +32,6 @@ def run(args: argparse.Namespace) -> int:
     size = ITEMSIZE.get(facts.checkpoint_dtype, 2)
     print(f"model             {facts.name}")
     print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")
-    print(describe(read_spec(facts.hf_config), weight_bytes=size, kv_bytes=size))
+    model = describe_model(facts.hf_config, facts.model_impl)
+    print(describe(model, weight_bytes=size, kv_bytes=size))
     return 0

@@ -18,16 +18,19 @@ from quire.models.max_length import LengthFacts
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
-    `memories`: what each layer remembers of a request. `num_experts` of a layer, 0 in a dense
-    model; `num_expert_parameters` of those of all layers together. `widest`: elements of the widest
-    activation of one token, for the workspace. `stored_as`: how the checkpoint is quantised, None
-    where it is not; `num_coded_parameters` of its weights are then codes of `coded_bytes`.
+    `model_impl`: "quire" or "transformers". `memories`: what each layer remembers of a request.
+    `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
+    together. `widest`: elements of the widest activation of one token, for the workspace.
+    `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
+    its weights are then codes of `coded_bytes`.
     """
 
     name: str
     folder: str
     tokenizer_folder: str | None
     architecture: str
+    model_impl: str = "quire"
+    model_impl_reason: str = "a family of Quire's describes the architecture"
     model_type: str
     checkpoint_dtype: str
     hf_config: dict[str, Any]

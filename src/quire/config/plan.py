@@ -31,6 +31,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: str
     served_model_names: tuple[str, ...]
     architecture: str
+    model_impl: str
+    vocab_size: int
     hf_config: dict[str, Any]
     load_format: str
     dtype: str

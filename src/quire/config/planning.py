@@ -17,9 +17,11 @@ from quire.config.plan import EnginePlan
 from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
-from quire.models import find_family, read_spec
+from quire.models import find_family
 from quire.models.config_reader import read_config, token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes
+from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
+from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
 from quire.models.loading.source import What, locate
@@ -51,11 +53,9 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
     folder = _model_folder(args)
     config = overridden(read_config(folder), args.hf_overrides)
-    decoder = read_spec(config)
+    model_impl, why = choose_implementation(config, args.model_impl)
+    decoder = describe_model(config, model_impl)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
-    storage = read_storage(config)
-    in_codes = [] if storage is None else coded_tensors(find_family(config), decoder, storage)
-    coded = size_in_codes(in_codes)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(
@@ -63,19 +63,15 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         folder=str(folder),
         tokenizer_folder=_tokenizer_folder(args, folder),
         architecture=config["architectures"][0],
+        model_impl=model_impl,
+        model_impl_reason=why,
         model_type=str(config.get("model_type", "")),
         checkpoint_dtype=checkpoint_dtype(config, folder),
         hf_config=config,
-        num_parameters=num_parameters(decoder),
-        num_layers=len(decoder.blocks),
         hidden_size=decoder.dim,
-        widest=_widest(decoder),
-        num_experts=max(0 if b.experts is None else b.experts.experts for b in decoder.blocks),
-        num_expert_parameters=num_expert_parameters(decoder),
         vocab_size=decoder.vocab,
-        stored_as=None if storage is None else storage.method,
-        num_coded_parameters=coded[0],
-        coded_bytes=coded[1],
+        **_sizes(decoder),
+        **_storage(config, decoder),
         memories=memories_of([decoder]),
         length=length_facts(config),
         generation_config=generation,
@@ -208,6 +204,35 @@ def _compiling(template: str) -> str:
     from quire.text.chat_template import ChatTemplate  # imports jinja2, which few need here
 
     return ChatTemplate(template).source
+
+
+def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
+    """The numbers of `ModelFacts` that are counted."""
+    if isinstance(decoder, ForeignDecoder):
+        return {
+            "num_parameters": decoder.num_parameters,
+            "num_layers": len(decoder.layers),
+            "widest": decoder.widest,
+        }
+    mixtures = [block.experts for block in decoder.blocks]
+    return {
+        "num_parameters": num_parameters(decoder),
+        "num_layers": len(decoder.blocks),
+        "widest": _widest(decoder),
+        "num_experts": max(0 if mixture is None else mixture.experts for mixture in mixtures),
+        "num_expert_parameters": num_expert_parameters(decoder),
+    }
+
+
+def _storage(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
+    """What `ModelFacts` says of a checkpoint that is stored in codes."""
+    if isinstance(decoder, ForeignDecoder):
+        return {}
+    storage = read_storage(config)
+    if storage is None:
+        return {}
+    count, size = size_in_codes(coded_tensors(find_family(config), decoder, storage))
+    return {"stored_as": storage.method, "num_coded_parameters": count, "coded_bytes": size}
 
 
 def _widest(decoder: Decoder) -> int:

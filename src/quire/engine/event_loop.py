@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ def freeze_start_up() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or native modules (Triton's) report leaks when they go
 
 
 class Alarm:

@@ -11,7 +11,6 @@ from quire.errors import InvalidParameter
 from quire.executor.worker_config import WorkerConfig
 from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import open_runtime
-from quire.models.decoder import DecoderModel
 from quire.ops import Ops, select
 from quire.runner.batch import BatchBuilder
 from quire.runner.devices.cuda import CudaDriver, CudaGraphs
@@ -19,6 +18,7 @@ from quire.runner.devices.device import CpuDevice, Device
 from quire.runner.devices.stream_device import StreamDevice
 from quire.runner.forward.decode_graphs import GraphForward, decode_sizes
 from quire.runner.forward.forward import EagerForward, Forward, RecordedForward
+from quire.runner.model import RunnableModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Platform:
 
     device: Device
     ops: Ops
-    make_forward: Callable[[DecoderModel, BatchBuilder], Forward]
+    make_forward: Callable[[RunnableModel, BatchBuilder], Forward]
     sizes: Sequence[int] = ()
     free_bytes: Callable[[], int] | None = None
     is_host: bool = True
@@ -74,7 +74,7 @@ def _open_cuda(config: WorkerConfig) -> Platform:
     ops = _select(config, device)
     sizes = decode_sizes(config.max_num_seqs) if config.use_graphs else []
 
-    def make_forward(model: DecoderModel, batches: BatchBuilder) -> Forward:
+    def make_forward(model: RunnableModel, batches: BatchBuilder) -> Forward:
         if not sizes:
             return EagerForward(model)
         return GraphForward(model, CudaGraphs, batches.padding, sizes)

@@ -8,7 +8,7 @@ from typing import Any
 from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
-from quire.models.decoder import DecoderModel
+from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.scheduling.step import StepPlan
@@ -41,11 +41,11 @@ class Worker:
         if self._profiler is not None:
             self._profiler.stop()
 
-    def get_model(self) -> DecoderModel:
+    def get_model(self) -> RunnableModel:
         """The model that this worker runs."""
         return self.model_runner.model
 
-    def apply_model(self, func: Callable[[DecoderModel], Any]) -> Any:
+    def apply_model(self, func: Callable[[RunnableModel], Any]) -> Any:
         """Return func(model), which may inspect or modify the model."""
         return func(self.get_model())
 

@@ -14,7 +14,8 @@ from quire.executor.profiler import Profiler
 from quire.executor.worker import Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
-from quire.models.decoder import DecoderModel
+from quire.models.foreign.implementation import AnyDecoder
+from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weights import load_model
@@ -27,6 +28,7 @@ from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
+from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -52,8 +54,7 @@ def build_worker(
     """
     device = platform.device
     free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
-    spec = read_spec(config.hf_config)
-    load = _loader(config, spec, platform, exchange, group)
+    load = _loader(config, platform, exchange, group)
     model = load()
     kv_cache = _kv_cache(config, [model.spec], platform.ops)
     pool = kv_cache.pool
@@ -80,7 +81,8 @@ def build_worker(
     )
     runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
     if config.keeps_experts:
-        runner.heads.watch(ExpertRecorder(spec, rows, kv_cache, device))
+        assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
+        runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
     if not platform.is_host:
         warm_up(
             runner,
@@ -114,16 +116,27 @@ def build_worker(
 
 def _loader(
     config: WorkerConfig,
-    spec: Decoder,
     platform: Platform,
     exchange: ExpertExchange | None,
     group: WorkerGroup | None,
-) -> Callable[[], DecoderModel]:
+) -> Callable[[], RunnableModel]:
     """Return the function that loads the weights, at the start and after sleep."""
+    if config.model_impl == "transformers":
+        assert exchange is None and group is None, "one core, one worker"
+        return partial(
+            load_foreign_model,
+            Path(config.model_folder),
+            config.hf_config,
+            platform.ops,
+            dtype=config.dtype,
+            device=platform.device,
+            load_format=config.load_format,
+            seed=config.seed,
+        )
     return partial(
         load_model,
         Path(config.model_folder),
-        spec,
+        read_spec(config.hf_config),
         platform.ops,
         dtype=config.dtype,
         device=platform.device.torch,
@@ -139,7 +152,7 @@ def _loader(
     )
 
 
-def _kv_cache(config: WorkerConfig, specs: Sequence[Decoder], ops: Ops) -> KVCache:
+def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], ops: Ops) -> KVCache:
     return KVCache(
         ops=ops,
         pool=plan_kv_pool(memories_of(specs), config.block_size, config.number_bytes),
@@ -179,6 +192,6 @@ def _token_head(
     )
 
 
-def record_steps(platform: Platform, model: DecoderModel, batches: BatchBuilder) -> Forward:
+def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:
     """Make the object that runs the model's steps, recorded if the platform records."""
     return platform.make_forward(model, batches)

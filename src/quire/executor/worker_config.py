@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.config.profiler_config import ProfilerConfig
+from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import LoadFormat
 from quire.runner.sampling import LogitsProcessor
@@ -27,6 +28,7 @@ class WorkerConfig:
     # the model
     model_folder: str
     hf_config: dict[str, Any]
+    model_impl: ModelImpl
     load_format: LoadFormat
     dtype: torch.dtype
     quantization: str | None

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from quire.errors import InvalidParameter
+from quire.models.foreign.spec import ForeignDecoder
 from quire.models.layer_memory import (
     KeyValues,
     Latents,
@@ -170,11 +171,13 @@ class KVPool:
         return 0 if memory is None else memory.block_bytes(group.block_size, self.number)
 
 
-def memories_of(decoders: Iterable[Decoder]) -> tuple[LayerMemory | None, ...]:
+def memories_of(
+    decoders: Iterable[Decoder | ForeignDecoder],
+) -> tuple[LayerMemory | None, ...]:
     """The memories of the layers of these models, one model after the other. A layer without a
     mixer has none.
     """
-    return tuple(m for decoder in decoders for block in decoder.blocks for m in block.memories)
+    return tuple(memory for decoder in decoders for memory in decoder.memories)
 
 
 def plan_kv_pool(

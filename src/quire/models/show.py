@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from quire.models.costs import active_parameters, flops_per_token
+from quire.models.foreign.spec import ForeignDecoder
+from quire.models.foreign.words import foreign_lines
 from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_bytes
 from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
 from quire.models.mixers.recurrent.words import describe as recurrent
@@ -51,12 +53,15 @@ _NORM_WORDS = {
 }
 
 
-def describe(decoder: Decoder, *, weight_bytes: int = 2, kv_bytes: int = 2) -> str:
+def describe(decoder: Decoder | ForeignDecoder, *, weight_bytes: int = 2, kv_bytes: int = 2) -> str:
     """Figures and layers as readable pseudo-code; equal consecutive layers are shown once.
 
     `weight_bytes` and `kv_bytes` are bytes per value of weights and KV cache.
     """
     number = NumberBytes(weight_bytes, kv_bytes)
+    if isinstance(decoder, ForeignDecoder):
+        lines = [*foreign_lines(decoder, weight_bytes, number), "", *_groups(decoder, number)]
+        return "\n".join(lines)
     parts = (
         _figures(decoder, weight_bytes, number), _program(decoder), _groups(decoder, number)
     )  # fmt: skip
@@ -349,7 +354,7 @@ def _scaling(r: Rope) -> str:
     return ""
 
 
-def _groups(d: Decoder, number: NumberBytes) -> Iterator[str]:
+def _groups(d: Decoder | ForeignDecoder, number: NumberBytes) -> Iterator[str]:
     memories = memories_of([d])
     chunks = [m.window for m in memories if isinstance(m, KeyValues) and m.is_chunked]
     block_size = math.gcd(_BLOCK_SIZE, *(chunk for chunk in chunks if chunk is not None))

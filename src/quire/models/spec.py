@@ -399,6 +399,11 @@ class Decoder:
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
 
+    @property
+    def memories(self) -> tuple[LayerMemory | None, ...]:
+        """What its layers remember. A layer without a mixer has no entry."""
+        return tuple(memory for block in self.blocks for memory in block.memories)
+
 
 def shared_transformers(decoder: Decoder) -> dict[int, SharedTransformer]:
     """By number, the first use of each shared transformer; all uses have the same parts."""

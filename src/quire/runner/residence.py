@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel
 from quire.runner.devices.device import Device
 from quire.runner.forward.forward import Forward
 from quire.runner.kv_cache import KVCache
+from quire.runner.model import RunnableModel
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
@@ -27,10 +27,10 @@ class Residence:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: RunnableModel,
         kv_cache: KVCache,
         forward: Forward,
-        load: Callable[[], DecoderModel],
+        load: Callable[[], RunnableModel],
         device: Device,
     ) -> None:
         self._model = model

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.errors import NotBuiltYet
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
 from quire.params import RequestParams
 from quire.runner.batch import BatchBuilder, StepInputs
 from quire.runner.devices.device import Device, Fetched
@@ -23,6 +23,7 @@ from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.head import HeadStep, RowHead, Watcher
 from quire.runner.kv_cache import KVCache
+from quire.runner.model import RunnableModel
 from quire.runner.rows import Rows
 from quire.runner.runner_output import RunnerOutput
 from quire.scheduling.step import NewRow, StepPlan, StepResult
@@ -154,7 +155,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: RunnableModel,
         rows: Rows,
         batches: BatchBuilder,
         kv_cache: KVCache,

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
 from quire.params import RequestParams, SamplingParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Array, Device
 from quire.runner.drafts import Drafter, kept_places, num_accepted
 from quire.runner.forward.forward import Forward
 from quire.runner.grammar_mask import GrammarMask
+from quire.runner.model import RunnableModel
 from quire.runner.prompt_logprobs import PromptLogprobsPart
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PromptTensors, RunnerOutput
@@ -28,7 +29,7 @@ class TokenHead:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: RunnableModel,
         forward: Forward,
         rows: Rows,
         sampler: Sampler,

@@ -70,6 +70,14 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         hint="Use 'int8' or 'int4', which round any checkpoint while it is loaded.",
         flags=("-q",),
     )
+    model_impl: str = _MODEL.text(
+        "auto",
+        "Whose model code runs: Quire's own (vllm, quire), that of the transformers library with "
+        "Quire's attention and KV cache (transformers), or auto: transformers where Quire has no "
+        "family for the architecture.",
+        choices=("auto", "vllm", "quire", "transformers"),
+        hint="Models of other libraries, as 'terratorch', are not built.",
+    )
     seed: int = _MODEL.integer(
         0, "Start of the seeds of requests that bring none.", minimum=-(2**63), maximum=2**63 - 1
     )

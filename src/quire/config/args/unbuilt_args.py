@@ -36,9 +36,6 @@ class UnbuiltArgs:
     # Model
     trust_remote_code: bool = unbuilt(False, "run code of the model folder", _NO_MODEL_CODE)
     code_revision: str | None = unbuilt(None, "revision of that code", _NO_MODEL_CODE)
-    model_impl: str = unbuilt(
-        "auto", "whose model code runs", "Every model runs on Quire's own decoder.", "vllm", "quire"
-    )
     quantization_config: dict[str, Any] | None = unbuilt(
         None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'."
     )

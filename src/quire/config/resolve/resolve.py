@@ -17,6 +17,7 @@ from quire.config.profiler_config import profiler_config
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
+from quire.config.resolve.implementation import decide_implementation
 from quire.config.resolve.memory import decide_memory
 from quire.config.resolve.parallel import (
     decide_data_parallel,
@@ -70,6 +71,8 @@ def _decide_model(d: Decisions) -> None:
     d.decide("model_folder", model.folder, "where its files are")
     _decide_names(d)
     d.decide("architecture", model.architecture, "architectures of config.json")
+    decide_implementation(d)
+    d.decide("vocab_size", model.vocab_size, "rows of the model's embedding")
     d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
     if args.load_format == "auto":
         d.decide("load_format", "safetensors", "the one format of weights that is read")
@@ -112,6 +115,10 @@ def _decide_machine(d: Decisions, is_headless: bool) -> None:
 def _decide_graphs(d: Decisions) -> None:
     if d.value("enable_expert_parallel"):
         d.decide("use_graphs", False, "tokens leave the core in the middle of a step")
+    elif d.value("model_impl") == "transformers":
+        d.decide(
+            "use_graphs", False, "the model's code is that of transformers, called in each step"
+        )
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
     elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):

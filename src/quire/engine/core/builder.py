@@ -22,6 +22,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.hardware.affinity import bound_thread
 from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
+from quire.models.foreign.implementation import ModelImpl
 from quire.models.kv_pool import SNAPSHOT_SHARE
 from quire.models.loading.weights import LoadFormat
 from quire.runner.sampling import find_logits_processors, make_logits_processors
@@ -92,6 +93,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
     return WorkerConfig(
         model_folder=plan.model_folder,
         hf_config=plan.hf_config,
+        model_impl=cast(ModelImpl, plan.model_impl),
         load_format=cast(LoadFormat, plan.load_format),
         dtype=getattr(torch, plan.dtype),
         quantization=plan.quantization,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from quire.config.plan import EnginePlan
 from quire.grammar.trial import GrammarTrials
 from quire.grammar.vocabulary import VocabularySource
-from quire.models import read_spec
 
 
 def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
@@ -15,7 +14,7 @@ def vocabulary_source(plan: EnginePlan) -> VocabularySource | None:
     return VocabularySource(
         plan.tokenizer_folder,
         plan.tokenizer_mode,
-        read_spec(plan.hf_config).vocab,
+        plan.vocab_size,
         plan.generation_eos_token_ids,
     )
 

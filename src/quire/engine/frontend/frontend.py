@@ -30,8 +30,6 @@ from quire.engine.stats.step_stats import IterationStats
 from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, InvalidType
-from quire.models import read_spec
-from quire.models.spec import Decoder
 from quire.observability.tracing import RequestTracer, exporter_to
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestParams, SamplingParams
@@ -49,8 +47,8 @@ class FrontEnd(Generic[Client]):
     core's outputs and abort through it.
 
     `sampling_defaults` are the fields of SamplingParams that the model's files set; `model_name` is
-    for metrics; `chat_template` overrides the tokenizer's. `spec` describes the model, and `plan`
-    is the plan that the engine was built from, if any.
+    for metrics; `chat_template` overrides the tokenizer's. `plan` is the plan that the engine was
+    built from, if any.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class FrontEnd(Generic[Client]):
         chat_template: str | None = None,
         sampling_defaults: Mapping[str, Any] | None = None,
         client_index: int = 0,
-        spec: Decoder | None = None,
         stats: Stats | None = None,
         plan: EnginePlan | None = None,
         tracer: RequestTracer | None = None,
@@ -77,7 +74,6 @@ class FrontEnd(Generic[Client]):
         self.log_stats = log_stats
         self.chat_template = chat_template
         self.sampling_defaults = dict(sampling_defaults or {})
-        self.spec = spec
         self.plan = plan
         self.tracer = tracer
         self._has_warned = False
@@ -294,9 +290,8 @@ def build_front_end(
     tokenizer = None
     if plan.tokenizer_folder is not None:
         tokenizer = Tokenizer.from_folder(Path(plan.tokenizer_folder), mode=plan.tokenizer_mode)
-    spec = read_spec(plan.hf_config)
     limits = ModelLimits(
-        vocab_size=spec.vocab,
+        vocab_size=plan.vocab_size,
         max_model_len=plan.max_model_len,
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
@@ -326,7 +321,6 @@ def build_front_end(
         chat_template=plan.chat_template,
         sampling_defaults=plan.sampling_defaults,
         client_index=client_index,
-        spec=spec,
         stats=stats,
         plan=plan,
         tracer=tracer,

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
 from quire.ops import Batch
+from quire.runner.model import RunnableModel
 
 _LARGEST_POWER = 64
 """Beyond this, powers of two would pad too much: sizes continue in steps of it."""
@@ -66,7 +67,7 @@ class GraphForward:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: RunnableModel,
         open_graphs: Callable[[], Graphs],
         padding: Callable[[int], Batch],
         sizes: Sequence[int],

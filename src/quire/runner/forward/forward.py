@@ -16,8 +16,9 @@ from torch import Tensor
 from quire.kernels.cpu.plain_ops import CurrentPlan
 from quire.kernels.cpu.program import CpuPlan, Program
 from quire.kernels.cpu.runtime import CpuRuntime
-from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.decoder import HiddenStates
 from quire.ops import Batch, GroupBatch, LayerBatch, StateBatch
+from quire.runner.model import RunnableModel
 
 
 class Forward(Protocol):
@@ -47,7 +48,7 @@ class Forward(Protocol):
 class EagerForward:
     """Runs the model directly."""
 
-    def __init__(self, model: DecoderModel) -> None:
+    def __init__(self, model: RunnableModel) -> None:
         self._model = model
 
     def release(self) -> None:
@@ -73,7 +74,7 @@ class RecordedForward:
     """
 
     def __init__(
-        self, model: DecoderModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
+        self, model: RunnableModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
     ) -> None:
         """inputs: the whole tensors whose first entries are the steps' batches, with plans for no
         rows. num_rows: how many rows a step may sample.

@@ -1,0 +1,94 @@
+"""Attention of transformers' models over the paged KV cache.
+
+transformers looks up the attention function of a model by name and passes keyword arguments of the
+model's call through to it. Our function hands every call to the `step` among them, so that no state
+is global: to a `PagedStep` when the model runs, to the recorder of `dry_run.py` before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.models.foreign.spec import ForeignAttention
+from quire.ops import AttentionArgs, Batch, GroupBatch, Ops
+
+ATTENTION = "quire"
+"""The name of our attention in transformers. It has no mask function, so no masks are made."""
+STEP = "quire_step"
+"""The keyword argument by which a step reaches the layers."""
+
+
+class AttentionCalls(Protocol):
+    """What the layers of a pass are called with."""
+
+    def attend(
+        self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
+    ) -> Tensor:
+        """Attention of q [1, H, T, D] over k [1, K, T, D], v [1, K, T, Dv] -> [1, T, H, Dv]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLayer:
+    """A layer's attention, with the place of its memory among those of the pool."""
+
+    attention: ForeignAttention
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """One pass over a batch: `layers` by transformers' number."""
+
+    ops: Ops
+    batch: Batch
+    layers: Mapping[int, PlacedLayer]
+
+    def attend(
+        self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
+    ) -> Tensor:
+        """Store the new keys and values, then attend to all that the rows' blocks hold."""
+        placed = self.layers[int(layer.layer_idx)]  # type: ignore[arg-type]
+        a, batch = placed.attention, self.batch
+        kv = batch.kv[placed.place]
+        group = batch.groups[batch.layer_groups[placed.place]]
+        assert isinstance(group, GroupBatch), "keys and values"
+        if a.value_dim < a.head_dim:
+            v = F.pad(v, (0, a.head_dim - a.value_dim))
+        qkv = torch.cat((q, k, v), 1)[0].transpose(0, 1).reshape(batch.num_tokens, -1)
+        queries = self.ops.rope_store(
+            qkv,
+            kv,
+            group.slots,
+            batch.positions,
+            heads=a.heads,
+            kv_heads=a.kv_heads,
+            head_dim=a.head_dim,
+            rotary=None,
+            qk_norm=None,
+            clip=None,
+        )
+        args = AttentionArgs(a.scale, a.softcap, a.window, facts.get("s_aux"))
+        attended: Tensor = self.ops.attend(queries, kv, group.plan, args)
+        return attended.view(1, -1, a.heads, a.head_dim)[..., : a.value_dim]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **facts: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function of the name `ATTENTION`: see `AttentionCalls.attend`."""
+    step: AttentionCalls | None = facts.pop(STEP, None)
+    if step is None:
+        raise TypeError(f"{type(module).__name__} is called without the model's keyword arguments")
+    return step.attend(module, query, key, value, {**facts, "mask": attention_mask}), None

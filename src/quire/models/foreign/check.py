@@ -1,0 +1,130 @@
+"""Runs a short text through transformers alone and through the paged cache, and compares.
+
+Whatever mixes tokens outside of attention, counts positions by itself, or depends on a mask that is
+not made shows here, before the model serves: the text is packed after another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.errors import LoadError
+from quire.models.foreign.attention import ATTENTION
+from quire.models.foreign.library import refusal, use_attention
+from quire.models.foreign.model import ForeignModel
+from quire.ops import Batch, GroupBatch, LayerBatch, Ops
+
+logger = logging.getLogger(__name__)
+
+_LENGTHS = (3, 8)
+"""Tokens of the text that comes first, and of the one that is compared."""
+_BLOCK = 32
+_MOST = {torch.float32: 0.02}
+_MOST_ROUNDED = 0.5
+"""Of the logits' deviation. A wrong position or a mixed-up token gives 0.3 and more. Rounding to 16
+bits gives 0.01, but a near tie between experts that falls the other way gives as much as a mistake,
+so that there only a warning can be given below this."""
+_MUCH = 0.1
+
+
+def own_logits(model: Any, vocab: int) -> Tensor:
+    """The logits [n, V] of the text as transformers computes them with attention of its own. Raises
+    LoadError where it fails.
+    """
+    use_attention(model, "eager")
+    ids = _text(vocab, _place(model))[None, _LENGTHS[0] :]
+    try:
+        scores: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    except Exception as error:  # whatever the model's code raises
+        what = f"{type(error).__name__}: {error}"
+        raise LoadError(f"transformers fails to run the model with this config: {what}") from error
+    finally:
+        use_attention(model, ATTENTION)
+    return scores.float()
+
+
+class Staging(Protocol):
+    """What sends a step's arrays to a device: see `quire.runner.devices.device.Device`."""
+
+    torch: torch.device
+
+    def begin(self, arrays: Sequence[np.ndarray]) -> None: ...
+    def flush(self) -> None: ...
+
+
+def check(
+    model: ForeignModel, ops: Ops, expected: Tensor, dtype: torch.dtype, device: Staging
+) -> None:
+    """Raise UnsupportedArchitecture if `model` has other logits than `expected` for the text."""
+    device.begin([])
+    batch = _batch(model, ops, expected.device, dtype)
+    device.flush()
+    hidden = model.forward(batch).last[_LENGTHS[0] :]
+    difference = _relative(model.logits(hidden), expected)
+    what = (
+        f"its logits differ from those of transformers by {difference:.0%} of their deviation when "
+        "two texts are in one step"
+    )
+    if not difference < _MOST.get(dtype, _MOST_ROUNDED):  # NaN is not
+        raise refusal(model.spec.architecture, what)
+    if difference > _MUCH:
+        logger.warning(
+            "%s: %s. With experts this may be rounding; dtype='float32' shows whether it is.",
+            model.spec.architecture,
+            what,
+        )
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    deviation = (expected - expected.mean(1, keepdim=True)).norm(dim=1)
+    return float(((found - expected).norm(dim=1) / deviation).mean())
+
+
+def _place(model: Any) -> torch.device:
+    place: torch.device = next(model.parameters()).device
+    return place
+
+
+def _text(vocab: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, vocab, (sum(_LENGTHS),), generator=generator).to(device)
+
+
+def _batch(model: ForeignModel, ops: Ops, device: torch.device, dtype: torch.dtype) -> Batch:
+    """One step of both texts, in memory of its own."""
+    spec = model.spec
+    windows = sorted({a.window for a in spec.layers}, key=lambda w: w or 0)
+    slots = torch.cat([(i + 1) * _BLOCK + torch.arange(n) for i, n in enumerate(_LENGTHS)])
+    positions = torch.cat([torch.arange(n) for n in _LENGTHS])
+    return Batch(
+        ids=_text(spec.vocab, device),
+        embeds=None,
+        positions=positions[None].to(device),
+        groups=list(_groups(ops, windows, slots.to(device))),
+        kv=[
+            ops.allocate_kv(1 + len(_LENGTHS), _BLOCK, a.kv_heads, a.head_dim, dtype)
+            for a in spec.layers
+        ],
+        layer_groups=[windows.index(a.window) for a in spec.layers],
+        num_tokens=sum(_LENGTHS),
+    )
+
+
+def _groups(ops: Ops, windows: list[int | None], slots: Tensor) -> Iterator[LayerBatch]:
+    starts = np.cumsum((0, *_LENGTHS), dtype=np.int32)
+    table = torch.arange(1, 1 + len(_LENGTHS), dtype=torch.int32, device=slots.device)[:, None]
+    for window in windows:
+        plan = ops.plan_attention(
+            query_start=starts,
+            seq_lens=np.array(_LENGTHS, dtype=np.int32),
+            block_table=table.contiguous(),
+            block_size=_BLOCK,
+            window=window,
+        )
+        yield GroupBatch(slots, plan)

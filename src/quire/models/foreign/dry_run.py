@@ -1,0 +1,220 @@
+"""Finds out what a model of transformers needs, by calling it once without weights.
+
+The model is built without memory (hollow.py). A pass over two tokens then shows each layer's heads,
+and the masks that transformers would make show its window. What paged attention could not express
+is refused here, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import UnsupportedArchitecture
+from quire.models.foreign import hollow
+from quire.models.foreign.attention import ATTENTION, STEP, attend
+from quire.models.foreign.library import (
+    library_config,
+    model_class,
+    refusal,
+    require,
+    silenced,
+    use_attention,
+)
+from quire.models.foreign.parts import split
+from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
+
+_DRY_RUN = "quire_dry_run"
+"""The name of our attention when masks are made, too."""
+_FAR = 1 << 18
+"""A position from which windows are measured."""
+_WITHOUT_MEANING = frozenset(
+    [
+        "dropout",
+        "position_ids",
+        "position_embeddings",
+        "past_key_values",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+    ]
+)
+"""Keyword arguments that change nothing about attention over the KV cache."""
+_UNDERSTOOD = frozenset(("mask", "scaling", "sliding_window", "softcap", "s_aux", "is_causal"))
+
+
+def describe_foreign(config: Mapping[str, Any]) -> ForeignDecoder:
+    """Describe the model of a config.json as transformers runs it.
+
+    Raises UnsupportedArchitecture, which says what the model has that cannot run, or LoadError.
+    """
+    require()
+    import transformers
+
+    register()
+    name = str((config.get("architectures") or [""])[0])
+    kind = model_class(config)
+    with silenced(), torch.inference_mode():
+        model = hollow.build(kind, library_config(config), name, _DRY_RUN)
+        num_parameters = sum(p.numel() for p in model.parameters())
+        widest = hollow.widest(model)
+        opened = hollow.empty(model)
+        with hollow.NoProducts():
+            layers, logits = _tried(name, model)
+        table = model.get_input_embeddings().weight
+    return ForeignDecoder(
+        architecture=name,
+        release=transformers.__version__,
+        vocab=logits.shape[-1],
+        dim=table.shape[1],
+        layers=layers,
+        num_parameters=num_parameters,
+        widest=max(widest, *((a.heads + 2 * a.kv_heads) * a.head_dim for a in layers)),
+        open_linears=tuple(sorted(opened)),
+    )
+
+
+def register() -> None:
+    """Make our attention known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionInterface.register(_DRY_RUN, attend)
+    AttentionMaskInterface.register(_DRY_RUN, _mask)
+
+
+class _Recorder:
+    """Notes how each layer calls its attention."""
+
+    def __init__(self, architecture: str) -> None:
+        self._architecture = architecture
+        self.layers: list[ForeignAttention] = []
+
+    def attend(
+        self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
+    ) -> Tensor:
+        """Return zeros. Raises UnsupportedArchitecture for what cannot be expressed."""
+        odd = [key for key in facts.keys() - _WITHOUT_MEANING - _UNDERSTOOD if _says(facts[key])]
+        if odd:
+            self._refuse(f"its attention gets {', '.join(sorted(odd))}, which is not implemented")
+        if facts.get("is_causal") is False:
+            self._refuse("its attention is not causal")
+        number = getattr(layer, "layer_idx", None)
+        if not isinstance(number, int) or number in {seen.layer for seen in self.layers}:
+            self._refuse("a layer calls attention more than once, or has no number (layer_idx)")
+        self.layers.append(self._seen(int(number), q, k, v, facts))  # type: ignore[arg-type]
+        return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
+
+    def _seen(
+        self, number: int, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
+    ) -> ForeignAttention:
+        (_, heads, _, head_dim), kv_heads, value_dim = q.shape, k.shape[1], v.shape[3]
+        if k.shape[3] != head_dim or value_dim > head_dim or heads % kv_heads:
+            self._refuse("the shapes of its queries, keys and values do not fit together")
+        scale, sinks = facts.get("scaling"), facts.get("s_aux")
+        return ForeignAttention(
+            layer=number,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            scale=head_dim**-0.5 if scale is None else float(scale),
+            window=self._window(facts["mask"]),
+            softcap=facts.get("softcap"),
+            sinks=sinks is not None,
+        )
+
+    def _window(self, mask: object) -> int | None:
+        described = getattr(mask, "quire_window", None)
+        if described is None:
+            self._refuse("it makes or changes the masks of its attention by itself")
+        if described == "odd":
+            self._refuse("its attention is neither causal over all tokens nor over a window")
+        return described or None
+
+    def _refuse(self, why: str) -> None:
+        raise refusal(self._architecture, why)
+
+
+def _says(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any) -> Any:
+    """transformers' mask function of the dry run: zeros with the window as an attribute, 0 for
+    none, "odd" for what is no window.
+    """
+    mask = torch.zeros(1, 1, q_length, kv_length, dtype=torch.bool)
+    sizes = {_seen_from(mask_function, query) for query in (_FAR - 1, _FAR - 2)}
+    if sizes == {_FAR, _FAR - 1}:
+        window: object = 0
+    else:
+        window = sizes.pop() if len(sizes) == 1 else "odd"
+    mask.quire_window = window or ("odd" if window is None else 0)  # type: ignore[attr-defined]
+    return mask
+
+
+def _seen_from(mask_function: Callable[..., Tensor], query: int) -> int | None:
+    """How many keys a query sees: the last ones up to its own; None if it sees others."""
+    zero, keys = torch.tensor(0), torch.arange(_FAR + 1)
+    seen = mask_function(zero, zero, torch.tensor(query), keys).expand(keys.shape)
+    count = int(seen.sum())
+    is_last = bool(seen[query + 1 - count : query + 1].all()) and count > 0
+    return count if is_last else None
+
+
+def _tried(name: str, model: Any) -> tuple[tuple[ForeignAttention, ...], Tensor]:
+    """The layers of a pass over two tokens, and its logits [1, 2, V]."""
+    body, head = split(name, model)
+    if "position_ids" not in inspect.signature(body.forward).parameters:
+        raise refusal(name, "it takes no positions (position_ids)")
+    recorder = _Recorder(name)
+    try:
+        hidden = _called(body, recorder)
+        logits: Tensor = head(inputs_embeds=hidden).logits
+        use_attention(model, ATTENTION)
+        _called(body, again := _Masked(recorder))
+    except UnsupportedArchitecture:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise refusal(name, f"calling it with Quire's attention fails ({what})") from error
+    layers = tuple(recorder.layers)
+    if {a.layer for a in layers} != set(range(model.config.get_text_config().num_hidden_layers)):
+        raise refusal(name, "not every layer calls the attention interface")
+    if again.count != len(layers):
+        raise refusal(name, "without masks its layers call attention differently")
+    return layers, logits
+
+
+class _Masked:
+    """Counts the layers of a pass without masks."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._scales = {a.layer: a for a in recorder.layers}
+        self.count = 0
+
+    def attend(
+        self, layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, facts: Mapping[str, Any]
+    ) -> Tensor:
+        """Return zeros."""
+        seen = self._scales[int(layer.layer_idx)]  # type: ignore[arg-type]
+        is_same = (q.shape[1], k.shape[1], q.shape[3]) == (seen.heads, seen.kv_heads, seen.head_dim)
+        self.count += is_same and facts["mask"] is None
+        return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
+
+
+def _called(body: Any, step: object) -> Tensor:
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    outputs = body(
+        input_ids=ids, position_ids=torch.arange(2)[None], use_cache=False, **{STEP: step}
+    )
+    hidden: Tensor = outputs.last_hidden_state
+    return hidden

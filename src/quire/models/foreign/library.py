@@ -1,0 +1,147 @@
+"""The transformers library: whether it is here, and a model's class and configuration in it.
+
+A model folder's own Python code is never run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from quire.errors import LoadError, UnsupportedArchitecture, UnsupportedConfigValue
+
+_TOKEN_KINDS = ("full_attention", "sliding_attention")
+"""Entries of `layer_types` whose layers keep nothing but keys and values."""
+_STEP_DEPENDENT = ("dynamic", "longrope", "su")
+"""Types of rotary embedding that transformers scales by the longest sequence of a step."""
+
+
+def is_installed() -> bool:
+    """Whether transformers can be imported; does not import it."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def require() -> None:
+    """Raise UnsupportedArchitecture where transformers is not installed."""
+    if not is_installed():
+        raise UnsupportedArchitecture(
+            "model_impl='transformers' needs the transformers library, which is not installed. "
+            "Install it with: pip install 'quire[transformers]'."
+        )
+
+
+def knows(config: Mapping[str, Any]) -> bool:
+    """Whether transformers has a causal language model of the first architecture that config.json
+    names.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = (config.get("architectures") or [None])[0]
+    return named in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def model_class(config: Mapping[str, Any]) -> Any:
+    """transformers' class of the model. Raises UnsupportedArchitecture where it has none, or one
+    whose layers cannot use another attention or keep more than keys and values.
+    """
+    import transformers
+
+    require()
+    name = (config.get("architectures") or [None])[0]
+    if not isinstance(name, str) or not knows(config):
+        code = " The model's own Python code (auto_map) is never executed by Quire."
+        raise UnsupportedArchitecture(
+            f"transformers {transformers.__version__} has no causal language model {name!r}."
+            + (code if config.get("auto_map") else "")
+        )
+    found = getattr(transformers, name)
+    if found._is_stateful:
+        raise refusal(name, "its layers keep a recurrent state, which transformers has in a cache")
+    if not found._supports_attention_backend:
+        raise refusal(name, "its attention does not go through transformers' attention interface")
+    return found
+
+
+def library_config(config: Mapping[str, Any]) -> Any:
+    """transformers' configuration object for a config.json. Raises UnsupportedArchitecture,
+    UnsupportedConfigValue for what cannot run, LoadError for values that transformers rejects.
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UnsupportedArchitecture(f"config.json: transformers has no model_type {kind!r}.")
+    if config.get("quantization_config"):
+        raise UnsupportedConfigValue(
+            "config.json: quantization_config: quantised checkpoints do not run through "
+            "transformers. Use a checkpoint in bfloat16, float16 or float32."
+        )
+    try:
+        made = CONFIG_MAPPING[kind].from_dict(dict(config))
+    except Exception as error:  # each class checks its values in its own way
+        raise LoadError(f"config.json: transformers rejects it: {_line(error)}") from error
+    _check(str(config["architectures"][0]), made)
+    return made
+
+
+def refusal(architecture: str, why: str) -> UnsupportedArchitecture:
+    """The error for a model that cannot run through transformers."""
+    return UnsupportedArchitecture(
+        f"{architecture} cannot run through transformers in Quire: {why}. Only models whose layers "
+        "keep nothing but the keys and values of causal attention can."
+    )
+
+
+def use_attention(model: Any, name: str) -> None:
+    """Have all modules look up the attention function of this name."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = name
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Without transformers' progress bars and warnings: what they say is checked here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check(architecture: str, config: Any) -> None:
+    text = config.get_text_config()
+    if config.is_encoder_decoder:
+        raise refusal(architecture, "it has an encoder")
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - set(_TOKEN_KINDS))
+    if others:
+        raise refusal(architecture, f"layers of the type {', '.join(others)} keep something else")
+    for kind in _rope_types(getattr(text, "rope_parameters", None)):
+        if kind in _STEP_DEPENDENT:
+            raise refusal(
+                architecture,
+                f"its rotary embedding (rope_type {kind!r}) depends on the longest sequence that "
+                "is computed at the same time",
+            )
+
+
+def _rope_types(parameters: object) -> Iterator[object]:
+    """Of rope_parameters, flat or one object per kind of layer."""
+    if isinstance(parameters, Mapping):
+        if "rope_type" in parameters:
+            yield parameters["rope_type"]
+        for value in parameters.values():
+            yield from _rope_types(value)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,118 @@
+"""A model of transformers that the runner can run: the same calls as of a `DecoderModel`.
+
+Its modules are transformers' own, but for what `packing.py` replaces; attention goes to the paged
+KV cache by `attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.models.decoder import HiddenStates
+from quire.models.foreign.attention import STEP, PagedStep, PlacedLayer
+from quire.models.foreign.packing import PackedEmbedding, PackedExperts, PackedLinear
+from quire.models.foreign.parts import split
+from quire.models.foreign.spec import ForeignDecoder
+from quire.models.maker import tensors_within
+from quire.ops import Batch, Ops
+
+
+class ForeignModel:
+    """A causal language model of transformers with its weights, in one piece."""
+
+    def __init__(
+        self, spec: ForeignDecoder, model: Any, ops: Ops, *, in_one_thread: bool = False
+    ) -> None:
+        """`model` is transformers' object, whose attention is ours. in_one_thread: what torch
+        computes is not divided between threads, which would compute the last values of each part
+        by another routine; products and attention have threads of their own.
+        """
+        self.spec = spec
+        self._threads = _one_thread if in_one_thread else nullcontext
+        self._model = model
+        self._ops = ops
+        self._body, self._head = split(spec.architecture, model)
+        self._layers = {a.layer: PlacedLayer(a, place) for place, a in enumerate(spec.layers)}
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, L."""
+        return len(self._layers)
+
+    def release_weights(self) -> None:
+        """Give the weights' memory back; `take_weights` comes before the next pass."""
+        del self._model, self._body, self._head
+
+    def take_weights(self, other: Any) -> None:
+        """Run on the weights of `other`, a model of the same spec, from now on."""
+        assert self.spec == other.spec, "weights of another model"
+        self._model, self._body, self._head = other._model, other._body, other._head
+
+    def forward(self, batch: Batch) -> HiddenStates:
+        """Run all layers and write their K/V into the slots of the batch; the result is ready for
+        `logits`.
+        """
+        step = PagedStep(self._ops, batch, self._layers)
+        if batch.embeds is not None:
+            inputs = {"inputs_embeds": batch.embeds[None]}
+        else:
+            assert batch.ids is not None, "a batch has ids or embeddings"
+            inputs = {"input_ids": batch.ids[None]}
+        with self._threads():
+            outputs = self._body(
+                **inputs, position_ids=batch.positions[:1], use_cache=False, **{STEP: step}
+            )
+        return HiddenStates(outputs.last_hidden_state[0])
+
+    __call__ = forward
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary for hidden [R, C] -> fp32 [R, V]."""
+        with self._threads():
+            scores: Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
+            return scores.float()
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The weight tensors by name, without those that a provider has packed."""
+        yield from self._model.named_parameters()
+
+    def weight_tensors(self) -> Iterator[Tensor]:
+        """All tensors that the weights are kept in, in whatever form."""
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        seen = set()
+        for module in self._model.modules():
+            for packed in _packed(module):
+                if id(packed) not in seen:
+                    seen.add(id(packed))
+                    yield from tensors_within(packed)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The tensors of `named_parameters`."""
+        return (tensor for _, tensor in self.named_parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """The memory of the weights in bytes, counting tied ones once."""
+        return sum(tensor.nbytes for tensor in self.weight_tensors())
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _packed(module: nn.Module) -> list[Any]:
+    if isinstance(module, PackedLinear | PackedEmbedding):
+        return [module.packed]
+    return [*module.up, *module.down] if isinstance(module, PackedExperts) else []

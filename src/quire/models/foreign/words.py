@@ -1,0 +1,38 @@
+"""What `quire show` prints about a model that runs through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from quire.models.foreign.spec import ForeignAttention, ForeignDecoder
+from quire.models.kv_pool import token_bytes
+from quire.models.layer_memory import NumberBytes
+
+
+def foreign_lines(d: ForeignDecoder, weight_bytes: int, number: NumberBytes) -> Iterator[str]:
+    """Figures, then the attention of each layer; equal consecutive layers are shown once."""
+    yield f"implementation    transformers {d.release}, with Quire's attention and KV cache"
+    size = d.num_parameters * weight_bytes / 2**30
+    yield f"parameters        {d.num_parameters:,} ({size:.2f} GiB)"
+    yield f"layers            {len(d.layers)}"
+    yield f"hidden width      {d.dim:,}"
+    yield f"vocabulary        {d.vocab:,}"
+    yield f"KV cache          {token_bytes(d.memories, number):,} bytes per token"
+    yield ""
+    start = 0
+    for layer, equal in groupby(replace(a, layer=0) for a in d.layers):
+        count = len(list(equal))
+        yield f"layers {start}..{start + count - 1}:" if count > 1 else f"layer {start}:"
+        yield f"    {_attention(layer)}"
+        start += count
+
+
+def _attention(a: ForeignAttention) -> str:
+    seen = "all tokens before" if a.window is None else f"the last {a.window} tokens"
+    cap = "" if a.softcap is None else f", scores capped at {a.softcap:g}"
+    sinks = ", one sink per head" if a.sinks else ""
+    values = "" if a.value_dim == a.head_dim else f", values of {a.value_dim}"
+    heads = f"{a.heads} / {a.kv_heads} / {a.kv_heads} heads of {a.head_dim}{values}"
+    return f"attention of {heads} over {seen}, scaled by {a.scale:g}{cap}{sinks}"

@@ -1,0 +1,39 @@
+"""A model as the runner sees it, whoever's code it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from quire.models.decoder import HiddenStates
+from quire.models.foreign.implementation import AnyDecoder
+from quire.ops import Batch
+
+
+class RunnableModel(Protocol):
+    """A decoder with its weights: `DecoderModel`, or `ForeignModel` of transformers."""
+
+    @property
+    def spec(self) -> AnyDecoder: ...
+
+    def forward(self, batch: Batch) -> HiddenStates:
+        """Run all layers and write their part of the memory into the blocks of the batch."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary for hidden [R, C] as `forward` gives it -> fp32 [R, V]."""
+        ...
+
+    def weight_tensors(self) -> Iterator[Tensor]:
+        """All tensors that the weights are kept in, in whatever form; some may share memory."""
+        ...
+
+    def release_weights(self) -> None:
+        """Give the weights' memory back; `take_weights` comes before the next pass."""
+        ...
+
+    def take_weights(self, other: Any) -> None:
+        """Run on the weights of `other`, a model of the same spec, from now on."""
+        ...
