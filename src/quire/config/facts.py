@@ -18,6 +18,7 @@ from quire.models.max_length import LengthFacts
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
+    `load_format`: of the files that have its weights.
     `memories`: what each layer remembers of a request. `num_experts` of a layer, 0 in a dense
     model; `num_expert_parameters` of those of all layers together. `widest`: elements of the widest
     activation of one token, for the workspace.
@@ -25,6 +26,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     folder: str
+    load_format: str = "safetensors"
     tokenizer_folder: str | None
     architecture: str
     model_type: str

@@ -18,8 +18,9 @@ from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import read_spec
-from quire.models.config_reader import read_config, token_ids, unsupported
+from quire.models.config_reader import token_ids, unsupported
 from quire.models.kv_pool import memories_of
+from quire.models.loading.folder_files import found_format, read_folder_config
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
@@ -32,6 +33,8 @@ EMBEDDED_NAME = "quire-embedded"
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _LARGEST_HEADER = 100 << 20
+_ANY_FILES = ("auto", "hf", "mmap")
+"""Values of `load_format` that leave open which files are read."""
 
 
 def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
@@ -48,7 +51,8 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 def gather_model_facts(args: EngineOptions) -> ModelFacts:
     """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
     folder = _model_folder(args)
-    config = overridden(read_config(folder), args.hf_overrides)
+    load_format = _load_format(args, folder)
+    config = overridden(read_folder_config(folder, load_format), args.hf_overrides)
     decoder = read_spec(config)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
@@ -56,6 +60,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
+        load_format=load_format,
         tokenizer_folder=_tokenizer_folder(args, folder),
         architecture=config["architectures"][0],
         model_type=str(config.get("model_type", "")),
@@ -129,7 +134,18 @@ def _model_folder(args: EngineOptions) -> Path:
         token=args.hf_token,
         download_dir=args.download_dir,
         what=_wanted_files(args),
+        load_format="auto" if args.load_format in _ANY_FILES else args.load_format,
     )
+
+
+def _load_format(args: EngineOptions, folder: Path) -> str:
+    """The format of the weights' files, which `auto` and its like leave open."""
+    if args.load_format not in _ANY_FILES:
+        return args.load_format
+    found = found_format(folder)
+    if args.load_format == "hf" and found == "mistral":
+        return "safetensors"
+    return found
 
 
 def _embedded_folder() -> Path:

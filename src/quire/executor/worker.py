@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from quire.errors import InvalidParameter
 from quire.executor.profiler import Profiler
@@ -12,6 +13,14 @@ from quire.models.decoder import DecoderModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.scheduling.step import StepPlan
+
+
+class SaveWeights(Protocol):
+    """Writes a worker's weights into a folder, and returns the files."""
+
+    def __call__(
+        self, target: Path, *, pattern: str | None = None, max_size: int | None = None
+    ) -> list[Path]: ...
 
 
 class Worker:
@@ -24,13 +33,15 @@ class Worker:
         facts: WorkerFacts,
         rank: int = 0,
         *,
+        save: SaveWeights,
         profiler: Profiler | None = None,
     ) -> None:
-        """`profiler` None: profiling is not possible."""
+        """`save` writes the worker's weights; `profiler` None: profiling is not possible."""
         self.model_runner = runner
         self.facts = facts
         self.rank = rank
         self._residence = residence
+        self._save = save
         self._profiler = profiler
         self.launch = runner.launch if profiler is None else self._launch_profiled
         """launch(plan) starts a step on this device."""
@@ -69,6 +80,16 @@ class Worker:
         """Load the checkpoint again, in place of the present weights."""
         self._residence.release(["weights"])
         self._residence.restore(["weights"])
+
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> list[str]:
+        """Write this worker's part of the weights into a folder, for load_format="sharded_state";
+        returns the files. `max_size`: bytes of a file at most; `pattern` None: the only names.
+
+        Raises InvalidParameter for another pattern, LoadError for what cannot be read or written.
+        """
+        return [str(f) for f in self._save(Path(path), pattern=pattern, max_size=max_size)]
 
     def profile(self, is_start: bool = True, prefix: str | None = None) -> str | None:
         """Start a trace of this worker's steps, or end it and give its file's path.

@@ -11,16 +11,16 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
-from quire.executor.worker import Worker
+from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
 from quire.models.decoder import DecoderModel
 from quire.models.kv_pool import memories_of, plan_kv_pool
-from quire.models.loading.weights import load_model
+from quire.models.loading.weights import load_model, save_sharded_state
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.quantization import RECIPES, UNQUANTIZED
+from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
@@ -108,6 +108,7 @@ def build_worker(
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
+        save=_saver(config, spec, platform, group),
     )
 
 
@@ -127,7 +128,7 @@ def _loader(
         dtype=config.dtype,
         device=platform.device.torch,
         load_format=config.load_format,
-        recipe=UNQUANTIZED if config.quantization is None else RECIPES[config.quantization],
+        recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,
         family=find_family(config.hf_config),
@@ -135,6 +136,27 @@ def _loader(
         group=group,
         keeps_experts=config.keeps_experts,
     )
+
+
+def _saver(
+    config: WorkerConfig, spec: Decoder, platform: Platform, group: WorkerGroup | None
+) -> SaveWeights:
+    """Return the function that writes the worker's part of the weights."""
+    return partial(
+        save_sharded_state,
+        Path(config.model_folder),
+        spec,
+        device=platform.device.torch,
+        load_format=config.load_format,
+        seed=config.seed,
+        family=find_family(config.hf_config),
+        recipe=_recipe(config),
+        group=group,
+    )
+
+
+def _recipe(config: WorkerConfig) -> Recipe:
+    return UNQUANTIZED if config.quantization is None else RECIPES[config.quantization]
 
 
 def _kv_cache(config: WorkerConfig, specs: Sequence[Decoder], ops: Ops) -> KVCache:

@@ -10,7 +10,7 @@ import torch
 
 from quire.config.profiler_config import ProfilerConfig
 from quire.models.layer_memory import NumberBytes
-from quire.models.loading.weights import LoadFormat
+from quire.models.loading.folder_files import LoadFormat
 from quire.runner.sampling import LogitsProcessor
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.settings import KVGroupSpec

@@ -71,8 +71,8 @@ def _decide_model(d: Decisions) -> None:
     _decide_names(d)
     d.decide("architecture", model.architecture, "architectures of config.json")
     d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
-    if args.load_format == "auto":
-        d.decide("load_format", "safetensors", "the one format of weights that is read")
+    if args.load_format in ("auto", "hf", "mmap"):
+        d.decide("load_format", model.load_format, "the format of the weights in the folder")
     else:
         d.requested("load_format")
     d.requested("seed")

@@ -23,7 +23,7 @@ from quire.hardware.affinity import bound_thread
 from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
 from quire.models.kv_pool import SNAPSHOT_SHARE
-from quire.models.loading.weights import LoadFormat
+from quire.models.loading.folder_files import LoadFormat
 from quire.runner.sampling import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.scheduler import Scheduler

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, WeightMismatch
-from quire.models.config_reader import read_config
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
-from quire.models.loading.checkpoint_files import CheckpointFiles
+from quire.models.loading.folder_files import LoadFormat, read_folder_config
+from quire.models.loading.load_formats import WeightFiles, open_files
 from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
 from quire.models.loading.read_ahead import Read, ReadAhead
+from quire.models.loading.sharded_state import ShardedLeaves, check_pattern, save_leaves
 from quire.models.loading.transforms import to_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter, parameters
@@ -38,7 +39,6 @@ from quire.quantization import UNQUANTIZED, Recipe
 
 logger = logging.getLogger(__name__)
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 Progress = Callable[[int, int], None]
 
 _SHOWN = 6  # names of a mismatch that a message lists per kind
@@ -65,20 +65,17 @@ def load_model(
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
-    `load_format` dummy draws them from `seed` and reads no file (other values on a GPU, where they
-    are made); auto means safetensors. `max_model_len` (default: the spec's context) sizes position
-    tables. `family` (default: that of the folder's config.json) says how tensors are named.
-    `recipe` says how weights are stored. `progress` is called with leaf values done and in all.
-    `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel. With `group` it is
-    the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
-    name file and tensor.
+    `load_format`: which files have them (models/loading/load_formats.py); dummy draws them from
+    `seed` and reads none (other values on a GPU, where they are made). `max_model_len` (default:
+    the spec's context) sizes position tables. `family` (default: that of the folder's config.json)
+    says how tensors are named. `recipe` says how weights are stored. `progress` is called with leaf
+    values done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see
+    DecoderModel. With `group` it is the model of one worker, which takes its own part of each leaf.
+    Raises LoadError subclasses that name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
-    own = decoder
-    if group is not None:
-        stored_as = recipe.format_of("projection")
-        own = shard(decoder, group.size, 0 if stored_as is None else stored_as.group)
+    own = _own_part(decoder, recipe, group)
 
     def build(read: Read) -> DecoderModel:
         weights = WeightBuilder(own, read, dtype=dtype, device=place, progress=progress)
@@ -97,26 +94,97 @@ def load_model(
         weights.finish()
         return model
 
-    if load_format == "dummy":
-        draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
-        return build(_parts_of(draw, decoder, group))
-    if family is None:
-        family = find_family(read_config(folder))
-    files = CheckpointFiles(folder)
-    try:
-        leaves = _parts_of(StoredLeaves(files, match(family, decoder, files)), decoder, group)
-        if place.type == "cpu":
-            return build(leaves)
-        ahead = ReadAhead(leaves, parameters(own).values(), is_pinned=True)
+    with open_leaves(
+        *(folder, decoder, own),
+        load_format=load_format,
+        device=place,
+        seed=seed,
+        family=family,
+        group=group,
+    ) as read:
+        if place.type == "cpu" or load_format == "dummy":
+            return build(read)
+        ahead = ReadAhead(read, parameters(own).values(), is_pinned=True)
         try:
             return build(ahead)
         finally:
             ahead.close()
-    finally:
-        files.close()
 
 
-def match(family: Family, decoder: Decoder, files: CheckpointFiles) -> list[StoredTensor]:
+def save_sharded_state(
+    folder: Path,
+    decoder: Decoder,
+    target: Path,
+    *,
+    device: torch.device,
+    load_format: LoadFormat,
+    seed: int,
+    family: Family,
+    recipe: Recipe,
+    group: WorkerGroup | None,
+    pattern: str | None = None,
+    max_size: int | None = None,
+) -> list[Path]:
+    """Write the weights that `load_model` would read for a worker into files of its own in
+    `target`, for the load format sharded_state; `pattern` and `max_size`: see `save_leaves`.
+
+    Raises InvalidParameter for these, LoadError for what cannot be read or written.
+    """
+    check_pattern(pattern)
+    own = _own_part(decoder, recipe, group)
+    with open_leaves(
+        *(folder, decoder, own),
+        load_format=load_format,
+        device=device,
+        seed=seed,
+        family=family,
+        group=group,
+    ) as read:
+        rank = 0 if group is None else group.rank
+        return save_leaves(target, rank, parameters(own).values(), read, max_size=max_size)
+
+
+def _own_part(decoder: Decoder, recipe: Recipe, group: WorkerGroup | None) -> Decoder:
+    """What a worker has of the decoder."""
+    if group is None:
+        return decoder
+    stored_as = recipe.format_of("projection")
+    return shard(decoder, group.size, 0 if stored_as is None else stored_as.group)
+
+
+@contextmanager
+def open_leaves(
+    folder: Path,
+    decoder: Decoder,
+    own: Decoder,
+    *,
+    load_format: LoadFormat,
+    device: torch.device,
+    seed: int = 0,
+    family: Family | None = None,
+    group: WorkerGroup | None = None,
+) -> Iterator[Read]:
+    """Open the weights of a folder; yields what reads a leaf of `own`, which is the decoder or the
+    part of it that a worker of `group` has. The other arguments are those of `load_model`, which
+    says what is raised.
+    """
+    if load_format == "dummy":
+        draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
+        yield _parts_of(draw, decoder, group)
+        return
+    if load_format == "sharded_state":
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        with closing(ShardedLeaves(folder, rank, size, parameters(own))) as leaves:
+            yield leaves
+        return
+    if family is None:
+        family = find_family(read_folder_config(folder, load_format))
+    with closing(open_files(load_format, folder, decoder)) as files:
+        stored = match(family, decoder, files)
+        yield _parts_of(StoredLeaves(files, stored), decoder, group)
+
+
+def match(family: Family, decoder: Decoder, files: WeightFiles) -> list[StoredTensor]:
     """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
     exactly.
     """
@@ -149,7 +217,7 @@ class StoredLeaves:
     once.
     """
 
-    def __init__(self, files: CheckpointFiles, stored: Iterable[StoredTensor]) -> None:
+    def __init__(self, files: WeightFiles, stored: Iterable[StoredTensor]) -> None:
         self._files = files
         self._where = {
             leaf.name: (tensor, i) for tensor in stored for i, leaf in enumerate(tensor.leaves)
@@ -198,7 +266,7 @@ def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
     return StoredTensor(name, stored.shape, stored.leaves, stored.steps)
 
 
-def _check_tied_head(files: CheckpointFiles, head: str, embedding: str) -> None:
+def _check_tied_head(files: WeightFiles, head: str, embedding: str) -> None:
     """A tied checkpoint may carry the head as well, but only as a copy."""
     if embedding not in files.entries:
         return
