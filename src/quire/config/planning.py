@@ -27,6 +27,7 @@ from quire.models.parameters import num_expert_parameters, num_parameters
 from quire.models.spec import Block, Decoder
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
+from quire.text.tokenizer_formats.folder import found_mode
 
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
@@ -56,12 +57,14 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     decoder = read_spec(config)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
+    tokenizer_folder = _tokenizer_folder(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
         load_format=load_format,
-        tokenizer_folder=_tokenizer_folder(args, folder),
+        tokenizer_folder=tokenizer_folder,
+        tokenizer_mode=_tokenizer_mode(args, tokenizer_folder),
         architecture=config["architectures"][0],
         model_type=str(config.get("model_type", "")),
         checkpoint_dtype=checkpoint_dtype(config, folder),
@@ -176,6 +179,12 @@ def _tokenizer_folder(args: EngineOptions, folder: Path) -> str | None:
         what="tokenizer",
     )
     return str(found)
+
+
+def _tokenizer_mode(args: EngineOptions, folder: str | None) -> str:
+    if args.tokenizer_mode != "auto":
+        return args.tokenizer_mode
+    return "hf" if folder is None else found_mode(Path(folder))
 
 
 def _generation_config(args: EngineOptions, folder: Path) -> tuple[dict[str, Any], str]:

@@ -117,8 +117,10 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     tokenizer_mode: str = _TOKENS.text(
         "auto",
-        "Which tokenizer files are read; both values read the Hugging Face ones.",
-        choices=("auto", "hf"),
+        "Which tokenizer files are read. hf: tokenizer.json, vocab.json with merges.txt, or "
+        "tokenizer.model (SentencePiece or tiktoken); mistral: tekken.json or tokenizer.model.v3 "
+        "and its like; auto: those of hf where there are some.",
+        choices=("auto", "hf", "mistral"),
         refused=TOKENIZER_MODES,
         hint="Other tokenizer formats are not built: provide a tokenizer.json.",
     )

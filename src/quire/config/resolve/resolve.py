@@ -81,7 +81,10 @@ def _decide_model(d: Decisions) -> None:
     else:
         own = "the model's own" if args.tokenizer is None else "tokenizer was given"
         d.decide("tokenizer_folder", model.tokenizer_folder, own)
-    d.decide("tokenizer_mode", "hf", "the one kind of tokenizer files that is read")
+    if args.tokenizer_mode == "auto":
+        d.decide("tokenizer_mode", model.tokenizer_mode, "the tokenizer files in the folder")
+    else:
+        d.requested("tokenizer_mode")
     source = model.chat_template_source or "left to the tokenizer"
     d.decide("chat_template", model.chat_template, source)
 
