@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
 from quire.runner.warm_up import warm_up
 
+logger = logging.getLogger(__name__)
+
 
 def build_worker(
     config: WorkerConfig,
@@ -52,6 +55,12 @@ def build_worker(
     device = platform.device
     free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
     spec = read_spec(config.hf_config)
+    if config.weights_folder is not None:
+        logger.warning(
+            "Weights are kept in mapped files in %s: what does not stay in memory is read from the "
+            "disk in every step.",
+            config.weights_folder,
+        )
     load = _loader(config, spec, platform, exchange, group)
     model = load()
     kv_cache = _kv_cache(config, [model.spec], platform.ops)
@@ -128,6 +137,7 @@ def _loader(
         dtype=config.dtype,
         device=platform.device.torch,
         load_format=config.load_format,
+        weights_folder=config.weights_folder,
         recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,

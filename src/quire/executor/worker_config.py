@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class WorkerConfig:
     model_folder: str
     hf_config: dict[str, Any]
     load_format: LoadFormat
+    weights_folder: Path | None
     dtype: torch.dtype
     quantization: str | None
     seed: int

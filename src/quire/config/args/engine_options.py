@@ -100,11 +100,12 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     load_format: str = _LOAD.text(
         "auto",
         "Where weights come from. auto, hf: safetensors files, else Mistral's own (mistral), else "
-        "pickles of which only tensors are unpickled (pt). sharded_state: what save_sharded_state "
+        "pickles of which only tensors are unpickled (pt). mmap: the same, kept in files "
+        "that are mapped, for models larger than memory. sharded_state: what save_sharded_state "
         "wrote. runai_streamer: safetensors through that package. dummy: chance.",
         choices=(
             *("auto", "hf", "safetensors", "pt", "mistral"),
-            *("sharded_state", "runai_streamer", "dummy"),
+            *("mmap", "sharded_state", "runai_streamer", "dummy"),
         ),
         refused=LOAD_FORMATS,
         hint="Convert other formats to safetensors first.",

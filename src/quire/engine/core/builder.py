@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -93,6 +94,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         model_folder=plan.model_folder,
         hf_config=plan.hf_config,
         load_format=cast(LoadFormat, plan.load_format),
+        weights_folder=None if plan.weights_folder is None else Path(plan.weights_folder),
         dtype=getattr(torch, plan.dtype),
         quantization=plan.quantization,
         seed=plan.seed,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.activation import bounded_gated
 from quire.ops.collective import linear_total
 from quire.ops.moe import MoeArgs, SeparateExperts, mixture, pack_each
@@ -123,12 +123,18 @@ class LinearOps:
     ) -> Tensor:
         """Memory for `count` panels; inputs are filled up to whole pairs, fours or groups."""
         if stored_as is None:
-            return huge_tensor((count, -(-in_features // 2), 2 * self._width), dtype)
+            return self._runtime.weight_memory(
+                (count, -(-in_features // 2), 2 * self._width), dtype
+            )
         if stored_as.name == "int8":
-            return huge_tensor((count, -(-in_features // 4), 4 * self._width), torch.uint8)
+            return self._runtime.weight_memory(
+                (count, -(-in_features // 4), 4 * self._width), torch.uint8
+            )
         scales = 2 * self._width
         group = stored_as.group * self._width // 2 + scales
-        return huge_tensor((count, -(-in_features // stored_as.group), group), torch.uint8)
+        return self._runtime.weight_memory(
+            (count, -(-in_features // stored_as.group), group), torch.uint8
+        )
 
     def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
         """ids [T] -> [T, in]: columns of panels, put together again."""

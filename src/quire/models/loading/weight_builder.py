@@ -9,10 +9,12 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from quire.hardware import weight_file
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 
@@ -34,13 +36,16 @@ class WeightBuilder:
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[int, int], None] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`read` gives a leaf in any float dtype, valid until its next call; on a device other than
-        the CPU it returns memory that is not written again.
+        """`folder`: where large tensors are kept in files; None: in memory. `read` gives a leaf in
+        any float dtype, valid until its next call; on a device other than the CPU it returns memory
+        that is not written again.
         """
         self.dtype, self.device = dtype, device
         self._left = parameters(decoder)
         self._read, self._progress = read, progress
+        self._folder = folder
         self._total = sum(leaf.size for leaf in self._left.values())
         self._done = 0
 
@@ -88,6 +93,9 @@ class WeightBuilder:
 
     def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
+        if self._folder is not None and num_bytes >= weight_file.LEAST_BYTES:
+            pages = weight_file.file_pages(self._folder, num_bytes)
+            return torch.frombuffer(pages, dtype=dtype).view(shape)
         is_mapped = sys.platform == "linux" and self.device.type == "cpu"
         if not is_mapped or num_bytes < _HUGE_PAGE_BYTES:
             return torch.empty(shape, dtype=dtype, device=self.device)

@@ -62,6 +62,7 @@ def load_model(
     aux_layers: Sequence[int] = (),
     group: WorkerGroup | None = None,
     keeps_experts: bool = False,
+    weights_folder: Path | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
@@ -70,15 +71,18 @@ def load_model(
     the spec's context) sizes position tables. `family` (default: that of the folder's config.json)
     says how tensors are named. `recipe` says how weights are stored. `progress` is called with leaf
     values done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see
-    DecoderModel. With `group` it is the model of one worker, which takes its own part of each leaf.
-    Raises LoadError subclasses that name file and tensor.
+    DecoderModel. `weights_folder`: where large weights are kept in files instead of memory. With
+    `group` it is the model of one worker, which takes its own part of each leaf. Raises LoadError
+    subclasses that name file and tensor.
     """
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     own = _own_part(decoder, recipe, group)
 
     def build(read: Read) -> DecoderModel:
-        weights = WeightBuilder(own, read, dtype=dtype, device=place, progress=progress)
+        weights = WeightBuilder(
+            own, read, dtype=dtype, device=place, progress=progress, folder=weights_folder
+        )
         model = DecoderModel(
             own,
             weights,
