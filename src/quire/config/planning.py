@@ -20,7 +20,7 @@ from quire.hardware.host import gather_machine_facts
 from quire.models import read_spec
 from quire.models.config_reader import token_ids, unsupported
 from quire.models.kv_pool import memories_of
-from quire.models.loading.folder_files import found_format, read_folder_config
+from quire.models.loading.folder_files import found_format, read_folder_config, read_header
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
@@ -33,7 +33,6 @@ EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_LARGEST_HEADER = 100 << 20
 _ANY_FILES = ("auto", "hf", "mmap")
 """Values of `load_format` that leave open which files are read."""
 
@@ -114,17 +113,12 @@ def checkpoint_dtype(config: dict[str, Any], folder: Path) -> str:
 
 def _header_dtype(file: Path) -> str:
     """The type of the first tensor of a safetensors file; the loader checks the file in earnest."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > _LARGEST_HEADER:
-            raise LoadError(
-                f"{file} is no safetensors file: its header would be {size} bytes long."
-            )
-        try:
-            header = json.loads(stream.read(size))
-            named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
+    text = read_header(file)
+    try:
+        header = json.loads(text)
+        named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
     return _DTYPES.get(named[0], named[0]) if named else "float32"
 
 

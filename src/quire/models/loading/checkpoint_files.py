@@ -13,22 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
+from quire.models.loading.folder_files import read_header
 from quire.text.json_files import read_value
 from quire.text.model_files import has_file
 
 _MOST_INDEX_BYTES = 64 << 20
 """Some five times the largest published ones."""
-_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
+_LONGEST_NAME = 255
 _REMAP_BYTES = (
     256 << 20
 )  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
@@ -117,12 +112,6 @@ class CheckpointFiles:
                         f"in {file.name}."
                     )
                 self.entries[name] = TensorEntry(file, tuple(part.get_shape()), part.get_dtype())
-        for name, entry in self.entries.items():
-            if entry.file == file and entry.dtype not in _DTYPES:
-                raise LoadError(
-                    f"{file}: {name} is stored as {entry.dtype}. Quantised weights are not "
-                    f"implemented; supported are {', '.join(_DTYPES)}."
-                )
 
 
 @contextmanager
@@ -130,9 +119,12 @@ def _opened(file: Path) -> Iterator[Any]:
     if not has_file(file, None):
         raise CorruptCheckpoint(f"{file} is missing, though the index names it.")
     try:
+        header = read_header(file)
         with safe_open(file, "pt") as handle:
+            if header.count(b'"data_offsets"') != len(handle.keys()):
+                raise SafetensorError("a name is there twice")
             yield handle
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file ({error}). It may be an incomplete download: "
             "fetch it again."
@@ -170,7 +162,10 @@ def check_index(path: Path, index: dict[str, str], entries: Mapping[str, TensorE
 
 
 def _is_file_name(value: object, ending: str) -> bool:
-    return isinstance(value, str) and Path(value).name == value and value.endswith(ending)
+    """Whether it is a name in the index's own folder, and one that a file can have."""
+    if not isinstance(value, str) or "\0" in value or len(value.encode()) > _LONGEST_NAME:
+        return False
+    return Path(value).name == value and value.endswith(ending)
 
 
 def _weight_files(folder: Path, names: FileNames, index: dict[str, str] | None) -> list[Path]:

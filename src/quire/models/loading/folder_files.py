@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.errors import ModelNotFound
+from quire.errors import CorruptCheckpoint, ModelNotFound
 from quire.models.config_reader import read_config
 from quire.models.loading.params_json import PARAMS, config_of_params
 from quire.text.json_files import read_json
@@ -19,6 +19,8 @@ the files.
 """
 
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+_MOST_HEADER_BYTES = 16 << 20
+"""Some 100,000 tensors."""
 _NO_WEIGHTS = (
     *("training_args.bin", "optimizer.bin", "optimizer.pt"),
     *("scheduler.pt", "scaler.pt", "rng_state.pth"),
@@ -49,6 +51,20 @@ def read_folder_config(folder: Path, load_format: str) -> dict[str, Any]:
     if load_format == "mistral" or (has_file(params) and not has_file(folder / "config.json")):
         return config_of_params(read_json(params))
     return read_config(folder)
+
+
+def read_header(file: Path) -> bytes:
+    """The header of a safetensors file, which is JSON; when that is parsed, it takes tens of times
+    as much memory. Raises CorruptCheckpoint for one that is too long.
+    """
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MOST_HEADER_BYTES:
+            raise CorruptCheckpoint(
+                f"{file} is no valid safetensors file: its header would have {size} bytes, and "
+                f"such a header may have at most {_MOST_HEADER_BYTES}."
+            )
+        return stream.read(size)
 
 
 def pickles(folder: Path) -> list[Path]:

@@ -27,6 +27,11 @@ _MOST_PICKLE_BYTES = 64 << 20
 """Of the pickle in a file, which has the names and shapes; unpickled it takes some tens of times as
 much."""
 _DTYPES = {
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float32: "F32",

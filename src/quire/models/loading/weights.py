@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
+_FLOATS = ("BF16", "F16", "F32", "F64")
 _SHOWN = 6  # names of a mismatch that a message lists per kind
 
 
@@ -213,6 +214,12 @@ def match(family: Family, decoder: Decoder, files: WeightFiles) -> list[StoredTe
         found.pop(head)
     if problems := list(_differences(expected, found)):
         raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
+    for name in expected:
+        if files.entries[name].dtype not in _FLOATS:
+            raise LoadError(
+                f"{files.entries[name].file}: {name} is stored as {files.entries[name].dtype}. "
+                f"Quantised weights are not implemented; supported are {', '.join(_FLOATS)}."
+            )
     return stored
 
 
