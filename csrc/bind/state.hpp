@@ -89,7 +89,7 @@ void mamba2_scan(Context& c, Type type, int64_t tokens, int64_t heads, int64_t d
 template <class Context>
 void gated_delta(Context& c, Type type, int64_t tokens, int64_t heads, int64_t key_heads,
                  int64_t dim, int64_t size, RowFields q, RowFields k, RowFields v, RowFields a,
-                 RowFields b, RowFields out, uintptr_t decay, uintptr_t dt_bias,
+                 RowFields b, RowFields out, float eps, uintptr_t decay, uintptr_t dt_bias,
                  StateFields states) {
     const GatedDeltaArgs args{type,
                               heads,
@@ -102,6 +102,7 @@ void gated_delta(Context& c, Type type, int64_t tokens, int64_t heads, int64_t k
                               rows_at(a),
                               rows_at(b),
                               rows_at(out),
+                              eps,
                               at_address<const float>(decay),
                               at_address<const float>(dt_bias),
                               states_at(states)};

@@ -64,6 +64,16 @@ std::string x86_refusal(Level level) {
 
 #endif
 
+// Processors with AMX start a product of 16 pairs of bfloat16 (vdpbf16ps) every second cycle and
+// two fp32 multiply-adds of 16 lanes in each, so that widening first is up to 1.4 times as fast.
+bool has_slow_products(Level level) {
+#if defined(__x86_64__)
+    return level == Level::avx512_bf16 && (cpuid(7, 0).d >> 22 & 1);
+#else
+    return false;
+#endif
+}
+
 }  // namespace
 
 const char* name(Level level) {
@@ -98,7 +108,7 @@ std::string refusal(Level level) {
 Level best_level() {
     Level best = Level::portable;
     for (Level level : compiled_levels())
-        if (refusal(level).empty()) best = level;
+        if (refusal(level).empty() && !has_slow_products(level)) best = level;
     return best;
 }
 

@@ -387,6 +387,7 @@ struct GatedDeltaArgs {
     Rows a;
     Rows b;
     Rows out;
+    float eps;  // under the root of a query's or key's length
     const float* decay;
     const float* dt_bias;
     States states;

@@ -6,6 +6,8 @@
 // begins with, through memory of the tile, into the blocks that are written. Nothing of a lane
 // depends on other lanes, so that a row's bits are those of its tokens alone.
 
+#include <type_traits>
+
 #include "kernels/activation.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/tiles.hpp"
@@ -14,7 +16,7 @@
 namespace quire::QUIRE_LEVEL {
 namespace {
 
-// Vectors that are computed together: their sums stay in registers.
+// The most vectors that are computed together: their sums stay in registers.
 #if defined(__AVX512F__)
 constexpr int kTogether = 8;
 #elif defined(__AVX2__)
@@ -23,24 +25,25 @@ constexpr int kTogether = 4;
 constexpr int kTogether = 1;
 #endif
 
+// Tokens from the one that is computed to the one whose rows are fetched: rows of a projection are
+// kilobytes apart, in pages of their own, where processors do not fetch ahead by themselves.
+constexpr int64_t kAhead = 4;
+
 // Channels of a tile where there are no heads.
 constexpr int64_t kChannels = 256;
 
-constexpr float kL2Eps = 1e-6f;
-
 template <int N>
-struct Count {
-    static constexpr int value = N;
-};
+using Count = std::integral_constant<int, N>;
 
-// body(lanes, offset, vectors) for all of `width` lanes: kTogether vectors at a time, then one.
-template <class Body>
-inline void in_groups(int64_t width, const Body& body) {
-    int64_t i = 0;
-    for (; i + kTogether * kLanes <= width; i += kTogether * kLanes)
-        body(Whole{}, i, Count<kTogether>{});
-    for (; i + kLanes <= width; i += kLanes) body(Whole{}, i, Count<1>{});
-    if (i < width) body(Part{width - i}, i, Count<1>{});
+// body(lanes, offset, vectors) for all of `width` lanes: as many vectors at a time as are left, by
+// powers of two.
+template <int N = kTogether, class Body>
+inline void in_groups(int64_t width, const Body& body, int64_t i = 0) {
+    for (; i + N * kLanes <= width; i += N * kLanes) body(Whole{}, i, Count<N>{});
+    if constexpr (N > 1)
+        in_groups<N / 2>(width, body, i);
+    else if (i < width)
+        body(Part{width - i}, i, Count<1>{});
 }
 
 // log(1 + e^v). 2 atanh(u / (2 + u)) is log(1 + u), here of u <= 1.
@@ -62,6 +65,15 @@ inline void widen(Type type, const Rows& rows, int64_t token, int64_t begin, int
         using E = decltype(element);
         const E* x = row_of<E>(rows, token, 0) + begin;
         each(count, [&](auto lanes, int64_t i) { put(lanes, out + i, get(lanes, x + i)); });
+    });
+}
+
+// Have those elements fetched.
+inline void fetch(Type type, const Rows& rows, int64_t token, int64_t begin, int64_t count) {
+    with_type(type, [&](auto element) {
+        const auto* x = row_of<decltype(element)>(rows, token, 0) + begin;
+        constexpr int64_t kLine = 64 / sizeof(*x);
+        for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(x + i);
     });
 }
 
@@ -123,12 +135,14 @@ struct Numbers {
 };
 
 // advance(token, before, after) along a row, for the part of the state at `begin` of a block whose
-// rows are `stride` apart. `own` keeps the state between tokens after which it is not written.
-template <class Advance>
+// rows are `stride` apart, and coming(token) for tokens ahead. `own` keeps the state between tokens
+// after which it is not written.
+template <class Coming, class Advance>
 inline void walk(const States& s, int64_t first, int64_t stop, int64_t begin, int64_t stride,
-                 Numbers own, const Advance& advance) {
+                 Numbers own, const Coming& coming, const Advance& advance) {
     Numbers before{block_of<float>(s, s.reads[first]) + begin, stride};
     for (int64_t t = first; t < stop; ++t) {
+        if (t + kAhead < stop) coming(t + kAhead);
         const bool is_kept = s.writes[t] >= 0;
         const Numbers after =
             is_kept ? Numbers{block_of<float>(s, s.writes[t]) + begin, stride} : own;
@@ -136,6 +150,26 @@ inline void walk(const States& s, int64_t first, int64_t stop, int64_t begin, in
         before = after;
     }
 }
+
+// Columns of a head's state that a tile computes, a divisor of `dim`: a wider state than that would
+// not stay in the first-level cache from one token to the next.
+inline int64_t columns_of(int64_t size, int64_t dim) {
+    constexpr int64_t kBytes = 32768;
+    int64_t columns = dim;
+    while (columns % 2 == 0 && columns > 4 * kLanes &&
+           size * columns * static_cast<int64_t>(sizeof(float)) > kBytes)
+        columns /= 2;
+    return columns;
+}
+
+// Some columns of a head.
+struct Columns {
+    int64_t head, begin, count;
+
+    // The tile `part` of heads that are cut alike.
+    Columns(int64_t part, int64_t dim, int64_t columns)
+        : head(part / (dim / columns)), begin(part % (dim / columns) * columns), count(columns) {}
+};
 
 // ---- short convolution
 
@@ -163,6 +197,7 @@ inline void conv_lanes(const ShortConvArgs& a, int64_t first, int64_t stop, int6
     const E* begin = block_of<E>(a.states, a.states.reads[first]) + i;
     for (int64_t k = 0; k < past; ++k) window[k] = get(lanes, begin + k * a.width);
     for (int64_t t = first; t < stop; ++t) {
+        if (t + kAhead < stop) __builtin_prefetch(row_of<E>(a.x, t + kAhead, 0) + i);
         const F32 newest = conv_input<E>(a, t, i, lanes);
         F32 sum = splat(0);
         for (int64_t k = 0; k < past; ++k)
@@ -262,7 +297,14 @@ Status mamba_scan(const MambaScanArgs& a, int64_t tokens, Pool& pool) {
                         float* own = memory + 2 * kChannels;
                         const Channels now{memory, memory + kChannels, own + a.size * kChannels,
                                            own + a.size * (kChannels + 1)};
-                        walk(a.states, first, stop, begin, a.width, {own, kChannels},
+                        const auto coming = [&](int64_t token) {
+                            fetch(a.type, a.x, token, begin, count);
+                            fetch(a.type, a.dt, token, begin, count);
+                            if (a.gate.data != nullptr) fetch(a.type, a.gate, token, begin, count);
+                            fetch(a.type, a.b, token, 0, a.size);
+                            fetch(a.type, a.c, token, 0, a.size);
+                        };
+                        walk(a.states, first, stop, begin, a.width, {own, kChannels}, coming,
                              [&](int64_t token, Numbers before, Numbers after) {
                                  mamba_token(a, now, token, begin, count, before, after);
                              });
@@ -299,32 +341,42 @@ inline float mamba2_step(const Mamba2ScanArgs& a, int64_t token, int64_t head) {
     return first(step);
 }
 
-inline void mamba2_token(const Mamba2ScanArgs& a, const Channels& now, int64_t token, int64_t head,
-                         Numbers before, Numbers after) {
-    const int64_t group = head / (a.heads / a.groups);
-    widen(a.type, a.x, token, head * a.dim, a.dim, now.x);
+inline void mamba2_token(const Mamba2ScanArgs& a, const Channels& now, int64_t token,
+                         const Columns& at, Numbers before, Numbers after) {
+    const int64_t head = at.head, group = head / (a.heads / a.groups);
+    const int64_t begin = head * a.dim + at.begin;
+    widen(a.type, a.x, token, begin, at.count, now.x);
     widen(a.type, a.b, token, group * a.size, a.size, now.b);
     widen(a.type, a.c, token, group * a.size, a.size, now.c);
     const F32 step = splat(mamba2_step(a, token, head));
     const F32 kept = exp(mul(step, splat(a.decay[head])));
-    in_groups(a.dim, [&](auto lanes, int64_t i, auto vectors) {
+    in_groups(at.count, [&](auto lanes, int64_t i, auto vectors) {
         mamba2_lanes<vectors.value>(a.size, kept, step, a.skip[head], now, i, lanes, before, after);
     });
-    narrow(a.type, a.out, token, head * a.dim, a.dim, now.x);
+    narrow(a.type, a.out, token, begin, at.count, now.x);
 }
 
 Status mamba2_scan(const Mamba2ScanArgs& a, int64_t tokens, Pool& pool) {
-    const size_t bytes = (a.dim + 2 * a.size + a.size * a.dim) * sizeof(float);
-    return for_rows(a.states, tokens, a.heads, pool,
-                    [&](int64_t first, int64_t stop, int64_t head, int worker) {
-                        auto* own = static_cast<float*>(scratch(pool, worker, bytes));
-                        float* x = own + a.size * a.dim;
-                        const Channels now{x, nullptr, x + a.dim, x + a.dim + a.size};
-                        walk(a.states, first, stop, head * a.size * a.dim, a.dim, {own, a.dim},
-                             [&](int64_t token, Numbers before, Numbers after) {
-                                 mamba2_token(a, now, token, head, before, after);
-                             });
-                    });
+    const int64_t columns = columns_of(a.size, a.dim), parts = a.heads * (a.dim / columns);
+    const size_t bytes = (columns + 2 * a.size + a.size * columns) * sizeof(float);
+    return for_rows(
+        a.states, tokens, parts, pool, [&](int64_t first, int64_t stop, int64_t part, int worker) {
+            auto* own = static_cast<float*>(scratch(pool, worker, bytes));
+            float* x = own + a.size * columns;
+            const Channels now{x, nullptr, x + columns, x + columns + a.size};
+            const Columns at(part, a.dim, columns);
+            const int64_t group = at.head / (a.heads / a.groups);
+            const auto coming = [&](int64_t token) {
+                fetch(a.type, a.x, token, at.head * a.dim + at.begin, columns);
+                fetch(a.type, a.dt, token, at.head, 1);
+                fetch(a.type, a.b, token, group * a.size, a.size);
+                fetch(a.type, a.c, token, group * a.size, a.size);
+            };
+            walk(a.states, first, stop, at.head * a.size * a.dim + at.begin, a.dim, {own, columns},
+                 coming, [&](int64_t token, Numbers before, Numbers after) {
+                     mamba2_token(a, now, token, at, before, after);
+                 });
+        });
 }
 
 // ---- the gated delta rule
@@ -337,12 +389,12 @@ struct Head {
 };
 
 // x / |x|, times `scale`.
-inline void normalise(float* x, int64_t size, float scale) {
+inline void normalise(float* x, int64_t size, float eps, float scale) {
     const float squares = total(size, [&](auto lanes, int64_t i) {
         const F32 v = get(lanes, x + i);
         return mul(v, v);
     });
-    const F32 inverse = splat(1.0f / __builtin_sqrtf(squares + kL2Eps)), factor = splat(scale);
+    const F32 inverse = splat(1.0f / __builtin_sqrtf(squares + eps)), factor = splat(scale);
     each(size, [&](auto lanes, int64_t i) {
         put(lanes, x + i, mul(mul(get(lanes, x + i), inverse), factor));
     });
@@ -374,35 +426,46 @@ inline void delta_lanes(int64_t size, F32 kept, F32 beta, const Head& now, int64
     for (int v = 0; v < N; ++v) put(lanes, now.v + i + v * kLanes, y[v]);
 }
 
-inline void delta_token(const GatedDeltaArgs& a, const Head& now, int64_t token, int64_t head,
+inline void delta_token(const GatedDeltaArgs& a, const Head& now, int64_t token, const Columns& at,
                         Numbers before, Numbers after) {
-    const int64_t keys = head / (a.heads / a.key_heads) * a.size;
+    const int64_t head = at.head, keys = head / (a.heads / a.key_heads) * a.size;
+    const int64_t begin = head * a.dim + at.begin;
     widen(a.type, a.q, token, keys, a.size, now.q);
     widen(a.type, a.k, token, keys, a.size, now.k);
-    widen(a.type, a.v, token, head * a.dim, a.dim, now.v);
-    normalise(now.q, a.size, 1.0f / __builtin_sqrtf(static_cast<float>(a.size)));
-    normalise(now.k, a.size, 1.0f);
+    widen(a.type, a.v, token, begin, at.count, now.v);
+    normalise(now.q, a.size, a.eps, 1.0f / __builtin_sqrtf(static_cast<float>(a.size)));
+    normalise(now.k, a.size, a.eps, 1.0f);
     const float step = of_one(softplus, widen_one(a.type, a.a, token, head) + a.dt_bias[head]);
     const F32 kept = exp(splat(step * a.decay[head]));
     const F32 beta = sigmoid(splat(widen_one(a.type, a.b, token, head)));
-    in_groups(a.dim, [&](auto lanes, int64_t i, auto vectors) {
+    in_groups(at.count, [&](auto lanes, int64_t i, auto vectors) {
         delta_lanes<vectors.value>(a.size, kept, beta, now, i, lanes, before, after);
     });
-    narrow(a.type, a.out, token, head * a.dim, a.dim, now.v);
+    narrow(a.type, a.out, token, begin, at.count, now.v);
 }
 
 Status gated_delta(const GatedDeltaArgs& a, int64_t tokens, Pool& pool) {
-    const size_t bytes = (a.dim + 2 * a.size + a.size * a.dim) * sizeof(float);
-    return for_rows(a.states, tokens, a.heads, pool,
-                    [&](int64_t first, int64_t stop, int64_t head, int worker) {
-                        auto* own = static_cast<float*>(scratch(pool, worker, bytes));
-                        float* v = own + a.size * a.dim;
-                        const Head now{v + a.dim, v + a.dim + a.size, v};
-                        walk(a.states, first, stop, head * a.size * a.dim, a.dim, {own, a.dim},
-                             [&](int64_t token, Numbers before, Numbers after) {
-                                 delta_token(a, now, token, head, before, after);
-                             });
-                    });
+    const int64_t columns = columns_of(a.size, a.dim), parts = a.heads * (a.dim / columns);
+    const size_t bytes = (columns + 2 * a.size + a.size * columns) * sizeof(float);
+    return for_rows(
+        a.states, tokens, parts, pool, [&](int64_t first, int64_t stop, int64_t part, int worker) {
+            auto* own = static_cast<float*>(scratch(pool, worker, bytes));
+            float* v = own + a.size * columns;
+            const Head now{v + columns, v + columns + a.size, v};
+            const Columns at(part, a.dim, columns);
+            const int64_t keys = at.head / (a.heads / a.key_heads) * a.size;
+            const auto coming = [&](int64_t token) {
+                fetch(a.type, a.q, token, keys, a.size);
+                fetch(a.type, a.k, token, keys, a.size);
+                fetch(a.type, a.v, token, at.head * a.dim + at.begin, columns);
+                fetch(a.type, a.a, token, at.head, 1);
+                fetch(a.type, a.b, token, at.head, 1);
+            };
+            walk(a.states, first, stop, at.head * a.size * a.dim + at.begin, a.dim, {own, columns},
+                 coming, [&](int64_t token, Numbers before, Numbers after) {
+                     delta_token(a, now, token, at, before, after);
+                 });
+        });
 }
 
 // ---- the norm with a gate

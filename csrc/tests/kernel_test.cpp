@@ -5,8 +5,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -14,25 +12,16 @@
 #include <vector>
 
 #include "core/arena.hpp"
-#include "core/level.hpp"
 #include "core/pool.hpp"
 #include "core/program.hpp"
 #include "kernels/tables.hpp"
+#include "tests/checks.hpp"
 
 namespace quire {
 namespace {
 
 constexpr int64_t kWidths[] = {1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129};
 constexpr int64_t kTokens[] = {0, 1, 2, 5, 33};
-constexpr Type kTypes[] = {Type::f32, Type::bf16, Type::f16};
-
-void require(bool condition, const std::string& what) {
-    if (condition) return;
-    std::fprintf(stderr, "FAILED: %s\n", what.c_str());
-    std::exit(1);
-}
-
-size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
 // Exactly as many bytes as rows of a stride need, the last row without what follows it.
 struct Array {
@@ -153,9 +142,9 @@ void check_embed(Pool& pool, const Kernels& kernels, const Shape& s) {
     std::vector<int64_t> ids(s.tokens);
     for (int64_t i = 0; i < s.tokens; ++i) ids[i] = (i * 5 + 8) % kTable;
     for (void* place : {static_cast<void*>(nullptr), places.row(0)}) {
-        EmbedArgs args{s.type,       s.width, 0.7f,       ids.data(), table.row(0), kTable,
-                       table.stride, false,   ids.data(), place,      kTable,       places.stride,
-                       out.rows()};
+        EmbedArgs args{s.type, s.width,       0.7f,      ids.data(), table.row(0),
+                       kTable, table.stride,  false,     ids.data(), place,
+                       kTable, places.stride, out.rows()};
         check_rows(
             pool, kernels.embed, args, s.tokens, out, s.width,
             [&](EmbedArgs& a, int64_t t) {
@@ -358,13 +347,9 @@ int main() {
     check_turns();
     check_waiting();
     check_program();
-    for (Level level : compiled_levels()) {
-        const std::string why = refusal(level);
-        if (why.empty()) {
-            check_kernels(level);
-            check_limits(kernels_for(level));
-        }
-        std::printf("%s: %s\n", name(level), why.empty() ? "passed" : why.c_str());
-    }
+    check_levels([](Level level) {
+        check_kernels(level);
+        check_limits(kernels_for(level));
+    });
     return 0;
 }

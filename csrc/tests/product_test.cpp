@@ -5,15 +5,14 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "core/level.hpp"
 #include "core/pool.hpp"
 #include "kernels/tables.hpp"
+#include "tests/checks.hpp"
 
 namespace quire {
 #if defined(QUIRE_HAS_EMULATED)
@@ -29,15 +28,7 @@ namespace {
 constexpr int64_t kInputs[] = {1, 2, 7, 33, 128, 129, 260, 560};
 constexpr int64_t kOutputs[] = {1, 2, 31, 32, 34, 70};
 constexpr int64_t kTokens[] = {0, 1, 2, 5, 13, 33, 241};
-constexpr Type kTypes[] = {Type::f32, Type::bf16, Type::f16};
 
-void require(bool condition, const std::string& what) {
-    if (condition) return;
-    std::fprintf(stderr, "FAILED: %s\n", what.c_str());
-    std::exit(1);
-}
-
-int64_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 // Bytes of its own, whose ends are guarded.
@@ -265,11 +256,7 @@ void check_level(Level level) {
 
 int main() {
     using namespace quire;
-    for (Level level : compiled_levels()) {
-        const std::string why = refusal(level);
-        if (why.empty()) check_level(level);
-        std::printf("%s: %s\n", name(level), why.empty() ? "passed" : why.c_str());
-    }
+    check_levels(check_level);
 #if defined(QUIRE_HAS_EMULATED)
     if (refusal(Level::avx512).empty()) {
         check_emulated();

@@ -1,16 +1,14 @@
-// Runs the sampling kernels of every level over odd vocabularies, numbers of every kind, and few and
-// many rows, on buffers whose ends AddressSanitizer guards, and checks that a row alone gives what
-// it gives among others. Values are checked in Python.
+// Runs the sampling kernels of every level over odd vocabularies, numbers of every kind, and few
+// and many rows, on buffers whose ends AddressSanitizer guards, and checks that a row alone gives
+// what it gives among others. Values are checked in Python.
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "core/level.hpp"
 #include "core/pool.hpp"
 #include "kernels/tables.hpp"
+#include "tests/checks.hpp"
 
 namespace quire {
 namespace {
@@ -18,17 +16,11 @@ namespace {
 constexpr int64_t kWidths[] = {1, 2, 15, 16, 17, 63, 64, 65, 130, 16384, 16385, 33000};
 constexpr int64_t kTokens[] = {0, 1, 3, 11};
 constexpr double kSettings[][4] = {
-    {0, 0, 1, 0},    {1, 0, 1, 0},     {0.01, 0, 1, 0}, {0.7, 5, 1, 0},      {1, 16385, 1, 0},
-    {1, 0, 0.9, 0},  {2, 0, 0.9999, 0}, {1, 0, 1, 0.05}, {0.5, 40, 0.8, 0.01}, {1, 1, 1e-9, 1},
+    {0, 0, 1, 0},   {1, 0, 1, 0},      {0.01, 0, 1, 0}, {0.7, 5, 1, 0},       {1, 16385, 1, 0},
+    {1, 0, 0.9, 0}, {2, 0, 0.9999, 0}, {1, 0, 1, 0.05}, {0.5, 40, 0.8, 0.01}, {1, 1, 1e-9, 1},
 };
 
 enum class Kind { normal, equal, masked, wild };
-
-void require(bool condition, const std::string& what) {
-    if (condition) return;
-    std::fprintf(stderr, "FAILED: %s\n", what.c_str());
-    std::exit(1);
-}
 
 std::vector<float> logits_of(Kind kind, int64_t count) {
     std::vector<float> values(count);
@@ -60,7 +52,9 @@ void check_rows(Pool& pool, const Kernels& kernels, int64_t width, int64_t token
     std::vector<int64_t> ids(tokens), largest(tokens), wanted(tokens, width - 1);
     std::vector<float> peaks(tokens), values(tokens), out(tokens * width), sums(tokens), tops;
     top_ids.resize(tokens * num_top), tops.resize(tokens * num_top);
-    const auto at = [&](int64_t i) { return LogitsRows{logits.data() + i * stride, stride, width}; };
+    const auto at = [&](int64_t i) {
+        return LogitsRows{logits.data() + i * stride, stride, width};
+    };
     const auto run = [&](int64_t first, int64_t count, int64_t* id, float* peak, int64_t* most,
                          float* most_value, float* cut) {
         const double* s = settings.data() + 4 * first;
@@ -80,8 +74,8 @@ void check_rows(Pool& pool, const Kernels& kernels, int64_t width, int64_t token
         require(same(largest, i, &most, 1) && same(values, i, &value, 1), "greedy: alone differs");
         require(same(out, i * width, cut.data(), width), "truncate: a row alone differs");
     }
-    const RankArgs rank{at(0),        wanted.data(), num_top,      top_ids.data(),
-                        tops.data(),  ranks.data(),  peaks.data(), sums.data()};
+    const RankArgs rank{at(0),       wanted.data(), num_top,      top_ids.data(),
+                        tops.data(), ranks.data(),  peaks.data(), sums.data()};
     require(kernels.rank(rank, tokens, pool) == Status::ok, "rank");
     for (int32_t id : top_ids) require(id >= 0 && id < width, "a rank beyond the vocabulary");
     for (int64_t wrong : {int64_t{-1}, width}) {
@@ -96,15 +90,12 @@ void check_rows(Pool& pool, const Kernels& kernels, int64_t width, int64_t token
 
 int main() {
     using namespace quire;
-    for (Level level : compiled_levels()) {
-        const std::string why = refusal(level);
+    check_levels([](Level level) {
         Pool pool(3);
-        if (why.empty())
-            for (int64_t width : kWidths)
-                for (int64_t tokens : kTokens)
-                    for (Kind kind : {Kind::normal, Kind::equal, Kind::masked, Kind::wild})
-                        check_rows(pool, kernels_for(level), width, tokens, kind);
-        std::printf("%s: %s\n", name(level), why.empty() ? "passed" : why.c_str());
-    }
+        for (int64_t width : kWidths)
+            for (int64_t tokens : kTokens)
+                for (Kind kind : {Kind::normal, Kind::equal, Kind::masked, Kind::wild})
+                    check_rows(pool, kernels_for(level), width, tokens, kind);
+    });
     return 0;
 }

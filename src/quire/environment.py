@@ -36,7 +36,8 @@ VARIABLES = (
     Variable(
         "QUIRE_CPU_ISA",
         "an instruction set",
-        "The native kernels to run, one of those that `quire doctor` lists; default the best.",
+        "The native kernels to run, one of those that `quire doctor` lists; default the fastest "
+        "(`avx512_vnni` rather than `avx512_bf16` on processors with AMX).",
     ),
     Variable(
         "QUIRE_LOG_STATS_INTERVAL",

@@ -7,13 +7,13 @@ csrc/kernels/attention_softmax.hpp.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.kernels.cpu.kv_ops import CpuKV
 from quire.kernels.cpu.program import CpuPlan, IntArray
+from quire.kernels.cpu.row_arguments import norm_of, turns
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import PAD_SLOT
 from quire.ops.attention import AttentionArgs
@@ -69,7 +69,7 @@ class AttentionOps:
             kv.native,
             slots.data_ptr(),
             positions.data_ptr(),
-            *self._turns(num_tokens, rotary),
+            *turns(runtime, num_tokens, rotary),
             *self._norms(num_tokens, qk_norm, head_dim, qkv.dtype),
             math.inf if clip is None else clip,
         )
@@ -105,22 +105,13 @@ class AttentionOps:
             self._memory(0, 0, 1, 0, head_dim, 1, 0, 0, 0, 0, False),
             nowhere.data_ptr(),
             positions.data_ptr(),
-            *self._turns(num_tokens, rotary),
+            *turns(runtime, num_tokens, rotary),
             *self._norms(
                 num_tokens, None if q_norm is None else QKNorm(q_norm, q_norm), head_dim, q.dtype
             ),
             math.inf,
         )
         return out
-
-    def _turns(self, num_tokens: int, rotary: RotaryTable | None) -> tuple[object, ...]:
-        """A table for the kernel."""
-        if rotary is None:
-            return (0, 0, 0, False)
-        table = rotary.cos_sin
-        assert table.dtype is torch.float32 and table.is_contiguous()
-        self._runtime.keep(num_tokens, table)
-        return (table.data_ptr(), table.shape[0], rotary.dim, rotary.interleaved)
 
     def _norms(
         self, num_tokens: int, n: QKNorm | None, head_dim: int, dtype: torch.dtype
@@ -130,14 +121,8 @@ class AttentionOps:
             return (self._over["none"], False, *none, *none, 0)
         over = self._over["full" if n.over == "full" else "head"]
         stride = head_dim if n.over == "per_head" else 0
-        sides = (*self._norm(num_tokens, n.q, dtype), *self._norm(num_tokens, n.k, dtype))
-        return (over, n.after_rope, *sides, stride)
-
-    def _norm(self, num_tokens: int, n: NormWeight, dtype: torch.dtype) -> Sequence[object]:
-        for tensor in (n.weight, n.bias):
-            assert tensor is None or (tensor.dtype is dtype and tensor.is_contiguous())
-        self._runtime.keep(num_tokens, n.weight, n.bias)
-        return self._kinds[n.kind], n.eps, _address(n.weight), _address(n.bias)
+        sides = [norm_of(self._runtime, num_tokens, side, dtype) for side in (n.q, n.k)]
+        return (over, n.after_rope, *sides[0], *sides[1], stride)
 
     def plan_attention(
         self,
@@ -186,7 +171,3 @@ class AttentionOps:
             return 0, self._types[torch.float32]
         assert values.shape == (heads,) and values.is_contiguous()
         return values.data_ptr(), self._types[values.dtype]
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.program import CpuPlan, IntArray
+from quire.kernels.cpu.row_arguments import norm_of, turns
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.kv import LayerLatents
 from quire.ops.norm import NormWeight
@@ -44,7 +45,6 @@ class LatentOps:
         self._context = runtime.context
         self._native = native
         self._types = runtime.types
-        self._kinds = native.NormKind.__members__
 
     def pack_heads(self, weight: Tensor) -> CpuHeads:
         """weight [H, out, in] is copied."""
@@ -113,16 +113,9 @@ class LatentOps:
         num_tokens, heads, rotated = q.shape
         assert x.shape[1] == latents.width == latents.rank + rotated
         assert x.dtype is q.dtype is latents.data.dtype
-        table, turns = None, (0, 0, False)
-        if rotary is not None:
-            table = rotary.cos_sin
-            assert table.dtype is torch.float32 and table.is_contiguous()
-            assert rotary.dim == rotated
-            turns = (table.data_ptr(), table.shape[0], rotary.interleaved)
-        for tensor in (norm.weight, norm.bias):
-            assert tensor is None or (tensor.dtype is x.dtype and tensor.is_contiguous())
-        kept = (latents.data, slots, positions, table, norm.weight, norm.bias)
-        runtime.keep(num_tokens, q, x, *kept)
+        assert rotary is None or rotary.dim == rotated
+        table, num_positions, _, interleaved = turns(runtime, num_tokens, rotary)
+        runtime.keep(num_tokens, q, x, latents.data, slots, positions)
         out = runtime.output(q.shape, q.dtype)
         self._context.latent_store(
             self._types[q.dtype],
@@ -137,10 +130,10 @@ class LatentOps:
             self._memory(latents),
             slots.data_ptr(),
             positions.data_ptr(),
-            *turns,
-            self._kinds[norm.kind],
-            norm.eps,
-            *(0 if part is None else part.data_ptr() for part in (norm.weight, norm.bias)),
+            table,
+            num_positions,
+            interleaved,
+            *norm_of(runtime, num_tokens, norm, x.dtype),
         )
         return out
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.runtime import CpuRuntime
+from quire.ops.mixers.state import L2_EPS
 from quire.ops.norm import NormWeight
 
 Rows = tuple[int, int]
@@ -151,6 +152,7 @@ class StateOps:
             dim,
             size,
             *map(self._rows, (q, k, v, a, b, out)),
+            L2_EPS,
             self._wide(len(v), decay),
             self._wide(len(v), dt_bias),
             self._states(states, reads, writes),

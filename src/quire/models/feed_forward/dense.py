@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 from torch import Tensor
@@ -30,68 +32,44 @@ class DenseFeedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class XieluFeedForward:
-    """A feed-forward part whose activation has learned numbers [4], see `ops.xielu`."""
+class ActivatedFeedForward:
+    """A feed-forward part whose activation is an op of its own: [T, up's outputs] -> [T, inner]."""
 
     ops: Ops
     up: LinearWeight
     down: Projection
-    numbers: Tensor
+    activate: Callable[[Tensor], Tensor]
 
     def __call__(self, h: Tensor) -> Tensor:
         """h [T, C] -> [T, C]."""
-        return self.down(self.ops.xielu(self.ops.linear(h, self.up), self.numbers))
-
-
-@dataclass(frozen=True, slots=True)
-class BoundedFeedForward:
-    """A gated feed-forward part whose gates and inputs have a bound, see `ops.bounded_gated`."""
-
-    ops: Ops
-    up: LinearWeight
-    down: Projection
-    act: str
-    bound: float
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """h [T, C] -> [T, C]."""
-        ops = self.ops
-        return self.down(ops.bounded_gated(ops.linear(h, self.up), self.act, self.bound))
-
-
-@dataclass(frozen=True, slots=True)
-class SparseFeedForward:
-    """A gated feed-forward part that cuts its gates at their mean plus so many standard deviations,
-    see `ops.sparse_gated`.
-    """
-
-    ops: Ops
-    up: LinearWeight
-    down: Projection
-    act: str
-    deviations: float
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """h [T, C] -> [T, C]."""
-        ops = self.ops
-        return self.down(ops.sparse_gated(ops.linear(h, self.up), self.act, self.deviations))
+        return self.down(self.activate(self.ops.linear(h, self.up)))
 
 
 def make_dense(make: Maker, at: str, m: Mlp) -> FeedForward:
     """Build the part whose leaves' names begin with `at`, in their order."""
+    ops = make.ops
     up = make.linear(at + "up", *[at + part for part in inputs_of(m)])
+    activate = _activation(make, at, m)
+    down = make.row_linear(at + "down", m.width)
+    if activate is None:
+        return DenseFeedForward(ops, up, down, m.act, m.gated)
+    return ActivatedFeedForward(ops, up, down, activate)
+
+
+def _activation(make: Maker, at: str, m: Mlp) -> Callable[[Tensor], Tensor] | None:
+    """What follows the first product; None where one op is both."""
+    ops = make.ops
     if m.bound is not None:
         assert m.gated and not m.sparsity, "gates without another form"
-        down = make.row_linear(at + "down", m.width)
-        return BoundedFeedForward(make.ops, up, down, m.act, m.bound)
+        return partial(ops.bounded_gated, act=m.act, bound=m.bound)
     if m.sparsity:
         assert m.gated and m.sparsity < 1.0, "a share of gates"
-        down, deviations = make.row_linear(at + "down", m.width), NormalDist().inv_cdf(m.sparsity)
-        return SparseFeedForward(make.ops, up, down, m.act, deviations)
-    if m.act != "xielu":
-        return DenseFeedForward(make.ops, up, make.row_linear(at + "down", m.width), m.act, m.gated)
-    numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])
-    return XieluFeedForward(make.ops, up, make.row_linear(at + "down", m.width), numbers)
+        deviations = NormalDist().inv_cdf(m.sparsity)
+        return partial(ops.sparse_gated, act=m.act, deviations=deviations)
+    if m.act == "xielu":
+        numbers = make.merged(at + "xielu", [f"{at}xielu.{part}" for part in XIELU_PARTS])
+        return partial(ops.xielu, numbers=numbers)
+    return None
 
 
 def inputs_of(m: Mlp | Moe) -> tuple[str, ...]:
