@@ -60,8 +60,9 @@ most a hundred lines in this repository (`tests/models/hostile/references.py`).
 """
 _MODELS_END = """
 Within these families are refused by name: OPT 350m, whose norms come after its sub-layers; StableLM
-2 12B, which stores a norm for each head as a tensor of its own; MPT without linear biases;
-checkpoints whose weights are quantised.
+2 12B, which stores a norm for each head as a tensor of its own; MPT without linear biases.
+[quantization.md](quantization.md) has the quantised checkpoints that are read, and
+[weights.md](weights.md) the formats of files.
 
 ## Everything else, through transformers
 
@@ -88,7 +89,8 @@ follows. `--model-impl auto` does so for architectures that are not in the table
   records no program and a GPU captures no graphs. transformers is imported at start, by the process
   that plans the engine (400 MB) and by the core. Weights are read to the host's memory before they
   are packed. Not possible: `quantization`, `deterministic`, `enable_expert_parallel`,
-  `enable_return_routed_experts`, benchmarks against the machine's limits.
+  `enable_return_routed_experts`, weights in mapped files, a `load_format` other than safetensors
+  files and dummy, `save_sharded_state`, benchmarks against the machine's limits.
 - **Which bits.** Linear layers, stacked experts and the head multiply with Quire's kernels, and
   attention is Quire's, so that on CPUs with native kernels a request has the same bits alone, in a
   crowd, in chunks, preempted and after prefix hits, where two things hold: the widths of its layers

@@ -30,7 +30,8 @@ VARIABLES = (
     Variable(
         "QUIRE_CACHE_DIR",
         "a folder",
-        "Where random checkpoints of `quire bench` are kept; default ~/.cache/quire.",
+        "For random checkpoints of `quire bench`, and weights that do not fit in memory; default "
+        "~/.cache/quire.",
     ),
     Variable(
         "QUIRE_CPU_ISA",

@@ -18,7 +18,7 @@ VERBS = [
     for name, entry in vars(kind).items()
     if isinstance(entry, Verb)
 ]
-ARGUMENTS = {"collective_rpc": ("check_health",)}
+ARGUMENTS = {"collective_rpc": ("check_health",), "save_sharded_state": ("folder",)}
 
 
 class Blocking(BlockingControl):

@@ -38,22 +38,59 @@ def test_a_hub_id_is_downloaded(tmp_path, monkeypatch):
     assert call["cache_dir"] == "/cache"
 
 
-@pytest.mark.parametrize("what", ["config", "tokenizer", "weights", "all"])
-def test_code_and_pickles_are_never_downloaded(tmp_path, monkeypatch, what):
+REPOSITORY = [
+    *("config.json", "params.json", "tokenizer.json", "tekken.json", "tokenizer.model.v3"),
+    *("model.safetensors", "consolidated.safetensors", "original/model.safetensors"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "original/weights.pth"),
+    *("modeling_evil.py", "handler.sh"),
+]
+TOKENIZER = {"tokenizer.json", "tekken.json", "tokenizer.model.v3"}
+MISTRALS = {"params.json", "consolidated.safetensors"}
+
+
+def fetched(call, files):
+    """What of a repository's files a call of snapshot_download takes."""
+    keys = ("allow_patterns", "ignore_patterns")
+    return set(huggingface_hub.utils.filter_repo_objects(files, **{key: call[key] for key in keys}))
+
+
+@pytest.mark.parametrize(
+    ("what", "load_format", "wanted"),
+    [
+        ("config", "safetensors", set()),
+        ("tokenizer", "safetensors", TOKENIZER),
+        ("weights", "safetensors", {"model.safetensors"}),
+        ("weights", "runai_streamer", {"model.safetensors"}),
+        ("weights", "pt", {"pytorch_model.bin", "pytorch_model.bin.index.json"}),
+        ("weights", "mistral", MISTRALS),
+        ("all", "safetensors", {*TOKENIZER, "model.safetensors"}),
+        ("all", "mistral", {*TOKENIZER, *MISTRALS}),
+    ],
+)
+def test_only_what_is_read_is_downloaded(tmp_path, monkeypatch, what, load_format, wanted):
     hub = Hub(monkeypatch, tmp_path)
-    locate("owner/name", what=what)
-    files = huggingface_hub.utils.filter_repo_objects(
-        [
-            *("config.json", "tokenizer.json", "model.safetensors", "modeling_evil.py"),
-            *("pytorch_model.bin", "consolidated.safetensors", "original/model.safetensors"),
-        ],
-        allow_patterns=hub.calls[0]["allow_patterns"],
-        ignore_patterns=hub.calls[0]["ignore_patterns"],
-    )
-    wanted = set(files)
-    assert "config.json" in wanted
-    assert wanted <= {"config.json", "tokenizer.json", "model.safetensors"}
-    assert ("model.safetensors" in wanted) == (what in ("weights", "all"))
+    locate("owner/name", what=what, load_format=load_format)
+    [call] = hub.calls
+    assert fetched(call, REPOSITORY) == {"config.json", *wanted}
+
+
+@pytest.mark.parametrize(
+    ("stored", "times"), [("model.safetensors", 1), ("consolidated.safetensors", 2), ("x.bin", 3)]
+)
+def test_other_formats_are_fetched_where_there_is_no_first_choice(
+    tmp_path, monkeypatch, stored, times
+):
+    hub = Hub(monkeypatch, tmp_path)
+    download = hub.download
+
+    def fetch(repo, **keywords):
+        for name in fetched(keywords, [stored]):
+            (tmp_path / name).touch()
+        return download(repo, **keywords)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    locate("owner/name", what="weights")
+    assert len(hub.calls) == times and (tmp_path / stored).exists()
 
 
 def response_error(kind):

@@ -220,13 +220,6 @@ def test_no_corruption_of_a_header_escapes(checkpoints, tmp_path):
             assert str(error)
 
 
-def test_pickled_weights_are_never_read(checkpoints, tmp_path):
-    folder = copied(checkpoints["llama"], tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(LoadError, match="pytorch_model.bin is a pickle"):
-        load_folder(folder)
-
-
 def test_files_without_an_index_are_not_guessed_at(checkpoints, tmp_path):
     folder = copied(checkpoints["llama"], tmp_path)
     (folder / "model.safetensors").rename(folder / "a.safetensors")

@@ -18,7 +18,8 @@ from quire.models.max_length import LengthFacts
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, in numbers.
 
-    `model_impl`: "quire" or "transformers". `memories`: what each layer remembers of a request.
+    `model_impl`: "quire" or "transformers". `load_format`: of the files that have its weights.
+    `tokenizer_mode`: of its tokenizer's files. `memories`: what each layer remembers of a request.
     `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
     together. `widest`: elements of the widest activation of one token, for the workspace.
     `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
@@ -27,6 +28,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     folder: str
+    tokenizer_mode: str = "hf"
+    load_format: str = "safetensors"
     tokenizer_folder: str | None
     architecture: str
     model_impl: str = "quire"

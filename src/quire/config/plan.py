@@ -22,7 +22,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     layers. With a `memory_share` both are estimates: the worker measures what its workspace leaves
     of that share of a device's free memory. `snapshot_interval` None: there are no snapshots of
     recurrent states. `tokenizer_folder` None: no tokenizer. `max_logprobs`
-    is at most the vocabulary. `reasons` has an entry for every field shown by `explain()`; `notes`
+    is at most the vocabulary. `weights_folder`: where weights are kept in mapped files; None: in
+    memory. `reasons` has an entry for every field shown by `explain()`; `notes`
     are messages for the user.
     """
 
@@ -35,6 +36,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     hf_config: dict[str, Any]
     load_format: str
+    weights_folder: str | None
     dtype: str
     quantization: str | None
     seed: int

@@ -18,24 +18,27 @@ from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
 from quire.models import find_family
-from quire.models.config_reader import read_config, token_ids, unsupported
+from quire.models.config_reader import token_ids, unsupported
 from quire.models.costs import coded_tensors, size_in_codes
 from quire.models.foreign.implementation import AnyDecoder, choose_implementation, describe_model
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
+from quire.models.loading.folder_files import found_format, read_folder_config, read_header
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
 from quire.models.spec import Block, Decoder
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
+from quire.text.tokenizer_formats.folder import found_mode
 
 EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_LARGEST_HEADER = 100 << 20
+_ANY_FILES = ("auto", "hf", "mmap")
+"""Values of `load_format` that leave open which files are read."""
 
 
 def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
@@ -52,16 +55,20 @@ def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
 def gather_model_facts(args: EngineOptions) -> ModelFacts:
     """Find the model's files (downloaded where `model` is a hub id) and read the small ones."""
     folder = _model_folder(args)
-    config = overridden(read_config(folder), args.hf_overrides)
+    load_format = _load_format(args, folder)
+    config = overridden(read_folder_config(folder, load_format), args.hf_overrides)
     model_impl, why = choose_implementation(config, args.model_impl)
     decoder = describe_model(config, model_impl)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
+    tokenizer_folder = _tokenizer_folder(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
-        tokenizer_folder=_tokenizer_folder(args, folder),
+        load_format=load_format,
+        tokenizer_folder=tokenizer_folder,
+        tokenizer_mode=_tokenizer_mode(args, tokenizer_folder),
         architecture=config["architectures"][0],
         model_impl=model_impl,
         model_impl_reason=why,
@@ -112,17 +119,12 @@ def _header_dtype(file: Path) -> str:
     """The type of the first tensor of numbers in a safetensors file; the loader checks the file in
     earnest.
     """
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > _LARGEST_HEADER:
-            raise LoadError(
-                f"{file} is no safetensors file: its header would be {size} bytes long."
-            )
-        try:
-            header = json.loads(stream.read(size))
-            named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
+    text = read_header(file)
+    try:
+        header = json.loads(text)
+        named = [str(v["dtype"]) for k, v in header.items() if k != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise LoadError(f"{file} is no safetensors file: {error!r}.") from error
     numbers = next((name for name in named if name in _DTYPES), named[0] if named else "F32")
     return _DTYPES.get(numbers, numbers)
 
@@ -136,7 +138,18 @@ def _model_folder(args: EngineOptions) -> Path:
         token=args.hf_token,
         download_dir=args.download_dir,
         what=_wanted_files(args),
+        load_format="auto" if args.load_format in _ANY_FILES else args.load_format,
     )
+
+
+def _load_format(args: EngineOptions, folder: Path) -> str:
+    """The format of the weights' files, which `auto` and its like leave open."""
+    if args.load_format not in _ANY_FILES:
+        return args.load_format
+    found = found_format(folder)
+    if args.load_format == "hf" and found == "mistral":
+        return "safetensors"
+    return found
 
 
 def _embedded_folder() -> Path:
@@ -167,6 +180,12 @@ def _tokenizer_folder(args: EngineOptions, folder: Path) -> str | None:
         what="tokenizer",
     )
     return str(found)
+
+
+def _tokenizer_mode(args: EngineOptions, folder: str | None) -> str:
+    if args.tokenizer_mode != "auto":
+        return args.tokenizer_mode
+    return "hf" if folder is None else found_mode(Path(folder))
 
 
 def _generation_config(args: EngineOptions, folder: Path) -> tuple[dict[str, Any], str]:

@@ -11,6 +11,7 @@ that HTTP clients may use has a row in server/admin.py, too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -110,6 +111,18 @@ class ControlVerbs(UnbuiltEngineMethods):
         Raises TimeoutError when a core in another process has not answered after `timeout` seconds.
         """
         return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
+
+    @verb()
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> Utility[list[str]]:
+        """Write each worker's part of the weights into files in `path`, for
+        load_format="sharded_state", and return their names; config.json and the tokenizer's files
+        are the caller's to copy. `max_size`: bytes of a file at most.
+
+        Raises InvalidParameter for a `pattern` other than None or the one that is looked for.
+        """
+        return Utility("save_sharded_state", (os.fspath(path), pattern, max_size))
 
     @verb(convert=tuple)
     def get_supported_tasks(self) -> Utility[tuple[str, ...]]:

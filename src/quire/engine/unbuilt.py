@@ -77,8 +77,7 @@ class UnbuiltAsyncMethods(UnbuiltTransferMethods):
 class UnbuiltCoreMethods(UnbuiltEngineMethods):
     """Of `EngineCore` alone."""
 
-    save_sharded_state = Refused("Keep the checkpoint that the weights were read from.")
-    save_tensorized_model = Refused("Keep the checkpoint that the weights were read from.")
+    save_tensorized_model = Refused("Use save_sharded_state().")
     preprocess_add_request = Refused("add_request takes the message as it comes from the wire.")
     post_step = Refused("There are no drafts to take after a step: step() does all of it.")
 

@@ -54,7 +54,11 @@ def open_platform(config: WorkerConfig) -> Platform:
 
 
 def _open_cpu(config: WorkerConfig) -> Platform:
-    runtime = open_runtime(num_threads=config.num_threads, isa=read_environment().cpu_isa)
+    runtime = open_runtime(
+        num_threads=config.num_threads,
+        isa=read_environment().cpu_isa,
+        weights_folder=config.weights_folder,
+    )
     ops = _select(config, runtime)
     if runtime is None or not config.use_graphs:
         return Platform(CpuDevice(), ops, lambda model, _: EagerForward(model))

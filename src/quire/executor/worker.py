@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, NotBuiltYet
 from quire.executor.profiler import Profiler
 from quire.executor.worker_config import WorkerFacts
 from quire.runner.model import RunnableModel
 from quire.runner.residence import Residence
 from quire.runner.runner import ModelRunner, NoTokens, Step
 from quire.scheduling.step import StepPlan
+
+
+class SaveWeights(Protocol):
+    """Writes a worker's weights into a folder, and returns the files."""
+
+    def __call__(
+        self, target: Path, *, pattern: str | None = None, max_size: int | None = None
+    ) -> list[Path]: ...
 
 
 class Worker:
@@ -24,13 +33,17 @@ class Worker:
         facts: WorkerFacts,
         rank: int = 0,
         *,
+        save: SaveWeights | None,
         profiler: Profiler | None = None,
     ) -> None:
-        """`profiler` None: profiling is not possible."""
+        """`save` writes the worker's weights; None: the model is one of transformers. `profiler`
+        None: profiling is not possible.
+        """
         self.model_runner = runner
         self.facts = facts
         self.rank = rank
         self._residence = residence
+        self._save = save
         self._profiler = profiler
         self.launch = runner.launch if profiler is None else self._launch_profiled
         """launch(plan) starts a step on this device."""
@@ -69,6 +82,20 @@ class Worker:
         """Load the checkpoint again, in place of the present weights."""
         self._residence.release(["weights"])
         self._residence.restore(["weights"])
+
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> list[str]:
+        """Write this worker's part of the weights into a folder, for load_format="sharded_state";
+        returns the files. `max_size`: bytes of a file at most; `pattern` None: the only names.
+
+        Raises InvalidParameter for another pattern, NotBuiltYet for a quantised checkpoint or a
+        model of transformers, LoadError for what cannot be read or written.
+        """
+        if self._save is None:
+            value = "save_sharded_state with model_impl=transformers"
+            raise NotBuiltYet("method", value, "Keep the checkpoint.")
+        return [str(f) for f in self._save(Path(path), pattern=pattern, max_size=max_size)]
 
     def profile(self, is_start: bool = True, prefix: str | None = None) -> str | None:
         """Start a trace of this worker's steps, or end it and give its file's path.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,18 +12,18 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.executor.kv_sizing import PROBE_BLOCKS, size_kv_cache
 from quire.executor.platform import Platform
 from quire.executor.profiler import Profiler
-from quire.executor.worker import Worker
+from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
-from quire.models.loading.weights import load_model
+from quire.models.loading.weights import load_model, save_sharded_state
 from quire.models.spec import Decoder
 from quire.ops import Ops
 from quire.params import SamplingParams
-from quire.quantization import RECIPES, UNQUANTIZED
+from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
 from quire.runner.forward.lockstep_forward import LockStepForward
@@ -37,6 +38,8 @@ from quire.runner.sampling import Sampler
 from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
 from quire.runner.warm_up import warm_up
+
+logger = logging.getLogger(__name__)
 
 
 def build_worker(
@@ -54,6 +57,12 @@ def build_worker(
     """
     device = platform.device
     free_at_start = platform.free_bytes() if platform.free_bytes is not None else 0
+    if config.weights_folder is not None:
+        logger.warning(
+            "Weights are kept in mapped files in %s: what does not stay in memory is read from the "
+            "disk in every step.",
+            config.weights_folder,
+        )
     load = _loader(config, platform, exchange, group)
     model = load()
     kv_cache = _kv_cache(config, [model.spec], platform.ops)
@@ -111,6 +120,7 @@ def build_worker(
         ),
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
+        save=_saver(config, platform, group),
     )
 
 
@@ -141,7 +151,8 @@ def _loader(
         dtype=config.dtype,
         device=platform.device.torch,
         load_format=config.load_format,
-        recipe=UNQUANTIZED if config.quantization is None else RECIPES[config.quantization],
+        weights_folder=config.weights_folder,
+        recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,
         family=find_family(config.hf_config),
@@ -150,6 +161,32 @@ def _loader(
         group=group,
         keeps_experts=config.keeps_experts,
     )
+
+
+def _saver(
+    config: WorkerConfig, platform: Platform, group: WorkerGroup | None
+) -> SaveWeights | None:
+    """Return the function that writes the worker's part of the weights; None for a model of
+    transformers, whose weights are not parts of a decoder.
+    """
+    if config.model_impl == "transformers":
+        return None
+    return partial(
+        save_sharded_state,
+        Path(config.model_folder),
+        read_spec(config.hf_config),
+        device=platform.device.torch,
+        load_format=config.load_format,
+        seed=config.seed,
+        family=find_family(config.hf_config),
+        storage=read_storage(config.hf_config),
+        recipe=_recipe(config),
+        group=group,
+    )
+
+
+def _recipe(config: WorkerConfig) -> Recipe:
+    return UNQUANTIZED if config.quantization is None else RECIPES[config.quantization]
 
 
 def _kv_cache(config: WorkerConfig, specs: Sequence[AnyDecoder], ops: Ops) -> KVCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from quire.config.profiler_config import ProfilerConfig
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
-from quire.models.loading.weights import LoadFormat
+from quire.models.loading.folder_files import LoadFormat
 from quire.runner.sampling import LogitsProcessor
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.settings import KVGroupSpec
@@ -30,6 +31,7 @@ class WorkerConfig:
     hf_config: dict[str, Any]
     model_impl: ModelImpl
     load_format: LoadFormat
+    weights_folder: Path | None
     dtype: torch.dtype
     quantization: str | None
     seed: int

@@ -50,7 +50,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     `thread_limit`: set by the environment. `features`: names of CPU features that change a
     decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
     release that torch is built for. `device`: where an engine runs, whose memory is then the one
-    meant here (config/resolve/device.py).
+    meant here (config/resolve/device.py). `weights_folder`: where weights could be kept in files,
+    and `free_disk_bytes` the room for them, 0 where files are in memory.
     """
 
     cpu_name: str
@@ -68,6 +69,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuFacts | None = None
     gpu_missing: str = "none was looked for"
     torch_cuda: str | None = None
+    weights_folder: str = ""
+    free_disk_bytes: int = 0
 
     @property
     def has_fast_bfloat16(self) -> bool:

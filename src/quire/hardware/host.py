@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from quire.environment import read_environment
+from quire.hardware.disk import free_disk_bytes
 from quire.hardware.facts import LogicalCpu, MachineFacts
 from quire.hardware.nvidia import find_gpu, torch_cuda_version
 from quire.hardware.topology import (
@@ -46,13 +47,14 @@ def gather_machine_facts(root: Path = Path("/")) -> MachineFacts:
     """Inspect the machine as it is now; free memory changes from call to call. Descriptions of the
     machine are read below `root`.
     """
-    read = read_below(root)
+    read, environment = read_below(root), read_environment()
     cpus = read_topology(read, usable_cpus(read) or _own_affinity())
     cpu_info = read("/proc/cpuinfo")
     quota = cpu_quota(read)
     num_cores = max(1, math.ceil(min(count_cores(cpus), quota)))
     total, free, source = memory(read, process_limits(read, num_cores))
     gpu, gpu_missing = find_gpu()
+    weights_folder = environment.cache_dir / "weights"
     return MachineFacts(
         cpu_name=cpu_name(cpu_info),
         num_cpus=len(cpus) or os.cpu_count() or 1,
@@ -64,10 +66,12 @@ def gather_machine_facts(root: Path = Path("/")) -> MachineFacts:
         total_memory_bytes=total,
         free_memory_bytes=free,
         memory_limit_source=source,
-        thread_limit=read_environment().thread_limit,
+        thread_limit=environment.thread_limit,
         gpu=gpu,
         gpu_missing=gpu_missing,
         torch_cuda=torch_cuda_version(),
+        weights_folder=str(weights_folder),
+        free_disk_bytes=free_disk_bytes(read, weights_folder),
     )
 
 

@@ -78,7 +78,10 @@ class LongTexts:
     ) -> None:
         self._tokenizer = tokenizer
         start = TextStart(
-            tokenizer_folder=tokenizer.name_or_path, time_s=time_s, memory_bytes=memory_bytes
+            tokenizer_folder=tokenizer.name_or_path,
+            tokenizer_mode=tokenizer.mode,
+            time_s=time_s,
+            memory_bytes=memory_bytes,
         )
         self._tokenizing = _Pace("Tokenizing", is_slow=tokenizer.may_backtrack)
         self._rendering = _Pace("The chat template")

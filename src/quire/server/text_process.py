@@ -40,6 +40,7 @@ class TextStart(ChildStart, kw_only=True):
     """
 
     tokenizer_folder: str
+    tokenizer_mode: str
     time_s: float
     memory_bytes: int
 
@@ -114,7 +115,7 @@ def _run(start: TextStart, pipe: socket.socket) -> int:
     takes too much time.
     """
     os.nice(NICENESS)
-    tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder))
+    tokenizer = Tokenizer.from_folder(Path(start.tokenizer_folder), mode=start.tokenizer_mode)
     tokenizer.encode("a")
     limit_memory(start.memory_bytes)
     decoder = msgspec.msgpack.Decoder(TextTask)

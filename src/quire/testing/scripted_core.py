@@ -174,6 +174,10 @@ class ScriptedCore:
         """Return an empty set: there are no adapters."""
         return set()
 
+    def save_sharded_state(self, path: str, pattern: str | None, max_size: int | None) -> list[str]:
+        """There are no weights, so no file is written."""
+        return []
+
     def profile(self, is_start: bool, prefix: str | None = None) -> list[str | None]:
         """There is nothing to look at."""
         return [None]

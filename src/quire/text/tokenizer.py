@@ -22,8 +22,8 @@ from quire.text.text_bounds import longest_token_bytes, may_backtrack
 from quire.text.token_pieces import TokenPieces, token_of
 from quire.text.token_texts import TokenTexts
 from quire.text.tokenizer_files import TokenizerFacts, read_tokenizer_folder
+from quire.text.tokenizer_formats.folder import MODES
 
-MODES = ("auto", "hf")
 _MAX_CACHED_TEMPLATES = 16
 _MAX_SHOWN = 200
 _TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
@@ -58,10 +58,16 @@ class Tokenizer:
     is_fast = True
 
     def __init__(
-        self, library: LibraryTokenizer, facts: TokenizerFacts, name_or_path: str = ""
+        self,
+        library: LibraryTokenizer,
+        facts: TokenizerFacts,
+        name_or_path: str = "",
+        mode: str = "auto",
     ) -> None:
+        """`mode`: the one that it was read from `name_or_path` with."""
         self.library = library
         self.name_or_path = name_or_path
+        self.mode = mode
         self.special_tokens_map = dict(facts.special_tokens)
         texts = [*facts.special_tokens.values(), *facts.extra_special_tokens]
         self.all_special_tokens = list(dict.fromkeys(texts))
@@ -100,13 +106,13 @@ class Tokenizer:
             raise InvalidParameter(
                 "tokenizer_mode",
                 mode,
-                "only 'auto' and 'hf' exist",
-                "Both read tokenizer.json, or vocab.json with merges.txt.",
+                "auto, hf or mistral",
+                "auto reads what the folder has.",
             )
         library, facts = read_tokenizer_folder(
-            Path(folder), add_bos_token=add_bos_token, add_eos_token=add_eos_token
+            Path(folder), mode=mode, add_bos_token=add_bos_token, add_eos_token=add_eos_token
         )
-        return cls(library, facts, str(folder))
+        return cls(library, facts, str(folder), mode)
 
     def __len__(self) -> int:
         return self.library.get_vocab_size(with_added_tokens=True)

@@ -23,6 +23,17 @@ from quire.text.special_tokens import (
     declared_added_tokens,
 )
 from quire.text.template_files import read_chat_template
+from quire.text.tokenizer_formats.folder import (
+    SENTENCEPIECE,
+    TEKKEN,
+    found_mode,
+    mistral_file,
+    tiktoken_file,
+)
+from quire.text.tokenizer_formats.foreign import ForeignTokenizer
+from quire.text.tokenizer_formats.sentencepiece import read_sentencepiece
+from quire.text.tokenizer_formats.tekken import read_tekken
+from quire.text.tokenizer_formats.tiktoken import is_tiktoken, read_tiktoken
 from quire.text.vocab_merges import build_from_vocab_and_merges
 
 logger = logging.getLogger(__name__)
@@ -46,10 +57,14 @@ class TokenizerFacts:
 
 
 def read_tokenizer_folder(
-    folder: Path, *, add_bos_token: bool | None = None, add_eos_token: bool | None = None
+    folder: Path,
+    *,
+    mode: str = "auto",
+    add_bos_token: bool | None = None,
+    add_eos_token: bool | None = None,
 ) -> tuple[LibraryTokenizer, TokenizerFacts]:
     """Read every tokenizer file of `folder`; raises LoadError with one sentence that says what to
-    do.
+    do. `mode`: the engine's `tokenizer_mode`.
 
     `add_bos_token` and `add_eos_token`, when given, rule over the file's post-processor.
     """
@@ -57,8 +72,16 @@ def read_tokenizer_folder(
         raise LoadError(f"{str(folder)!r} is not a folder, so there is no tokenizer to read in it.")
     config = read_json(folder / "tokenizer_config.json")
     class_name = _class_name(folder, config)
-    _refuse_repository_code(folder, config, class_name)
-    library = _load_library_tokenizer(folder, config, class_name)
+    mode = found_mode(folder) if mode == "auto" else mode
+    foreign: ForeignTokenizer | None = None
+    if mode == "mistral" or not _has_hub_files(folder):
+        foreign = _read_foreign(folder, config, mode)
+    if foreign is None:
+        _refuse_repository_code(folder, config, class_name)
+        library = _load_library_tokenizer(folder, config, class_name)
+    else:
+        library = foreign.library
+        config = {"add_bos_token": foreign.adds_bos, **foreign.roles, **config}
     if library.get_vocab_size(with_added_tokens=False) == 0:
         raise LoadError(f"The tokenizer in {folder} has an empty vocabulary: no text has tokens.")
     library.no_truncation()  # a limit stored in the file would shorten prompts silently
@@ -68,7 +91,9 @@ def read_tokenizer_folder(
     special_tokens, extra = collect_special_tokens(config, class_name, declared, library)
     add_missing_tokens(library, declared, special_tokens, extra)
     roles = {role: str(token) for role, token in special_tokens.items()}
-    _set_bos_and_eos(library, folder, config, roles, add_bos_token, add_eos_token)
+    _set_bos_and_eos(
+        library, folder, config, roles, add_bos_token, add_eos_token, is_foreign=foreign is not None
+    )
     return library, TokenizerFacts(
         special_tokens=roles,
         extra_special_tokens=tuple(str(token) for token in extra),
@@ -165,29 +190,49 @@ def _refuse_short_merges(whole: Path) -> None:
             )
 
 
-# File name -> (what it is, what transformers needs in addition to convert it).
-_OTHER_FORMATS = {
-    "tekken.json": ("a tekken file", "mistral-common"),
-    "tokenizer.model": ("a SentencePiece file", "sentencepiece"),
-    "tiktoken.model": ("a tiktoken file", "tiktoken"),
-    "vocab.txt": ("a WordPiece word list", "tokenizers"),
-}
+def _has_hub_files(folder: Path) -> bool:
+    if has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES):
+        return True
+    return all(has_file(folder / f, MOST_VOCABULARY_BYTES) for f in ("vocab.json", "merges.txt"))
+
+
+def _read_foreign(folder: Path, config: dict[str, Any], mode: str) -> ForeignTokenizer | None:
+    """The tokenizer of Mistral's own files (with that mode), or of a SentencePiece or tiktoken
+    file; None without such files. Raises LoadError.
+    """
+    own = mistral_file(folder) if mode == "mistral" else None
+    if own is not None:
+        return read_tekken(own) if own.name == TEKKEN else read_sentencepiece(own)
+    pieces = folder / SENTENCEPIECE
+    has_pieces = has_file(pieces, MOST_VOCABULARY_BYTES)
+    if has_pieces and not is_tiktoken(pieces):
+        return read_sentencepiece(pieces)
+    if mode == "mistral":
+        raise LoadError(
+            f"{folder} has neither {TEKKEN} nor {SENTENCEPIECE}, one of which "
+            "tokenizer_mode='mistral' reads. Use 'auto'."
+        )
+    ranks = pieces if has_pieces else tiktoken_file(folder)
+    if ranks is None:
+        return None
+    model_type = str(read_json(folder / "config.json").get("model_type"))
+    return read_tiktoken(ranks, model_type, declared_added_tokens(folder, config))
 
 
 def _what_is_missing(folder: Path) -> str:
-    for name in sorted(path.name for path in folder.iterdir()):
-        kind = "tiktoken.model" if name.endswith(".tiktoken") else name
-        if kind in _OTHER_FORMATS:
-            what, package = _OTHER_FORMATS[kind]
-            return (
-                f"{folder} has no tokenizer.json, and its {name} is {what}. Install "
-                f"transformers and {package} and once run "
-                f"`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
-            )
+    other = [name for name in (TEKKEN, "vocab.txt") if (folder / name).exists()]
+    if other == ["vocab.txt"]:
+        return (
+            f"{folder} has no tokenizer.json, and its vocab.txt is a WordPiece word list. Install "
+            "transformers and once run "
+            "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
+        )
+    if other:
+        return f"{folder} has no tokenizer.json: pass tokenizer_mode='mistral' for its {TEKKEN}."
     return (
-        f"{folder} has no tokenizer: neither tokenizer.json nor vocab.json with merges.txt is "
-        f"in it. Name a folder that has one through `tokenizer=`, or pass "
-        f"`skip_tokenizer_init=True` and token ids."
+        f"{folder} has no tokenizer: neither tokenizer.json, vocab.json with merges.txt, "
+        f"{SENTENCEPIECE}, {TEKKEN} nor a tiktoken file is in it. Name a folder that has one "
+        "through `tokenizer=`, or pass `skip_tokenizer_init=True` and token ids."
     )
 
 
@@ -198,6 +243,8 @@ def _set_bos_and_eos(
     roles: dict[str, str],
     add_bos: bool | None,
     add_eos: bool | None,
+    *,
+    is_foreign: bool,
 ) -> None:
     """Let flags replace the post-processor: the caller's always, the file's only where no
     tokenizer.json rules.
@@ -210,6 +257,7 @@ def _set_bos_and_eos(
     if (
         add_bos is None
         and add_eos is None
+        and not is_foreign
         and has_file(folder / "tokenizer.json", MOST_VOCABULARY_BYTES)
     ):
         _warn_of_disagreement(library, folder, in_file, roles)

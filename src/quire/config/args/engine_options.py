@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from quire.config.args.command_line import CommandLineOptions
 from quire.config.args.option import Kind, OptionGroup
+from quire.config.args.refused_values import LOAD_FORMATS, TOKENIZER_MODES
 from quire.config.args.unbuilt_args import UnbuiltArgs
 from quire.errors import UnknownParameter
 
@@ -115,8 +116,15 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     enforce_eager: bool = _MODEL.flag(False, "Run every step without a recorded program.")
     load_format: str = _LOAD.text(
         "auto",
-        "Where weights come from: safetensors files (auto, safetensors) or chance (dummy).",
-        choices=("auto", "safetensors", "dummy"),
+        "Where weights come from. auto, hf: safetensors files, else Mistral's own (mistral), else "
+        "pickles of which only tensors are unpickled (pt). mmap: the same, kept in files "
+        "that are mapped, for models larger than memory. sharded_state: what save_sharded_state "
+        "wrote. runai_streamer: safetensors through that package. dummy: chance.",
+        choices=(
+            *("auto", "hf", "safetensors", "pt", "mistral"),
+            *("mmap", "sharded_state", "runai_streamer", "dummy"),
+        ),
+        refused=LOAD_FORMATS,
         hint="Convert other formats to safetensors first.",
     )
     download_dir: str | None = _LOAD.text(
@@ -127,8 +135,11 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     tokenizer_mode: str = _TOKENS.text(
         "auto",
-        "Which tokenizer files are read; both values read the Hugging Face ones.",
-        choices=("auto", "hf"),
+        "Which tokenizer files are read. hf: tokenizer.json, vocab.json with merges.txt, or "
+        "tokenizer.model (SentencePiece or tiktoken); mistral: tekken.json or tokenizer.model.v3 "
+        "and its like; auto: those of hf where there are some.",
+        choices=("auto", "hf", "mistral"),
+        refused=TOKENIZER_MODES,
         hint="Other tokenizer formats are not built: provide a tokenizer.json.",
     )
     tokenizer_revision: str | None = _TOKENS.text(

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet
@@ -41,7 +41,8 @@ class Option:
     """One option's contract. `minimum` is inclusive, `above` exclusive; `accepts` (not built) is
     the whole set of values.
 
-    `hint` ends the error text: what to do instead.
+    `refused`: documented values that are not built, and what to do instead. `hint` ends the text of
+    other errors: what to do instead.
     """
 
     help: str
@@ -49,6 +50,7 @@ class Option:
     group: str
     unit: str = ""
     choices: tuple[str, ...] = ()
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
@@ -156,6 +158,8 @@ def check(name: str, value: object, option: Option) -> None:
         return
     if not _CHECKS[option.kind](value):
         raise InvalidType(name, value, option.allowed, option.hint)
+    if isinstance(value, str) and value in option.refused:
+        raise NotBuiltYet(name, value, option.refused[value])
     if option.choices and value not in option.choices:
         raise InvalidParameter(name, value, option.allowed, option.hint)
     if isinstance(value, int | float) and not _in_bounds(value, option):

@@ -33,6 +33,10 @@ class Decisions:
         """Return the value that was decided for a field."""
         return self._values[name]
 
+    def reason(self, name: str) -> str:
+        """Return why a field was decided so."""
+        return self._reasons[name]
+
     def requested(self, name: str, field: str | None = None) -> Any:
         """Fix a field to the argument of that name, which is never None, and return it."""
         value = vars(self.args)[name]

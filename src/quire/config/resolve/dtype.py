@@ -101,6 +101,12 @@ STORED_NAMES = {
 }
 """Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
 
+_WITHOUT_CODES = {
+    "dummy": 'Take the quantisation away with hf_overrides={"quantization_config": null}.',
+    "sharded_state": "Use 'auto' with the checkpoint itself: each worker reads its part of it.",
+}
+"""Formats of files that have no quantised weights -> what to do."""
+
 
 def decide_quantization(d: Decisions) -> None:
     """Fix `quantization`: how weights are rounded while they are loaded."""
@@ -127,12 +133,10 @@ def _check_stored(d: Decisions, given: str | None, stored: str | None) -> None:
         found = "is not quantised" if stored is None else f"is quantised with {stored}"
         allowed = f"None or what the checkpoint's config.json says, and the checkpoint {found}"
         raise InvalidParameter("quantization", given, allowed, "Leave it out.")
-    if d.args.load_format == "dummy":
-        raise NotBuiltYet(
-            "load_format",
-            f"dummy weights of a checkpoint that is quantised with {stored}",
-            'Take the quantisation away with hf_overrides={"quantization_config": null}.',
-        )
+    load_format = d.value("load_format")
+    if load_format in _WITHOUT_CODES:
+        value = f"{load_format} weights of a checkpoint that is quantised with {stored}"
+        raise NotBuiltYet("load_format", value, _WITHOUT_CODES[load_format])
 
 
 def weight_bytes(d: Decisions) -> int:

@@ -29,6 +29,7 @@ def decide_implementation(d: Decisions) -> None:
     chosen = d.decide("model_impl", d.model.model_impl, d.model.model_impl_reason)
     if chosen != "transformers":
         return
+    _check_load_format(d)
     for name, hint in _WITHOUT.items():
         value = getattr(d.args, name)
         if value:
@@ -37,3 +38,12 @@ def decide_implementation(d: Decisions) -> None:
     d.note(cost)
     if d.args.model_impl == "auto":
         logger.warning("%s", cost)
+
+
+def _check_load_format(d: Decisions) -> None:
+    """Raise NotBuiltYet for files that models/foreign/load.py does not read."""
+    given, hint = d.args.load_format, "Use 'auto': its weights are in memory."
+    if given != "mmap":
+        given, hint = d.value("load_format"), "Use 'auto' with the model's safetensors files."
+    if given not in ("safetensors", "dummy"):
+        raise NotBuiltYet("load_format", f"{given} with model_impl=transformers", hint)

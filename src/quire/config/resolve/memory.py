@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.config.kv_pool_size import gib
 from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import number_bytes, weight_bytes
+from quire.config.resolve.mapping import decide_weights_folder, free_bytes
 from quire.config.resolve.schedule import length_limit
 from quire.errors import LoadError
 from quire.models.kv_pool import SNAPSHOT_SHARE, KVPool, plan_kv_pool, state_bytes
@@ -36,6 +37,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     pool = plan_kv_pool(d.model.memories, size, number)
     bound = length_limit(d) if length is None else length
     _decide_share(d)
+    decide_weights_folder(d, _workspace_bytes(d, bound))
     num_blocks, reason = _num_blocks(d, pool, bound)
     _check_given(d, num_blocks * pool.block_bytes, reason)
     fits = pool.longest(num_blocks, bound, is_chunked=d.value("enable_chunked_prefill"))
@@ -118,11 +120,14 @@ def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     """Bytes for the KV cache, by what is free now, and the sum in words."""
     weights = weight_bytes(d)
     workspace = _workspace_bytes(d, length)
-    free = d.machine.free_memory_bytes // max(1, len(d.value("data_parallel_ranks")))
+    free = free_bytes(d)
+    weights_text = f"weights {gib(weights)}"
+    if d.value("weights_folder") is not None:
+        weights, weights_text = 0, "weights in a file"
     share = d.args.gpu_memory_utilization
     if share is None:
         share = d.value("memory_share")
-    taken = f"weights {gib(weights)}, workspace {gib(workspace)}"
+    taken = f"{weights_text}, workspace {gib(workspace)}"
     if share is None:
         room, source = _room_on_a_shared_machine(
             free - weights - workspace, pool.block_bytes * (1 + _least_blocks(d, pool, length))
@@ -136,7 +141,8 @@ def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
             f"No memory is left for the KV cache: {taken}, and {gib(free)} are free now "
             f"({d.machine.memory_limit_source} has {gib(d.machine.total_memory_bytes)}"
             + ("" if share is None else f", gpu_memory_utilization={share:g}")
-            + "). Free memory, lower max_num_seqs, or set kv_cache_memory_bytes."
+            + f"). Weights are in memory: {d.reason('weights_folder')}. Free memory, lower "
+            "max_num_seqs, or set kv_cache_memory_bytes."
         )
     return room, source
 

@@ -71,20 +71,23 @@ def _decide_model(d: Decisions) -> None:
     d.decide("model_folder", model.folder, "where its files are")
     _decide_names(d)
     d.decide("architecture", model.architecture, "architectures of config.json")
+    if args.load_format in ("auto", "hf", "mmap"):
+        d.decide("load_format", model.load_format, "the format of the weights in the folder")
+    else:
+        d.requested("load_format")
     decide_implementation(d)
     d.decide("vocab_size", model.vocab_size, "rows of the model's embedding")
     d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
-    if args.load_format == "auto":
-        d.decide("load_format", "safetensors", "the one format of weights that is read")
-    else:
-        d.requested("load_format")
     d.requested("seed")
     if args.skip_tokenizer_init:
         d.decide("tokenizer_folder", None, "skip_tokenizer_init was given")
     else:
         own = "the model's own" if args.tokenizer is None else "tokenizer was given"
         d.decide("tokenizer_folder", model.tokenizer_folder, own)
-    d.decide("tokenizer_mode", "hf", "the one kind of tokenizer files that is read")
+    if args.tokenizer_mode == "auto":
+        d.decide("tokenizer_mode", model.tokenizer_mode, "the tokenizer files in the folder")
+    else:
+        d.requested("tokenizer_mode")
     source = model.chat_template_source or "left to the tokenizer"
     d.decide("chat_template", model.chat_template, source)
 

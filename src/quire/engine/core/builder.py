@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -24,7 +25,7 @@ from quire.hardware.cpu_list import parse_cpus
 from quire.models import read_spec
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.kv_pool import SNAPSHOT_SHARE
-from quire.models.loading.weights import LoadFormat
+from quire.models.loading.folder_files import LoadFormat
 from quire.runner.sampling import find_logits_processors, make_logits_processors
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.scheduler import Scheduler
@@ -95,6 +96,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         hf_config=plan.hf_config,
         model_impl=cast(ModelImpl, plan.model_impl),
         load_format=cast(LoadFormat, plan.load_format),
+        weights_folder=None if plan.weights_folder is None else Path(plan.weights_folder),
         dtype=getattr(torch, plan.dtype),
         quantization=plan.quantization,
         seed=plan.seed,

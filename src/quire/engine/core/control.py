@@ -201,6 +201,13 @@ class CoreControl(UnbuiltCoreMethods, ABC):
         """Begin or end a trace of every worker's steps; returns the files at the end."""
         return self.executor.collective_rpc("profile", (is_start, profile_prefix), {})
 
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> list[str]:
+        """Write every worker's part of the weights into a folder; returns the files."""
+        written = self.executor.collective_rpc("save_sharded_state", (path, pattern, max_size), {})
+        return [file for files in written for file in files]
+
     def list_loras(self) -> set[int]:
         """Return an empty set: adapters are not supported."""
         return set()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.program import CpuPlan, IntArray
 from quire.kernels.cpu.row_arguments import norm_of, turns
-from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.kv import LayerLatents
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import RotaryTable, refuse_several_positions
@@ -52,7 +52,7 @@ class LatentOps:
         native, width = self._native, self._native.panel_width
         heads, out_features, in_features = weight.shape
         shape = (heads, -(-out_features // width), -(-in_features // 2), 2 * width)
-        panels = huge_tensor(shape, weight.dtype)
+        panels = self._runtime.weight_memory(shape, weight.dtype)
 
         def packed(head: int) -> Any:
             return native.PackedWeight(

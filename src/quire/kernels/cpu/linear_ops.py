@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.kernels.cpu.runtime import CpuRuntime, huge_tensor
+from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops.activation import bounded_gated
 from quire.ops.collective import linear_total
 from quire.ops.formats.coded import CodedWeight
@@ -116,7 +116,7 @@ class LinearOps:
         """Codes are q + 128, as panels of int8 have them."""
         out_features, in_features = weight.shape
         num_panels, fours = -(-out_features // self._width), -(-in_features // 4)
-        panels = huge_tensor((num_panels, fours, 4 * self._width), torch.uint8)
+        panels = self._runtime.weight_memory((num_panels, fours, 4 * self._width), torch.uint8)
         outputs = num_panels * self._width
         missing = 0, 4 * fours - in_features, 0, outputs - out_features
         codes = F.pad(weight.codes, missing) if any(missing) else weight.codes.contiguous()
@@ -132,7 +132,8 @@ class LinearOps:
         num_panels, groups = -(-out_features // self._width), weight.scales.shape[1]
         has_zeros = weight.zeros is not None
         row = groups * (weight.group * weight.bits // 8 + weight.scales.itemsize + has_zeros)
-        panels = huge_tensor((num_panels, -(-row * self._width // 64) * 64), torch.uint8)
+        shape = num_panels, -(-row * self._width // 64) * 64
+        panels = self._runtime.weight_memory(shape, torch.uint8)
         form = "floats8" if weight.are_floats else f"codes{weight.bits}"
         form = form if weight.table is None else "table4"
         packed = self._linear(weight, form, panels, bias, segments, group=weight.group)
@@ -210,12 +211,18 @@ class LinearOps:
     ) -> Tensor:
         """Memory for `count` panels; inputs are filled up to whole pairs, fours or groups."""
         if stored_as is None:
-            return huge_tensor((count, -(-in_features // 2), 2 * self._width), dtype)
+            return self._runtime.weight_memory(
+                (count, -(-in_features // 2), 2 * self._width), dtype
+            )
         if stored_as.name == "int8":
-            return huge_tensor((count, -(-in_features // 4), 4 * self._width), torch.uint8)
+            return self._runtime.weight_memory(
+                (count, -(-in_features // 4), 4 * self._width), torch.uint8
+            )
         scales = 2 * self._width
         group = stored_as.group * self._width // 2 + scales
-        return huge_tensor((count, -(-in_features // stored_as.group), group), torch.uint8)
+        return self._runtime.weight_memory(
+            (count, -(-in_features // stored_as.group), group), torch.uint8
+        )
 
     def embed_packed(self, ids: Tensor, w: CpuLinear, scale: float = 1.0) -> Tensor:
         """ids [T] -> [T, in]: columns of panels, put together again."""

@@ -7,12 +7,14 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from quire.errors import InvalidParameter
+from quire.hardware import weight_file
 from quire.kernels.cpu.program import Program
 
 logger = logging.getLogger(__name__)
@@ -36,9 +38,12 @@ class CpuRuntime:
     its threads end with it.
     """
 
-    def __init__(self, *, num_threads: int = 1, isa: str | None = None) -> None:
+    def __init__(
+        self, *, num_threads: int = 1, isa: str | None = None, weights_folder: Path | None = None
+    ) -> None:
         """num_threads: threads that compute, the calling one included. isa: a level's name; None is
-        the best one that this machine runs.
+        the best one that this machine runs. weights_folder: where packed weights are kept in files;
+        None: in memory.
 
         Raises InvalidParameter for a level that is not usable, ImportError without native code.
         """
@@ -51,6 +56,7 @@ class CpuRuntime:
             torch.bfloat16: native.Type.bf16,
             torch.float16: native.Type.f16,
         }
+        self._weights_folder = weights_folder
         self.pool = native.Pool(num_threads)
         try:
             self.context = native.Context(self.pool, isa or native.best_level())
@@ -86,6 +92,14 @@ class CpuRuntime:
             return torch.empty(shape, dtype=dtype)
         return self.program.output(shape, dtype)
 
+    def weight_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeroed memory for a packed weight. Raises MemoryError, or LoadError for a full disk."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if self._weights_folder is None or num_bytes < weight_file.LEAST_BYTES:
+            return huge_tensor(shape, dtype)
+        pages = weight_file.file_pages(self._weights_folder, num_bytes)
+        return torch.frombuffer(pages, dtype=dtype).view(shape)
+
     def output_like(self, x: Tensor) -> Tensor:
         """Memory for a result of x's shape and dtype, rows side by side."""
         if self.program is None and x.is_contiguous():
@@ -108,8 +122,11 @@ class CpuRuntime:
             self.program.keep(num_tokens, *tensors)
 
 
-def open_runtime(*, num_threads: int, isa: str | None = None) -> CpuRuntime | None:
-    """A runtime for an engine; None without native code, which is logged as one warning.
+def open_runtime(
+    *, num_threads: int, isa: str | None = None, weights_folder: Path | None = None
+) -> CpuRuntime | None:
+    """A runtime for an engine; None without native code, which is logged as one warning. The
+    arguments are those of `CpuRuntime`.
 
     Raises InvalidParameter for a level that is not usable.
     """
@@ -119,7 +136,7 @@ def open_runtime(*, num_threads: int, isa: str | None = None) -> CpuRuntime | No
             raise InvalidParameter("QUIRE_CPU_ISA", isa, reason, "Leave it out.")
         logger.warning("Falling back to plain torch, which is several times slower: %s.", reason)
         return None
-    return CpuRuntime(num_threads=num_threads, isa=isa)
+    return CpuRuntime(num_threads=num_threads, isa=isa, weights_folder=weights_folder)
 
 
 def describe_native(isa: str | None = None) -> list[tuple[str, str]]:
@@ -142,8 +159,8 @@ def describe_native(isa: str | None = None) -> list[tuple[str, str]]:
 def huge_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A zeroed tensor on huge pages where it is 2 MiB or more and the kernel has them.
 
-    For weights and KV memory. Pages take no memory until they are touched. Falls back to plain
-    torch without native code. Raises MemoryError.
+    For weights in memory and for KV memory. Pages take no memory until they are touched. Falls back
+    to plain torch without native code. Raises MemoryError.
     """
     native, _ = find_native()
     count = math.prod(shape)

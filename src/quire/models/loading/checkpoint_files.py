@@ -1,14 +1,13 @@
 """The safetensors files of a model folder as one exact set of named tensors, mapped into memory and
 never trusted.
 
-Which files count: those of `model.safetensors.index.json` if there is one, else
-`model.safetensors`, else the only `*.safetensors` file. Pickled weights are not read: unpickling
-runs code of the file's author.
+Which files count: those of the index (`model.safetensors.index.json`) if there is one, else
+`model.safetensors`, else the only `*.safetensors` file; Mistral's own releases have other names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,37 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
+from quire.models.loading.folder_files import read_header
 from quire.text.json_files import read_value
 from quire.text.model_files import has_file
 
-_INDEX = "model.safetensors.index.json"
 _MOST_INDEX_BYTES = 64 << 20
 """Some five times the largest published ones."""
+_LONGEST_NAME = 255
 _REMAP_BYTES = (
     256 << 20
 )  # mapped bytes after which a file is mapped again, so that read weights do not stay resident
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """The names of a checkpoint's files: of the file that has all weights, of any other one, and of
+    the index that says which belong together; without such names (None) all files do. Those that
+    begin with `other` are another copy of the weights.
+    """
+
+    index: str | None
+    whole: str | None
+    pattern: str
+    other: str = "-"
+
+
+HUGGING_FACE = FileNames(
+    "model.safetensors.index.json", "model.safetensors", "*.safetensors", "consolidated"
+)
+MISTRAL = FileNames(
+    "consolidated.safetensors.index.json", "consolidated.safetensors", "consolidated*.safetensors"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +66,19 @@ class CheckpointFiles:
     file mapped.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: FileNames = HUGGING_FACE) -> None:
         """List every tensor; raises CorruptCheckpoint, WeightMismatch or LoadError, each naming the
         file.
         """
         self.entries: dict[str, TensorEntry] = {}
         self._open: tuple[Path, Any] | None = None
         self._read_bytes = 0
-        index = _read_index(folder)
-        for file in _weight_files(folder, index):
+        path = None if names.index is None else folder / names.index
+        index = None if path is None else read_index(path, ".safetensors")
+        for file in _weight_files(folder, names, index):
             self._list(file)
-        if index is not None:
-            self._check_index(folder, index)
+        if path is not None and index is not None:
+            check_index(path, index, self.entries)
 
     def read(self, name: str) -> Tensor:
         """A view of the mapped file in the stored dtype."""
@@ -91,64 +113,72 @@ class CheckpointFiles:
                     )
                 self.entries[name] = TensorEntry(file, tuple(part.get_shape()), part.get_dtype())
 
-    def _check_index(self, folder: Path, index: dict[str, str]) -> None:
-        for name, file in index.items():
-            entry = self.entries.get(name)
-            if entry is None or entry.file != folder / file:
-                found = "in no file" if entry is None else f"in {entry.file.name}"
-                raise WeightMismatch(f"{_INDEX} promises {name} in {file}, but it is {found}.")
-
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     if not has_file(file, None):
-        raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
+        raise CorruptCheckpoint(f"{file} is missing, though the index names it.")
     try:
+        header = read_header(file)
         with safe_open(file, "pt") as handle:
+            if header.count(b'"data_offsets"') != len(handle.keys()):
+                raise SafetensorError("a name is there twice")
             yield handle
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise CorruptCheckpoint(
             f"{file} is no valid safetensors file ({error}). It may be an incomplete download: "
             "fetch it again."
         ) from error
 
 
-def _read_index(folder: Path) -> dict[str, str] | None:
-    path = folder / _INDEX
+def read_index(path: Path, ending: str) -> dict[str, str] | None:
+    """Tensor name -> name of its file in the same folder, which ends so; None without an index.
+
+    Raises CorruptCheckpoint for anything else.
+    """
     if not has_file(path, _MOST_INDEX_BYTES):
         return None
     try:
         weight_map = read_value(path, _MOST_INDEX_BYTES)["weight_map"]
     except (LoadError, KeyError, TypeError) as error:
         raise CorruptCheckpoint(f"{path} is no weight index: {error!r}") from error
-    if not isinstance(weight_map, dict) or not all(_is_file_name(f) for f in weight_map.values()):
-        raise CorruptCheckpoint(f"{path}: weight_map must map tensor names to file names.")
+    if not isinstance(weight_map, dict) or not all(
+        _is_file_name(file, ending) for file in weight_map.values()
+    ):
+        raise CorruptCheckpoint(
+            f"{path}: weight_map must map tensor names to file names in its folder that end with "
+            f"{ending}."
+        )
     return weight_map
 
 
-def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and Path(value).name == value and value.endswith(".safetensors")
+def check_index(path: Path, index: dict[str, str], entries: Mapping[str, TensorEntry]) -> None:
+    """Raise WeightMismatch unless each tensor is where the index says."""
+    for name, file in index.items():
+        entry = entries.get(name)
+        if entry is None or entry.file != path.parent / file:
+            found = "in no file" if entry is None else f"in {entry.file.name}"
+            raise WeightMismatch(f"{path.name} promises {name} in {file}, but it is {found}.")
 
 
-def _weight_files(folder: Path, index: dict[str, str] | None) -> list[Path]:
+def _is_file_name(value: object, ending: str) -> bool:
+    """Whether it is a name in the index's own folder, and one that a file can have."""
+    if not isinstance(value, str) or "\0" in value or len(value.encode()) > _LONGEST_NAME:
+        return False
+    return Path(value).name == value and value.endswith(ending)
+
+
+def _weight_files(folder: Path, names: FileNames, index: dict[str, str] | None) -> list[Path]:
     if index is not None:
         return [folder / name for name in sorted(set(index.values()))]
-    if has_file(folder / "model.safetensors", None):
-        return [folder / "model.safetensors"]
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
+    if names.whole is not None and has_file(folder / names.whole, None):
+        return [folder / names.whole]
+    found = sorted(f for f in folder.glob(names.pattern) if not f.name.startswith(names.other))
+    if len(found) == 1 or (found and names.index is None):
         return found
     if found:
-        names = ", ".join(f.name for f in found)
-        raise LoadError(f"{folder} has {names}, but no {_INDEX} that says which belong together.")
-    raise LoadError(f"{folder} has no safetensors weights.{_pickle_hint(folder)}")
-
-
-def _pickle_hint(folder: Path) -> str:
-    pickled = sorted(f.name for p in ("*.bin", "*.pt", "*.pth") for f in folder.glob(p))
-    if not pickled:
-        return ""
-    return (
-        f" {pickled[0]} is a pickle, which can run code and is never read; convert it with "
-        "transformers: from_pretrained(...).save_pretrained(...)."
-    )
+        listed = ", ".join(f.name for f in found)
+        raise LoadError(
+            f"{folder} has {listed}, but no {names.index} that says which belong together."
+        )
+    raise LoadError(f"{folder} has no weights in {names.pattern}.")

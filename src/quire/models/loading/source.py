@@ -1,12 +1,14 @@
 """From the name of a model to a folder on this machine: a folder as it is, or a hub id through
 huggingface_hub.
 
-Only data is fetched (configs, tokenizer files, safetensors, templates); Python files of a
-repository are never downloaded, so they cannot be executed.
+Only data is fetched (configs, tokenizer files, weights, templates); Python files of a repository
+are never downloaded, so they cannot be executed. Pickled weights are fetched only where there are
+no others, and read without unpickling more than tensors.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,15 +28,22 @@ _TOKENIZER = [
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+    "tokenizer.model.v*",
+    "tekken.json",
+    "*.tiktoken",
+    "tiktoken.model",
 ]
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
-_PATTERNS: dict[What, list[str]] = {
-    "config": _CONFIG,
-    "tokenizer": _CONFIG + _TOKENIZER,
-    "weights": _CONFIG + _WEIGHTS,
-    "all": _CONFIG + _TOKENIZER + _WEIGHTS,
+_PICKLES = ["*.bin", "*.bin.index.json", "*.pt", "*.pth"]
+_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
+_WEIGHTS = {
+    "mistral": ["params.json", "consolidated*.safetensors", "consolidated.safetensors.index.json"],
+    "pt": _PICKLES,
 }
-_NOT_WANTED = ["*/*.safetensors", "consolidated*.safetensors"]  # other copies of the same weights
+"""By load format; the others read `_SAFETENSORS`."""
+_OF_MISTRAL = ["consolidated*.safetensors"]
+_COPIES = ["*/*.safetensors", "*/*.bin", "*/*.pt", "*/*.pth"]
+"""Other copies of the same weights."""
 
 
 def locate(
@@ -44,11 +53,13 @@ def locate(
     token: str | bool | None = None,
     download_dir: str | Path | None = None,
     what: What = "all",
+    load_format: str = "auto",
 ) -> Path:
     """The folder that has the wanted files of a model, downloaded first where `model` is a hub id.
 
-    `download_dir` replaces the hub's cache folder. Without a network, what the cache has is used.
-    Raises ModelNotFound.
+    `download_dir` replaces the hub's cache folder. `load_format` says which files have the weights;
+    with "auto" those of `mistral` and then `pt` are fetched where there are no others. Without a
+    network, what the cache has is used. Raises ModelNotFound.
     """
     folder = Path(model).expanduser()
     if str(model) and folder.is_dir():
@@ -57,7 +68,25 @@ def locate(
         raise ModelNotFound(
             f"There is no folder {str(model)!r}, and it is no hub id (owner/name) either."
         )
-    return _fetch(str(model), revision, token, download_dir, what)
+    fetch = partial(_fetch, str(model), revision, token, download_dir)
+    found = fetch(_patterns(what, load_format))
+    if load_format != "auto" or what not in ("weights", "all"):
+        return found
+    for other in ("mistral", "pt"):
+        if any(found.glob("*.safetensors")):
+            break
+        found = fetch(_patterns(what, other))
+    return found
+
+
+def _patterns(what: What, load_format: str) -> list[str]:
+    """The names of the files to fetch."""
+    wanted = [*_CONFIG]
+    if what in ("tokenizer", "all"):
+        wanted += _TOKENIZER
+    if what in ("weights", "all"):
+        wanted += _WEIGHTS.get(load_format, _SAFETENSORS)
+    return wanted
 
 
 def _is_hub_id(model: str | Path) -> bool:
@@ -71,7 +100,7 @@ def _fetch(
     revision: str | None,
     token: str | bool | None,
     download_dir: str | Path | None,
-    what: What,
+    wanted: list[str],
 ) -> Path:
     import huggingface_hub  # here, because it takes long to import and a folder does not need it
 
@@ -82,8 +111,8 @@ def _fetch(
                 revision=revision,
                 token=token,
                 cache_dir=download_dir,
-                allow_patterns=_PATTERNS[what],
-                ignore_patterns=_NOT_WANTED,
+                allow_patterns=wanted,
+                ignore_patterns=_COPIES + ([] if "params.json" in wanted else _OF_MISTRAL),
             )
         )
     except Exception as error:

@@ -10,11 +10,13 @@ import mmap
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quire.errors import LoadError
+from quire.hardware import weight_file
 from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 from quire.ops import CodedWeight
@@ -39,13 +41,16 @@ class WeightBuilder:
         device: torch.device,
         progress: Callable[[int, int], None] | None = None,
         coded: Collection[str] = (),
+        folder: Path | None = None,
     ) -> None:
-        """`read` gives a leaf in any float dtype, or in codes those that `coded` names, valid until
-        its next call; on a device other than the CPU it returns memory that is not written again.
+        """`folder`: where large tensors are kept in files; None: in memory. `read` gives a leaf in
+        any float dtype, or in codes those that `coded` names, valid until its next call; on a
+        device other than the CPU it returns memory that is not written again.
         """
         self.dtype, self.device = dtype, device
         self._left = parameters(decoder)
         self._read, self._progress, self._coded = read, progress, coded
+        self._folder = folder
         self._total = sum(leaf.size for leaf in self._left.values())
         self._done = 0
 
@@ -98,6 +103,9 @@ class WeightBuilder:
 
     def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
+        if self._folder is not None and num_bytes >= weight_file.LEAST_BYTES:
+            pages = weight_file.file_pages(self._folder, num_bytes)
+            return torch.frombuffer(pages, dtype=dtype).view(shape)
         is_mapped = sys.platform == "linux" and self.device.type == "cpu"
         if not is_mapped or num_bytes < _HUGE_PAGE_BYTES:
             return torch.empty(shape, dtype=dtype, device=self.device)
@@ -128,12 +136,15 @@ class WeightBuilder:
             parts.append(part.each(self._own).scaled(leaf.scale))
             self._count(leaf)
         merged = one_above_the_other(parts)
+        if self._folder is not None and len(parts) > 1:  # which made it in memory
+            merged = merged.each(self._own)
         if merged.order is None or self.device.type == "cpu":
             return merged
         return replace(merged, order=merged.order.to(self.device))
 
     def _own(self, source: Tensor) -> Tensor:
-        return source.to(self.device, copy=True)
+        """A copy on the device."""
+        return self._empty(*source.shape, dtype=source.dtype).copy_(source)
 
     def _fill(self, out: Tensor, names: Sequence[str]) -> None:
         at = 0

@@ -11,25 +11,26 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.errors import LoadError, WeightMismatch
-from quire.models.config_reader import read_config
+from quire.errors import LoadError, NotBuiltYet, WeightMismatch
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
 from quire.models.formats import CACHE_SCALES, Storage, read_storage
-from quire.models.loading.checkpoint_files import CheckpointFiles
 from quire.models.loading.code_layouts import coded_weight
+from quire.models.loading.folder_files import LoadFormat, read_folder_config
+from quire.models.loading.load_formats import WeightFiles, open_files
 from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
 from quire.models.loading.read_ahead import Read, ReadAhead
+from quire.models.loading.sharded_state import ShardedLeaves, check_pattern, save_leaves
 from quire.models.loading.transforms import coded_leaves, to_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.parameters import Parameter, parameters
@@ -41,7 +42,6 @@ from quire.quantization import UNQUANTIZED, Recipe
 
 logger = logging.getLogger(__name__)
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 Progress = Callable[[int, int], None]
 
 _SHOWN = 6  # names of a mismatch that a message lists per kind
@@ -66,20 +66,22 @@ def load_model(
     aux_layers: Sequence[int] = (),
     group: WorkerGroup | None = None,
     keeps_experts: bool = False,
+    weights_folder: Path | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
-    `load_format` dummy draws them from `seed` and reads no file (other values on a GPU, where they
-    are made); auto means safetensors. `max_model_len` (default: the spec's context) sizes position
-    tables. `family` says how tensors are named, and `storage` how the files store quantised
-    weights; without a family, both are those of the folder's config.json. `recipe` says how other
-    weights are kept. `progress` is called with leaf values done and in all.
-    `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel. With `group` it is
+    `load_format`: which files have them (models/loading/load_formats.py); dummy draws them from
+    `seed` and reads none (other values on a GPU, where they are made). `max_model_len` (default:
+    the spec's context) sizes position tables. `family` says how tensors are named, and `storage`
+    how the files store quantised weights; without a family, both are those of the folder's
+    config.json. `recipe` says how other weights are kept. `progress` is called with leaf values
+    done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
+    `weights_folder`: where large weights are kept in files instead of memory. With `group` it is
     the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
     name file and tensor.
     """
     if family is None and load_format != "dummy":
-        config = read_config(folder)
+        config = read_folder_config(folder, load_format)
         family, storage = find_family(config), read_storage(config)
     if storage is not None and storage.keeps_rows:
         logger.warning(
@@ -88,13 +90,17 @@ def load_model(
         )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
-    own = decoder
-    if group is not None:
-        own = shard(decoder, group.size, _group_size(recipe, storage))
+    own = _own_part(decoder, recipe, storage, group)
 
-    def build(read: Read, coded: frozenset[str] = frozenset()) -> DecoderModel:
+    def build(read: Read, coded: frozenset[str]) -> DecoderModel:
         weights = WeightBuilder(
-            own, read, dtype=dtype, device=place, progress=progress, coded=coded
+            own,
+            read,
+            dtype=dtype,
+            device=place,
+            progress=progress,
+            coded=coded,
+            folder=weights_folder,
         )
         model = DecoderModel(
             own,
@@ -111,28 +117,116 @@ def load_model(
         weights.finish()
         return model
 
-    if load_format == "dummy":
-        draw = RandomLeaves(seed) if place.type == "cpu" else DeviceRandomLeaves(seed, place)
-        return build(_parts_of(draw, decoder, group))
-    assert family is not None
-    files = CheckpointFiles(folder)
-    try:
-        stored = match(family, decoder, files, storage)
-        coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
-        leaves = _parts_of(StoredLeaves(files, stored), decoder, group)
-        if place.type == "cpu":
-            return build(leaves, coded)
-        ahead = ReadAhead(leaves, parameters(own).values(), is_pinned=True)
+    with open_leaves(
+        *(folder, decoder, own),
+        load_format=load_format,
+        device=place,
+        seed=seed,
+        family=family,
+        storage=storage,
+        group=group,
+    ) as leaves:
+        if place.type == "cpu" or load_format == "dummy":
+            return build(leaves.read, leaves.coded)
+        ahead = ReadAhead(leaves.read, parameters(own).values(), is_pinned=True)
         try:
-            return build(ahead, coded)
+            return build(ahead, leaves.coded)
         finally:
             ahead.close()
-    finally:
-        files.close()
+
+
+def save_sharded_state(
+    folder: Path,
+    decoder: Decoder,
+    target: Path,
+    *,
+    device: torch.device,
+    load_format: LoadFormat,
+    seed: int,
+    family: Family,
+    storage: Storage | None,
+    recipe: Recipe,
+    group: WorkerGroup | None,
+    pattern: str | None = None,
+    max_size: int | None = None,
+) -> list[Path]:
+    """Write the weights that `load_model` would read for a worker into files of its own in
+    `target`, for the load format sharded_state; `pattern` and `max_size`: see `save_leaves`.
+
+    Raises InvalidParameter for these, NotBuiltYet for weights in codes, LoadError for what cannot
+    be read or written.
+    """
+    check_pattern(pattern)
+    own = _own_part(decoder, recipe, storage, group)
+    with open_leaves(
+        *(folder, decoder, own),
+        load_format=load_format,
+        device=device,
+        seed=seed,
+        family=family,
+        storage=storage,
+        group=group,
+    ) as leaves:
+        if leaves.coded:
+            raise NotBuiltYet(
+                "method",
+                "save_sharded_state of a quantised checkpoint",
+                "Keep the checkpoint: each worker reads its part of it.",
+            )
+        rank = 0 if group is None else group.rank
+        return save_leaves(target, rank, parameters(own).values(), leaves.read, max_size=max_size)
+
+
+def _own_part(
+    decoder: Decoder, recipe: Recipe, storage: Storage | None, group: WorkerGroup | None
+) -> Decoder:
+    """What a worker has of the decoder."""
+    return decoder if group is None else shard(decoder, group.size, _group_size(recipe, storage))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLeaves:
+    """What reads leaves, and the names of those that are in codes."""
+
+    read: Read
+    coded: frozenset[str] = frozenset()
+
+
+@contextmanager
+def open_leaves(
+    folder: Path,
+    decoder: Decoder,
+    own: Decoder,
+    *,
+    load_format: LoadFormat,
+    device: torch.device,
+    seed: int = 0,
+    family: Family | None = None,
+    storage: Storage | None = None,
+    group: WorkerGroup | None = None,
+) -> Iterator[OpenLeaves]:
+    """Open the weights of a folder; yields what reads the leaves of `own`, which is the decoder or
+    the part of it that a worker of `group` has. The other arguments are those of `load_model`,
+    which says what is raised; dummy and sharded_state need no family.
+    """
+    if load_format == "dummy":
+        draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
+        yield OpenLeaves(_parts_of(draw, decoder, group))
+        return
+    if load_format == "sharded_state":
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        with closing(ShardedLeaves(folder, rank, size, parameters(own))) as leaves:
+            yield OpenLeaves(leaves)
+        return
+    assert family is not None, "files of a checkpoint have a family's names"
+    with closing(open_files(load_format, folder, decoder)) as files:
+        stored = match(family, decoder, files, storage)
+        coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
+        yield OpenLeaves(_parts_of(StoredLeaves(files, stored), decoder, group), coded)
 
 
 def match(
-    family: Family, decoder: Decoder, files: CheckpointFiles, storage: Storage | None = None
+    family: Family, decoder: Decoder, files: WeightFiles, storage: Storage | None = None
 ) -> list[StoredTensor]:
     """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
     exactly, LoadError for a type that is not the format's.
@@ -177,7 +271,7 @@ def _is_of_cache(name: str, storage: Storage | None) -> bool:
     return storage is not None and CACHE_SCALES.fullmatch(name) is not None
 
 
-def _in_codes(stored: StoredTensor, storage: Storage, files: CheckpointFiles) -> StoredTensor:
+def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:
     coded = stored.in_codes(storage)
     if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
         return coded
@@ -190,7 +284,7 @@ class StoredLeaves:
     once.
     """
 
-    def __init__(self, files: CheckpointFiles, stored: Iterable[StoredTensor]) -> None:
+    def __init__(self, files: WeightFiles, stored: Iterable[StoredTensor]) -> None:
         self._files = files
         self._where = {
             leaf.name: (tensor, i) for tensor in stored for i, leaf in enumerate(tensor.leaves)
@@ -210,7 +304,7 @@ class StoredLeaves:
             return to_leaves(stored, self._files.read(stored.name))
         at = stored.at("")
         names = [name for name in stored.parts() if name in self._files.entries]
-        parts = {name.removeprefix(at): self._files.read(name) for name in names}
+        parts = {name.removeprefix(at): self._files.read(name).contiguous() for name in names}
         weight = coded_weight(stored.layout, stored.module, parts, stored.shape[-1])
         return coded_leaves(stored, weight)
 
@@ -272,7 +366,7 @@ def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
     return replace(stored, name=name)
 
 
-def _check_tied_head(files: CheckpointFiles, head: str, embedding: str) -> None:
+def _check_tied_head(files: WeightFiles, head: str, embedding: str) -> None:
     """A tied checkpoint may carry the head as well, but only as a copy."""
     if embedding not in files.entries:
         return

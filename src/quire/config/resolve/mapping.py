@@ -1,0 +1,70 @@
+"""Decides whether weights are in memory or in mapped files on a disk."""
+
+from __future__ import annotations
+
+from quire.config.kv_pool_size import gib
+from quire.config.resolve.decisions import Decisions
+from quire.config.resolve.dtype import weight_bytes
+from quire.errors import InvalidParameter, LoadError
+
+_DISK_SHARE = 1.1
+"""Of the weights' bytes: a tensor is in a file twice while it is packed."""
+
+
+def decide_weights_folder(d: Decisions, workspace: int) -> None:
+    """Fix weights_folder: None, unless load_format is mmap or memory is too short for the weights
+    and a `workspace` of so many bytes. Weights of a model of transformers are never mapped.
+
+    Raises InvalidParameter for mmap on a GPU, LoadError where the files cannot be.
+    """
+    is_wanted = d.args.load_format == "mmap"
+    if d.machine.device != "cpu":
+        if is_wanted:
+            allowed = "mapped weights are for CPUs: a GPU reads its own memory"
+            raise InvalidParameter("load_format", "mmap", allowed, "Use 'auto'.")
+        d.decide("weights_folder", None, "weights are in the GPU's memory")
+        return
+    if d.value("model_impl") == "transformers":
+        d.decide("weights_folder", None, "those of a model of transformers are not mapped")
+        return
+    share = d.args.gpu_memory_utilization
+    free = int(free_bytes(d) * (1 if share is None else share))
+    weights = weight_bytes(d)
+    fits = free > weights + workspace
+    if fits and not is_wanted:
+        d.decide("weights_folder", None, "the weights fit in memory")
+    elif obstacle := _obstacle(d, weights):
+        if is_wanted:
+            raise LoadError(f"load_format='mmap' is not possible: {obstacle}.")
+        d.decide("weights_folder", None, f"they cannot be mapped, because {obstacle}")
+    else:
+        why = "load_format=mmap" if is_wanted else f"{gib(free)} of memory are too few"
+        d.decide("weights_folder", d.machine.weights_folder, f"weights of {gib(weights)}: {why}")
+        d.note(
+            f"The weights ({gib(weights)}) are kept in mapped files ({why}): what does not stay in "
+            "memory is read from the disk in every step."
+        )
+
+
+def free_bytes(d: Decisions) -> int:
+    """The memory that is free now, for each core that runs here."""
+    return d.machine.free_memory_bytes // _num_cores(d)
+
+
+def _num_cores(d: Decisions) -> int:
+    return max(1, len(d.value("data_parallel_ranks")))
+
+
+def _obstacle(d: Decisions, weights: int) -> str:
+    """Why the weights cannot be mapped; "" if they can."""
+    machine, needed = d.machine, int(weights * _DISK_SHARE) * _num_cores(d)
+    if machine.memory_limit_source == "ulimit -v":
+        return "ulimit -v counts mapped files like memory"
+    if not machine.free_disk_bytes:
+        return f"{machine.weights_folder or 'the cache folder'} is not on a disk"
+    if machine.free_disk_bytes < needed:
+        return (
+            f"the disk of {machine.weights_folder} has {gib(machine.free_disk_bytes)} free, and "
+            f"they take {gib(needed)} there (QUIRE_CACHE_DIR names another folder)"
+        )
+    return ""

@@ -1,0 +1,76 @@
+"""Which files of a model folder describe the model, and which have its weights. Free of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.errors import CorruptCheckpoint, ModelNotFound
+from quire.models.config_reader import read_config
+from quire.models.loading.params_json import PARAMS, config_of_params
+from quire.text.json_files import read_json
+from quire.text.model_files import has_file
+
+LoadFormat = Literal[
+    "auto", "safetensors", "pt", "mistral", "runai_streamer", "sharded_state", "dummy"
+]
+"""Of an engine's plan, where nothing is automatic any more; models/loading/load_formats.py reads
+the files.
+"""
+
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+_MOST_HEADER_BYTES = 16 << 20
+"""Some 100,000 tensors."""
+_NO_WEIGHTS = (
+    *("training_args.bin", "optimizer.bin", "optimizer.pt"),
+    *("scheduler.pt", "scaler.pt", "rng_state.pth"),
+)
+
+
+def found_format(folder: Path) -> LoadFormat:
+    """The format of the files in a folder: safetensors before Mistral's own files, and these before
+    pickles.
+    """
+    stored = [file.name for file in folder.glob("*.safetensors")]
+    if any(not name.startswith("consolidated") for name in stored):
+        return "safetensors"
+    if stored and (folder / PARAMS).exists():
+        return "mistral"
+    if not stored and pickles(folder):
+        return "pt"
+    return "safetensors"  # also with none: what is missing is said where they are read
+
+
+def read_folder_config(folder: Path, load_format: str) -> dict[str, Any]:
+    """The folder's config.json, or its params.json in the form of a config.json: with the format
+    `mistral`, and where it is the only one of them. Raises ModelNotFound or LoadError.
+    """
+    params = folder / PARAMS
+    if load_format == "mistral" and not has_file(params):
+        raise ModelNotFound(f"{folder} has no {PARAMS}, which load_format='mistral' reads.")
+    if load_format == "mistral" or (has_file(params) and not has_file(folder / "config.json")):
+        return config_of_params(read_json(params))
+    return read_config(folder)
+
+
+def read_header(file: Path) -> bytes:
+    """The header of a safetensors file, which is JSON; when that is parsed, it takes tens of times
+    as much memory. Raises CorruptCheckpoint for one that is too long.
+    """
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MOST_HEADER_BYTES:
+            raise CorruptCheckpoint(
+                f"{file} is no valid safetensors file: its header would have {size} bytes, and "
+                f"such a header may have at most {_MOST_HEADER_BYTES}."
+            )
+        return stream.read(size)
+
+
+def pickles(folder: Path) -> list[Path]:
+    """The files of pickled weights with the first ending of which there are some."""
+    for pattern in PICKLE_PATTERNS:
+        found = sorted(f for f in folder.glob(pattern) if f.name not in _NO_WEIGHTS)
+        if found:
+            return found
+    return []

@@ -1,0 +1,61 @@
+"""What reads the weights in each format of files.
+
+To add a format of files, write a class with `entries`, `read` and `close` and give it a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.models.loading.checkpoint_files import CheckpointFiles, TensorEntry
+from quire.models.loading.folder_files import LoadFormat, found_format
+from quire.models.loading.mistral_files import MistralFiles
+from quire.models.loading.pickled_files import PickledFiles
+from quire.models.loading.streamed_files import StreamedFiles
+from quire.models.spec import Attention, Decoder
+
+
+class WeightFiles(Protocol):
+    """The weights of a folder by their names in a Hugging Face checkpoint."""
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]:
+        """What is stored where, from the headers alone."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor in its stored dtype, valid until the next call; holding it keeps its memory.
+        Raises LoadError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+def _mistral(folder: Path, decoder: Decoder) -> WeightFiles:
+    mixer = decoder.blocks[0].mixer
+    assert isinstance(mixer, Attention), "params.json describes decoders with attention"
+    return MistralFiles(folder, mixer.head_dim)
+
+
+_OPENERS: Mapping[str, Callable[[Path, Decoder], WeightFiles]] = MappingProxyType(
+    {
+        "safetensors": lambda folder, decoder: CheckpointFiles(folder),
+        "pt": lambda folder, decoder: PickledFiles(folder),
+        "mistral": _mistral,
+        "runai_streamer": lambda folder, decoder: StreamedFiles(folder),
+    }
+)
+
+
+def open_files(load_format: LoadFormat, folder: Path, decoder: Decoder) -> WeightFiles:
+    """Open the weights of a folder that are stored by their names on the hub. Raises LoadError."""
+    chosen = found_format(folder) if load_format == "auto" else load_format
+    return _OPENERS[chosen](folder, decoder)

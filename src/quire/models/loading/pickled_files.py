@@ -1,0 +1,158 @@
+"""The pickled weights of a model folder (`pytorch_model.bin`, `*.pt`), read without running what is
+in them.
+
+torch's restricted unpickler (`weights_only`) builds tensors and plain containers and nothing else.
+Tensors of the zip form stay views of the mapped file; the form from before torch 1.6 takes memory
+for one file at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
+from quire.models.loading.checkpoint_files import TensorEntry, check_index, read_index
+from quire.models.loading.folder_files import PICKLE_PATTERNS, pickles
+from quire.text.model_files import has_file
+
+_INDEX = "pytorch_model.bin.index.json"
+_WHOLE = "pytorch_model.bin"
+_MOST_PICKLE_BYTES = 64 << 20
+"""Of the pickle in a file, which has the names and shapes; unpickled it takes some tens of times as
+much."""
+_DTYPES = {
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+class PickledFiles:
+    """Read access by tensor name, with one file open at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """List every tensor; raises CorruptCheckpoint, WeightMismatch or LoadError, each naming the
+        file.
+        """
+        self.entries: dict[str, TensorEntry] = {}
+        self._open: tuple[Path, dict[str, Tensor]] | None = None
+        index = read_index(folder / _INDEX, ".bin")
+        for file in _weight_files(folder, index):
+            for name, tensor in self._tensors(file).items():
+                if name in self.entries:
+                    other = self.entries[name].file.name
+                    raise WeightMismatch(f"{name} is stored twice, in {other} and in {file.name}.")
+                entry = TensorEntry(file, tuple(tensor.shape), _dtype_name(tensor.dtype))
+                self.entries[name] = entry
+        if index is not None:
+            check_index(folder / _INDEX, index, self.entries)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor in its stored dtype."""
+        return self._tensors(self.entries[name].file)[name]
+
+    def close(self) -> None:
+        """Close the open file."""
+        self._open = None
+
+    def _tensors(self, file: Path) -> dict[str, Tensor]:
+        if self._open is None or self._open[0] != file:
+            self._open = None
+            self._open = file, _read_file(file)
+        return self._open[1]
+
+
+def _weight_files(folder: Path, index: dict[str, str] | None) -> list[Path]:
+    if index is not None:
+        return [folder / name for name in sorted(set(index.values()))]
+    if has_file(folder / _WHOLE, None):
+        return [folder / _WHOLE]
+    found = pickles(folder)
+    if not found:
+        raise LoadError(f"{folder} has no weights in {' or '.join(PICKLE_PATTERNS)}.")
+    if len(found) > 1:
+        listed = ", ".join(f.name for f in found)
+        raise LoadError(f"{folder} has {listed}, but no {_INDEX} that says which belong together.")
+    return found
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    if not has_file(file, None):
+        raise CorruptCheckpoint(f"{file} is missing, though {_INDEX} names it.")
+    try:
+        is_zip = _check_zip(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of storages by type, which old files name
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except LoadError:
+        raise
+    except Exception as error:  # whatever a lying pickle provokes in torch
+        raise CorruptCheckpoint(_why(file, error)) from error
+    if not isinstance(found, dict):
+        raise LoadError(f"{file} holds a {type(found).__name__}, not a dict of tensors by name.")
+    for name, tensor in found.items():
+        _check_tensor(file, name, tensor)
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _check_zip(file: Path) -> bool:
+    """Whether the file is a zip archive. Raises LoadError for a compressed one, and for one whose
+    pickle is too large: either may take any amount of memory.
+    """
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise CorruptCheckpoint(
+                    f"{file}: {entry.filename} is compressed, which torch.save never does."
+                )
+            if entry.filename.endswith(".pkl") and entry.file_size > _MOST_PICKLE_BYTES:
+                raise CorruptCheckpoint(
+                    f"{file}: {entry.filename} has {entry.file_size} bytes, and the pickle of a "
+                    f"checkpoint may have at most {_MOST_PICKLE_BYTES}."
+                )
+    return True
+
+
+def _why(file: Path, error: Exception) -> str:
+    if type(error).__name__ == "UnpicklingError":  # of the module pickle
+        wanted = _GLOBAL.search(str(error))
+        what = "more than tensors need" if wanted is None else wanted[1]
+        return (
+            f"{file} asks for {what} while it is unpickled, which could run any code, so it is not "
+            "read. Use a safetensors version of the model."
+        )
+    first = str(error).strip().split("\n", 1)[0][:200]
+    return (
+        f"{file} is no valid file of torch.save ({type(error).__name__}: {first}). It may be an "
+        "incomplete download: fetch it again."
+    )
+
+
+def _check_tensor(file: Path, name: object, tensor: object) -> None:
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise LoadError(
+            f"{file}: {str(name)[:100]!r} is a {type(tensor).__name__}, and a checkpoint has only "
+            "tensors by name. Save the model's state_dict() alone."
+        )
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise LoadError(f"{file}: {name} is no plain tensor with all of its values.")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return _DTYPES.get(dtype, str(dtype).removeprefix("torch."))

@@ -1,0 +1,116 @@
+"""A worker's own part of the weights in files of its own, under the names of the parameters: the
+load format `sharded_state`.
+
+With several workers each reads only what it uses. The values are those of the checkpoint, before
+they are converted, rounded (`quantization`) and packed, so that the files fit every machine and
+every version; they fit one number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire.errors import InvalidParameter, LoadError, WeightMismatch
+from quire.models.loading.checkpoint_files import CheckpointFiles, FileNames
+from quire.models.loading.read_ahead import Read
+from quire.models.parameters import Parameter
+
+PATTERN = "model-rank-{rank}-part-{part}.safetensors"
+
+
+class ShardedLeaves:
+    """Reads the leaves of one worker's model from its files."""
+
+    def __init__(
+        self, folder: Path, rank: int, size: int, expected: dict[str, Parameter], shown: int = 6
+    ) -> None:
+        """Raises LoadError or WeightMismatch unless the files have exactly the `expected` leaves;
+        `shown`: of those that do not fit, how many are named.
+        """
+        if any(folder.glob(PATTERN.format(rank=size, part="*"))):
+            raise LoadError(
+                f"{folder} has the weights of more than {size} workers. Save them again with as "
+                "many workers as there are now."
+            )
+        names = FileNames(None, None, PATTERN.format(rank=rank, part="*"))
+        self._files = CheckpointFiles(folder, names)
+        found = {name: entry.shape for name, entry in self._files.entries.items()}
+        wrong = [n for n, leaf in expected.items() if found.get(n) != leaf.shape]
+        wrong += [name for name in found if name not in expected]
+        if wrong:
+            self.close()
+            raise WeightMismatch(
+                f"{folder} does not have the parameters of this model for worker {rank} of {size}: "
+                f"{len(wrong)} are missing, unknown or of another shape "
+                f"({', '.join(wrong[:shown])}). Save them again with as many workers."
+            )
+
+    def __call__(self, leaf: Parameter) -> Tensor:
+        """The leaf as it was saved."""
+        return self._files.read(leaf.name)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+def check_pattern(pattern: str | None) -> None:
+    """Raise InvalidParameter for names that could not be found again."""
+    if pattern is not None and pattern != PATTERN:
+        hint = "Leave it out: load_format='sharded_state' looks for these names."
+        raise InvalidParameter("pattern", pattern, f"None or {PATTERN}", hint)
+
+
+def save_leaves(
+    folder: Path,
+    rank: int,
+    leaves: Iterable[Parameter],
+    read: Read,
+    *,
+    max_size: int | None = None,
+) -> list[Path]:
+    """Write the leaves, none of them in codes, in their stored dtype into files of at most
+    `max_size` bytes each (None: one file; a larger leaf has a file of its own), and return these.
+    Files of this rank that are there already are replaced; the folder is made.
+    """
+    if max_size is not None and max_size < 1:
+        raise InvalidParameter("max_size", max_size, "a number of bytes, or None")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(PATTERN.format(rank=rank, part="*")):
+            old.unlink()
+        return [
+            _write(folder / PATTERN.format(rank=rank, part=part), tensors)
+            for part, tensors in enumerate(_parts(leaves, read, max_size))
+        ]
+    except OSError as error:
+        raise LoadError(f"The weights cannot be written to {folder}: {error}.") from error
+
+
+def _parts(
+    leaves: Iterable[Parameter], read: Read, max_size: int | None
+) -> Iterator[dict[str, Tensor]]:
+    part: dict[str, Tensor] = {}
+    taken = 0
+    for leaf in leaves:
+        values = read(leaf)
+        assert isinstance(values, Tensor), f"{leaf.name} is in codes"
+        tensor = values.to("cpu", copy=True).contiguous()
+        if part and max_size is not None and taken + tensor.nbytes > max_size:
+            yield part
+            part, taken = {}, 0
+        part[leaf.name] = tensor
+        taken += tensor.nbytes
+    yield part
+
+
+def _write(file: Path, tensors: dict[str, Tensor]) -> Path:
+    """Write a file under its name only once it is complete."""
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    return unfinished.replace(file)

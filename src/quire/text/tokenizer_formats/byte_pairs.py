@@ -1,0 +1,85 @@
+"""Byte-level BPE from tokens with ranks, as tiktoken and tekken files have them.
+
+They merge the two neighbours whose joined bytes have the lowest rank. The library merges by a list
+of pairs; one with every division of every token into two others, by the token's rank, does the
+same (transformers' TikTokenConverter makes this list, too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from quire.errors import LoadError
+
+MOST_TOKEN_BYTES = 1024
+"""Of one token; the number of its divisions grows with it. The longest published has 256 blanks."""
+
+
+def build_byte_pairs(
+    ranks: Mapping[bytes, int],
+    special: Mapping[int, AddedToken],
+    *,
+    first_id: int,
+    pattern: str,
+    place: str,
+) -> LibraryTokenizer:
+    """Make the tokenizer of tokens with ranks, whose ids begin at `first_id`, and of special tokens
+    by id.
+
+    `pattern` cuts texts before BPE. Raises LoadError, which names `place`, for what is no
+    byte-level vocabulary.
+    """
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise LoadError(
+            f"{place} has no tokens for {len(missing)} of the 256 bytes: it is no byte-level "
+            "vocabulary."
+        )
+    longest = max(map(len, ranks))
+    if longest > MOST_TOKEN_BYTES:
+        raise LoadError(f"{place} has a token of {longest} bytes; at most {MOST_TOKEN_BYTES}.")
+    symbols = _symbols()
+    texts = {token.decode("latin-1").translate(symbols): rank for token, rank in ranks.items()}
+    vocab = {text: first_id + rank for text, rank in texts.items()}
+    vocab |= {token.content: index for index, token in special.items()}
+    merges = _divisions(texts)
+    taken = {token.content for token in special.values()}
+    if not taken.isdisjoint(texts):
+        merges = [(a, b) for a, b in merges if a + b not in taken]
+    try:
+        library = LibraryTokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False))
+        cut = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    except Exception as error:  # the library raises bare Exception
+        raise LoadError(f"{place} is no BPE model: {error}.") from error
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([cut, whole])
+    library.decoder = decoders.ByteLevel()
+    library.add_tokens([special[index] for index in sorted(special)])
+    return library
+
+
+def _divisions(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The pairs of tokens that form a token, by its rank and then by theirs."""
+    found: list[tuple[str, str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = [
+            (token[:at], token[at:])
+            for at in range(1, len(token))
+            if token[:at] in ranks and token[at:] in ranks
+        ]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        found += pairs
+    return found
+
+
+def _symbols() -> dict[int, str]:
+    """The character that stands for each byte in byte-level vocabularies: itself where it can be
+    printed, else the next one from 256 on (as GPT-2 does).
+    """
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printed]
+    return {byte: chr(256 + i) for i, byte in enumerate(others)}
