@@ -19,6 +19,9 @@ SHAPE = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
 
+LAYERS = {"qwen2": {"num_hidden_layers": 3}}
+"""Of the families of which some are offloaded."""
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
 )
@@ -31,7 +34,8 @@ def life(tmp_path_factory, run_triton_script):
     def live(name, family):
         if family not in folders:
             path = tmp_path_factory.mktemp(family)
-            folders[family] = make_checkpoint(path, SHAPE, family, dtype="float32")
+            shape = SHAPE | LAYERS.get(family, {})
+            folders[family] = make_checkpoint(path, shape, family, dtype="float32")
         return run_triton_script(
             HERE / "gpu_lives.py", name, folders[family], interpret=True, timeout_s=300
         )
@@ -43,6 +47,8 @@ def life(tmp_path_factory, run_triton_script):
     ("name", "family"),
     [
         ("features", "gemma2"),
+        ("offload", "qwen2"),
+        pytest.param("offload eager", "qwen2", marks=pytest.mark.full),
         pytest.param("eager", "mistral", marks=pytest.mark.full),
         pytest.param("int4", "qwen3_moe", marks=pytest.mark.full),
     ],
@@ -52,12 +58,13 @@ def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name
     assert found["found"] == found["right"]
     assert found["waits"] == {}
     assert found["compiled"] == []
-    assert (found["replays"] > 0) == (name != "eager")
+    assert (found["replays"] > 0) == ("eager" not in name)
 
 
 @pytest.mark.full
-def test_memory_is_measured_and_sleep_returns_it(life):
-    found = life("memory", "gemma2")
+@pytest.mark.parametrize(("name", "family"), [("memory", "gemma2"), ("offloaded memory", "qwen2")])
+def test_memory_is_measured_and_sleep_returns_it(life, name, family):
+    found = life(name, family)
     stages, kv_bytes = found["stages"], found["kv"]
     assert stages["awake"] <= found["total"] / 2
     first, *others = found["rounds"]
@@ -78,4 +85,8 @@ def test_what_a_gpu_refuses_is_refused(run_triton_script):
         "numpy of a GPU": "AssertionError", "waiting while captured": "RuntimeError",
         "a copy while captured": "RuntimeError", "read too early": True, "read in time": True,
         "replayed with old numbers": 7.0, "another number": 1, "another alignment": 1,
+        "a copy aside": True, "a copy aside that nobody waits for": False,
+        "a copy aside that waits for nobody": "AssertionError",
+        "a copy of before in a capture": "RuntimeError",
+        "replayed copies": [5.0, 2.0], "a capture that is not joined": "RuntimeError",
     }  # fmt: skip

@@ -158,6 +158,12 @@ def weight_bytes(d: Decisions) -> int:
     return table * (itemsize + 1) + int(layers)
 
 
+def layer_value_bytes(d: Decisions) -> float:
+    """Bytes on a GPU of one value of the layers' matrices."""
+    rounded = d.value("quantization")
+    return ITEMSIZE[d.value("dtype")] if rounded is None else BITS_PER_WEIGHT[rounded] / 8
+
+
 def _automatic(d: Decisions) -> tuple[str, str]:
     stored = d.model.checkpoint_dtype
     if stored not in ITEMSIZE:
