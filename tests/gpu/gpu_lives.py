@@ -124,6 +124,7 @@ LIVES = {
         enforce_eager=True,
         offload={"offload_group_size": 1, "offload_params": {"mlp.down", "qkv_proj"}},
     ),
+    "codes": partial(beside_the_cpu, names=["logprobs"], deterministic=True),
     "memory": memory,
     "offloaded memory": partial(memory, offload_group_size=1),
 }

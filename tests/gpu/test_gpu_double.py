@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.testing import make_checkpoint
+from tests.quantization.coded_checkpoints import FORMATS, write
 
 HERE = Path(__file__).parent
 SHAPE = {
@@ -31,13 +32,20 @@ pytestmark = pytest.mark.skipif(
 def life(tmp_path_factory, run_triton_script):
     folders = {}
 
-    def live(name, family):
-        if family not in folders:
-            path = tmp_path_factory.mktemp(family)
-            shape = SHAPE | LAYERS.get(family, {})
-            folders[family] = make_checkpoint(path, shape, family, dtype="float32")
+    def folder_of(family, stored):
+        path = tmp_path_factory.mktemp(family)
+        shape = SHAPE | LAYERS.get(family, {})
+        plain = make_checkpoint(path, shape, family, dtype="float32")
+        if not stored:
+            return plain
+        write(plain, path / stored, FORMATS[stored])
+        return path / stored
+
+    def live(name, family, stored=""):
+        if (family, stored) not in folders:
+            folders[family, stored] = folder_of(family, stored)
         return run_triton_script(
-            HERE / "gpu_lives.py", name, folders[family], interpret=True, timeout_s=300
+            HERE / "gpu_lives.py", name, folders[family, stored], interpret=True, timeout_s=300
         )
 
     return live
@@ -59,6 +67,14 @@ def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name
     assert found["waits"] == {}
     assert found["compiled"] == []
     assert (found["replays"] > 0) == ("eager" not in name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stored", ["awq", "gptq-v1-symmetric-act_order"])
+def test_a_quantised_checkpoint_answers_as_on_the_cpu(life, stored):
+    found = life("codes", "qwen2", stored)
+    assert found["found"] == found["right"]
+    assert found["waits"] == {} and found["compiled"] == []
 
 
 @pytest.mark.full

@@ -145,7 +145,7 @@ def weight_bytes(d: Decisions) -> int:
     """
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
     count = model.num_parameters
-    if model.stored_as is not None and d.machine.device == "cpu":  # GPUs widen codes
+    if model.stored_as is not None:
         return (count - model.num_coded_parameters) * itemsize + model.coded_bytes
     if d.value("enable_expert_parallel"):
         own = -(-model.num_experts // d.value("data_parallel_size"))
@@ -160,7 +160,9 @@ def weight_bytes(d: Decisions) -> int:
 
 def layer_value_bytes(d: Decisions) -> float:
     """Bytes on a GPU of one value of the layers' matrices."""
-    rounded = d.value("quantization")
+    model, rounded = d.model, d.value("quantization")
+    if model.num_coded_parameters:
+        return model.coded_bytes / model.num_coded_parameters
     return ITEMSIZE[d.value("dtype")] if rounded is None else BITS_PER_WEIGHT[rounded] / 8
 
 
