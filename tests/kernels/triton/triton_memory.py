@@ -287,10 +287,6 @@ def main(script: str, *args: str) -> None:
         sys.exit("\n".join(watch.faults))
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-
-
 def _dot(original: Any, a: Any, b: Any, total: Any, *given: Any) -> Any:
     """A product whose bits do not depend on where a column is, as those of the host's BLAS may:
     added in float64 and rounded.
@@ -300,3 +296,7 @@ def _dot(original: Any, a: Any, b: Any, total: Any, *given: Any) -> Any:
         return original(a, b, total, *given)
     sums = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
     return interpreter.TensorHandle(sums + total.data, total.dtype.scalar)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
