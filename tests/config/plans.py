@@ -68,6 +68,14 @@ def tiny():
     )
 
 
+LLAMA_8B_LAYER = {
+    "attn.qkv": 25_165_824,
+    "attn.o": 16_777_216,
+    "mlp.up": 117_440_512,
+    "mlp.down": 58_720_256,
+}
+
+
 def llama_8b():
     """Llama-3.1-8B: 128k context."""
     return make_model(
@@ -81,6 +89,7 @@ def llama_8b():
         widest=28_672,
         vocab_size=128_256,
         memories=(KeyValues(8, 128),) * 32,
+        layer_products=(LLAMA_8B_LAYER,) * 32,
         length=LengthFacts(131_072, 131_072, "max_position_embeddings of config.json"),
     )
 
@@ -149,6 +158,11 @@ H200 = make_machine(
     gpu_missing="",
     torch_cuda="13.0",
 )
+SMALL_GPU = make_machine(
+    gpu=GpuFacts("NVIDIA RTX 4070", (8, 9), 46, 12 * GIB, 11 * GIB),
+    torch_cuda="13.0",
+    free_memory_bytes=60 * GIB,
+)
 PAIRS = {
     "llama-8b_on_an_h200": (
         EngineArgs(model="meta-llama/Llama-3.1-8B", max_model_len=8192, deterministic=True),
@@ -159,6 +173,11 @@ PAIRS = {
         EngineArgs(model="meta-llama/Llama-3.1-8B", quantization="fp8", kv_cache_dtype="fp8"),
         llama_8b(),
         H200,
+    ),
+    "llama-8b_offloaded_from_a_small_gpu": (
+        EngineArgs(model="meta-llama/Llama-3.1-8B", max_model_len=8192, cpu_offload_gb=10),
+        llama_8b(),
+        SMALL_GPU,
     ),
     "qwen3-0.6b_on_a_laptop": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), LAPTOP),
     "qwen3-0.6b_on_a_server": (EngineArgs(model="Qwen/Qwen3-0.6B"), make_model(), SERVER),

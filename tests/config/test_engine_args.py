@@ -100,7 +100,7 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"tensor_parallel_size": True},
         {"trust_remote_code": True},
         {"enable_lora": True},
-        {"cpu_offload_gb": 4},
+        {"kv_offloading_size": 4},
         {"runner": "pooling"},
         {"compilation_config": 3},
         {"speculative_config": {"method": "ngram"}},

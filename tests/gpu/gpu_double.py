@@ -3,8 +3,10 @@
 Its tensors say that they are on `cuda:0` and keep their numbers in host memory that the engine
 cannot reach: mixing them with tensors of the host is the error that it is on a GPU. Where the host
 would wait for the device is counted, with the line of the engine that asked. Copies to pinned
-memory arrive when somebody waits. A graph keeps what was called while it was captured and calls it
-again with the same arguments: values of the host are those of the capture.
+memory arrive when somebody waits. What a second stream copies to the GPU arrives when the first one
+waits for it, has overwritten its target before, and must have waited for what used that. A graph
+keeps what was called while it was captured and calls it again with the same arguments: values of
+the host are those of the capture.
 
 `gpu_machine.install` puts it in the place of `torch.cuda`.
 """
@@ -24,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import quire
 
 DEVICE = torch.device("cuda", 0)
-TO, COPY = torch.Tensor.to, torch.Tensor.copy_
+TO, COPY, SET = torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.set_
 """As they are without the double."""
 
 _POISON = 0xA5
@@ -78,6 +80,10 @@ class Gpu:
         self.variants = set()
         self.graphs = []
         self.recording = None
+        self.first = self.stream = Stream(self)
+        self.streams = []
+        self.clock = 0
+        self._used = {}
         self._live = {}
         self._pinned = {}
         self._coming = []
@@ -114,6 +120,7 @@ class Gpu:
 
     def run(self, func, args, kwargs, *, is_here=False):
         """Call it on the memory behind its tensors; `is_here`: what it returns is the host's."""
+        self.note_use((args, kwargs))
         owners = {id(leaf.host): leaf for leaf in tree_leaves((args, kwargs)) if is_gpu(leaf)}
         args, kwargs = tree_map(host_of, args), tree_map(host_of, kwargs)
         result = func(*args, **kwargs)
@@ -145,8 +152,11 @@ class Gpu:
 
     def copy(self, target, source, non_blocking=False):
         """`copy_`: the host goes on only if it asks to and its memory is pinned."""
+        if self.stream is not self.first:
+            return self._copy_aside(target, source, non_blocking)
         if is_gpu(target) == is_gpu(source):
             return self.run(COPY, (target, source), {})
+        self.note_use((target, source))
         to, of = host_of(target), host_of(source)
         if not (non_blocking and self.is_pinned(source if is_gpu(target) else target)):
             self.wait("copy_")
@@ -160,6 +170,40 @@ class Gpu:
             if not non_blocking:
                 self.deliver()
         return target
+
+    def _copy_aside(self, target, source, non_blocking):
+        """On a second stream: only from pinned memory to that of the GPU."""
+        stream, to = self.stream, host_of(target)
+        assert is_gpu(target) and self.is_pinned(source) and non_blocking
+        if stream.capture is not self.recording:
+            raise RuntimeError("a stream that is not a part of the capture")
+        used = self._used.get(to.untyped_storage()._cdata, 0)
+        if used > stream.seen:
+            raise AssertionError("a copy overwrites what another stream may still read")
+        self._note(_poison, to)
+        stream.copies.append((to, source))
+        return target
+
+    def arrive(self, to, source):
+        """What a second stream has copied is there."""
+        self._note(COPY, to, source)
+
+    def open_stream(self, *_):
+        """A second stream."""
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+    def _note(self, func, *args):
+        func(*args)
+        if self.recording is not None:
+            self.recording.add(func, args, {}, None)
+
+    def note_use(self, arguments):
+        """Work that is queued now uses these tensors."""
+        self.clock += 1
+        for leaf in tree_leaves(arguments):
+            if is_gpu(leaf):
+                self._used[leaf.host.untyped_storage()._cdata] = self.clock
 
     def wait(self, why):
         """The host waits for the device here."""
@@ -208,6 +252,33 @@ class Gpu:
             raise RuntimeError(f"{what}: not permitted while a stream is captured")
 
 
+class Stream:
+    """A stream; `copies` of a second one are under way. seen: the work of the first stream that it
+    has waited for. capture: the graph that it is captured in.
+    """
+
+    def __init__(self, gpu):
+        self.gpu, self.seen, self.capture, self.copies = gpu, 0, None, []
+
+    def wait_stream(self, other):
+        """Of a second stream for the first one."""
+        assert other is self.gpu.first and self is not other
+        self.seen, self.capture = self.gpu.clock, self.gpu.recording
+
+    def wait_event(self, event):
+        """Of the first stream for copies of a second one."""
+        assert self is self.gpu.first and event.stream is not self
+        if event.capture is not self.gpu.recording:
+            raise RuntimeError("an event from outside of the capture, or from within one")
+        done = {id(copy) for copy in event.copies}
+        under_way, event.stream.copies = event.stream.copies, []
+        for copy in under_way:
+            if id(copy) in done:
+                self.gpu.arrive(*copy)
+            else:
+                event.stream.copies.append(copy)
+
+
 class Recording:
     """A captured graph."""
 
@@ -229,6 +300,10 @@ class Recording:
             for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                 if isinstance(old, Tensor) and not _is_same_memory(old, new):
                     COPY(old, new)
+
+
+def _poison(to):
+    to.view(-1).view(torch.uint8).fill_(_POISON)
 
 
 def is_gpu(value):

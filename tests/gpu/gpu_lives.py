@@ -64,11 +64,13 @@ def described(columns):
     ]
 
 
-def beside_the_cpu(folder, names, **settings):
-    """What requests with these features get, there and on the CPU."""
+def beside_the_cpu(folder, names, offload=None, **settings):
+    """What requests with these features get, there, where weights may be offloaded, and on the
+    CPU.
+    """
     kinds = [FEATURES[name] for name in names]
     settings = {"num_gpu_blocks_override": 12} | SETTINGS | settings
-    with LLM(folder, device="cuda", **settings) as llm:
+    with LLM(folder, device="cuda", **settings, **offload or {}) as llm:
         known = set(gpu.variants)
         gpu.waits.clear()
         found = answers(llm, kinds)
@@ -81,10 +83,10 @@ def beside_the_cpu(folder, names, **settings):
     }  # fmt: skip
 
 
-def memory(folder):
+def memory(folder, **offload):
     """A measured KV cache, sleep of both levels; bytes of the double at each stage."""
     kinds = [FEATURES["penalties"]]
-    settings = SETTINGS | {"gpu_memory_utilization": 0.5, "deterministic": True}
+    settings = SETTINGS | {"gpu_memory_utilization": 0.5, "deterministic": True} | offload
     with LLM(folder, device="cuda", **settings) as llm:
         stages = {"awake": gpu.used_bytes()}
         rounds = [answers(llm, kinds)]
@@ -110,7 +112,21 @@ LIVES = {
         quantization="int4",
         kv_cache_dtype="int8",
     ),
+    "offload": partial(
+        beside_the_cpu,
+        names=["logprobs", "drawn"],
+        deterministic=True,
+        offload={"offload_group_size": 1, "offload_prefetch_step": 2},
+    ),
+    "offload eager": partial(
+        beside_the_cpu,
+        names=["plain", "logprobs"],
+        enforce_eager=True,
+        offload={"offload_group_size": 1, "offload_params": {"mlp.down", "qkv_proj"}},
+    ),
+    "codes": partial(beside_the_cpu, names=["logprobs"], deterministic=True),
     "memory": memory,
+    "offloaded memory": partial(memory, offload_group_size=1),
 }
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from triton.runtime.interpreter import GridExecutor
 
 import quire.hardware.host
 from quire.hardware.facts import GpuFacts
-from tests.gpu.gpu_double import COPY, TO, Gpu, Recording, device_asked, host_of, is_gpu
+from tests.gpu.gpu_double import COPY, SET, TO, Gpu, Recording, device_asked, host_of, is_gpu
 
 _FACTORIES = (
     "empty", "zeros", "ones", "full", "arange", "tensor", "as_tensor", "rand", "randn", "randint",
@@ -30,7 +30,7 @@ def install(total_bytes=1 << 28):
     Gpu.here = gpu = Gpu(total_bytes)
     for name in _FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
-    torch.Tensor.to, torch.Tensor.copy_ = _to, _copy
+    torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.set_ = _to, _copy, _set
     torch.Tensor.cuda = lambda self, *_, **__: gpu.move("cuda", (self,), {})
     torch.Tensor.is_pinned = lambda self, *_: gpu.is_pinned(self)
     torch.Generator = _Generator
@@ -55,7 +55,8 @@ def _cuda(gpu):
         ),
         "synchronize": lambda *_: gpu.deliver(),
         "mem_get_info": lambda *_: (gpu.total_bytes - gpu.used_bytes(), gpu.total_bytes),
-        "Event": _Event, "CUDAGraph": _Graph, "graph": _Capture,
+        "Stream": gpu.open_stream, "current_stream": lambda *_: gpu.stream,
+        "stream": _OnStream, "Event": _Event, "CUDAGraph": _Graph, "graph": _Capture,
         "graph_pool_handle": lambda: (0, 1),
     }  # fmt: skip
 
@@ -89,12 +90,17 @@ def _copy(self, source, non_blocking=False):
     return COPY(self, source, non_blocking)
 
 
+def _set(self, *args):
+    return Gpu.here.run(SET, (self, *args), {}) if is_gpu(self) else SET(self, *args)
+
+
 def _launch(self, *args, **kwargs):
     gpu = Gpu.here
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and not is_gpu(value):
             raise ValueError("a pointer to the host's memory cannot be accessed by Triton")
     gpu.variants.add(_variant(self, args, kwargs))
+    gpu.note_use((args, kwargs))
     args, kwargs = tree_map(host_of, args), tree_map(host_of, kwargs)
 
     def launch(*args, **kwargs):  # an executor is for one launch
@@ -131,13 +137,25 @@ class _Event:
         pass
 
     def record(self, stream=None):
-        pass
+        self.stream = stream or Gpu.here.stream
+        self.capture, self.copies = self.stream.capture, list(self.stream.copies)
 
     def synchronize(self):
         Gpu.here.deliver()
 
     def elapsed_time(self, end):
         return 1.0
+
+
+class _OnStream:
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __enter__(self):
+        Gpu.here.stream = self._stream
+
+    def __exit__(self, *_):
+        Gpu.here.stream = Gpu.here.first
 
 
 class _Graph:
@@ -156,5 +174,8 @@ class _Capture:
     def __enter__(self):
         Gpu.here.recording = self._graph.recording
 
-    def __exit__(self, *_):
+    def __exit__(self, error, *_):
         Gpu.here.recording = None
+        own = [s for s in Gpu.here.streams if s.capture is self._graph.recording]
+        if error is None and any(stream.copies for stream in own):
+            raise RuntimeError("a stream of the capture was not joined")

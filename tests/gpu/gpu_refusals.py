@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.runner.devices.cuda import CudaCopyQueue
 from tests.gpu.gpu_machine import install
 
 gpu = install()
@@ -63,6 +64,59 @@ def new_variants(*calls):
     return len(gpu.variants - known)
 
 
+def copied_aside(x, *, waits_first=True, joins=True):
+    """x after a copy of numbers to it on a second stream, and what reading it says."""
+    source, stream = torch.zeros(8, pin_memory=True), torch.cuda.Stream()
+    x.add_(1.0)
+    if waits_first:
+        stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        x.copy_(source, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(stream)
+    if joins:
+        torch.cuda.current_stream().wait_event(event)
+    return bool((x == 0).all()), event
+
+
+def asides(x):
+    _, outside = copied_aside(x, joins=False)
+    join = torch.cuda.current_stream().wait_event
+    is_right, _ = copied_aside(x.clone())
+    is_early, _ = copied_aside(x.clone(), joins=False)
+    captured(lambda: torch.cuda.Stream().wait_stream(torch.cuda.current_stream()))
+    return {
+        "a copy aside": is_right,
+        "a copy aside that nobody waits for": is_early,
+        "a copy aside that waits for nobody": error_of(
+            lambda: copied_aside(x.clone(), waits_first=False)
+        ),
+        "a copy of before in a capture": error_of(lambda: captured(lambda: join(outside))),
+    }
+
+
+def copies_in_a_graph():
+    """What a graph makes of copies aside: they are a part of it, and are joined within."""
+    queue = CudaCopyQueue(torch.device("cuda"))
+    buffer, found = torch.zeros(8, device="cuda"), torch.zeros(2, 8, device="cuda")
+    sources = [torch.full((8,), 1.0 + i, pin_memory=True) for i in range(2)]
+
+    def work():
+        for i in range(2):
+            queue.start([(buffer, sources[i])]).join()
+            found[i].copy_(buffer)
+
+    graph, _ = captured(work)
+    sources[0].fill_(5.0)
+    graph.replay()
+    return {
+        "replayed copies": found[:, 0].tolist(),
+        "a capture that is not joined": error_of(
+            lambda: captured(lambda: queue.start([(buffer, sources[0])]))
+        ),
+    }
+
+
 def main():
     x, host = torch.arange(8.0, device="cuda"), torch.zeros(8)
     y = torch.empty_like(x)
@@ -86,6 +140,7 @@ def main():
         lambda: launch(x, y, 5), lambda: launch(x, y, 5.0), lambda: launch(x, y, 6)
     )
     found["another alignment"] = new_variants(lambda: launch(x[1:], y, 5))
+    found |= asides(torch.ones(8, device="cuda")) | copies_in_a_graph()
     print(json.dumps(found))
 
 

@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from quire.testing import make_checkpoint
+from tests.quantization.coded_checkpoints import FORMATS, write
 
 HERE = Path(__file__).parent
 SHAPE = {
     "num_hidden_layers": 1, "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
 }  # fmt: skip
+
+LAYERS = {"qwen2": {"num_hidden_layers": 3}}
+"""Of the families of which some are offloaded."""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
@@ -28,12 +32,20 @@ pytestmark = pytest.mark.skipif(
 def life(tmp_path_factory, run_triton_script):
     folders = {}
 
-    def live(name, family):
-        if family not in folders:
-            path = tmp_path_factory.mktemp(family)
-            folders[family] = make_checkpoint(path, SHAPE, family, dtype="float32")
+    def folder_of(family, stored):
+        path = tmp_path_factory.mktemp(family)
+        shape = SHAPE | LAYERS.get(family, {})
+        plain = make_checkpoint(path, shape, family, dtype="float32")
+        if not stored:
+            return plain
+        write(plain, path / stored, FORMATS[stored])
+        return path / stored
+
+    def live(name, family, stored=""):
+        if (family, stored) not in folders:
+            folders[family, stored] = folder_of(family, stored)
         return run_triton_script(
-            HERE / "gpu_lives.py", name, folders[family], interpret=True, timeout_s=300
+            HERE / "gpu_lives.py", name, folders[family, stored], interpret=True, timeout_s=300
         )
 
     return live
@@ -43,6 +55,8 @@ def life(tmp_path_factory, run_triton_script):
     ("name", "family"),
     [
         ("features", "gemma2"),
+        ("offload", "qwen2"),
+        pytest.param("offload eager", "qwen2", marks=pytest.mark.full),
         pytest.param("eager", "mistral", marks=pytest.mark.full),
         pytest.param("int4", "qwen3_moe", marks=pytest.mark.full),
     ],
@@ -52,12 +66,21 @@ def test_an_engine_answers_as_on_the_cpu_and_nobody_waits_or_compiles(life, name
     assert found["found"] == found["right"]
     assert found["waits"] == {}
     assert found["compiled"] == []
-    assert (found["replays"] > 0) == (name != "eager")
+    assert (found["replays"] > 0) == ("eager" not in name)
 
 
 @pytest.mark.full
-def test_memory_is_measured_and_sleep_returns_it(life):
-    found = life("memory", "gemma2")
+@pytest.mark.parametrize("stored", ["awq", "gptq-v1-symmetric-act_order"])
+def test_a_quantised_checkpoint_answers_as_on_the_cpu(life, stored):
+    found = life("codes", "qwen2", stored)
+    assert found["found"] == found["right"]
+    assert found["waits"] == {} and found["compiled"] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "family"), [("memory", "gemma2"), ("offloaded memory", "qwen2")])
+def test_memory_is_measured_and_sleep_returns_it(life, name, family):
+    found = life(name, family)
     stages, kv_bytes = found["stages"], found["kv"]
     assert stages["awake"] <= found["total"] / 2
     first, *others = found["rounds"]
@@ -78,4 +101,8 @@ def test_what_a_gpu_refuses_is_refused(run_triton_script):
         "numpy of a GPU": "AssertionError", "waiting while captured": "RuntimeError",
         "a copy while captured": "RuntimeError", "read too early": True, "read in time": True,
         "replayed with old numbers": 7.0, "another number": 1, "another alignment": 1,
+        "a copy aside": True, "a copy aside that nobody waits for": False,
+        "a copy aside that waits for nobody": "AssertionError",
+        "a copy of before in a capture": "RuntimeError",
+        "replayed copies": [5.0, 2.0], "a capture that is not joined": "RuntimeError",
     }  # fmt: skip

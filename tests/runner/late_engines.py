@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from quire import EngineArgs, SamplingParams
@@ -41,15 +42,20 @@ def plan_of(folder, **wishes):
 def late_target(seed, arena_bytes=1 << 14):
     driver = LateDriver(seed)
     device = StreamDevice(driver, arena_bytes=arena_bytes)
-    return Platform(device, plain_ops(), lambda model, _: EagerForward(model)), driver
+    return Platform(device, plain_ops(), _run_eagerly, driver=driver), driver
 
 
-def open_core(folder, *, late_seed=None, **wishes):
-    """Depth 2 on a late device, or depth 1 on the CPU."""
+def _run_eagerly(model, _):
+    return EagerForward(model)
+
+
+def open_core(folder, *, late_seed=None, offload=None, **wishes):
+    """Depth 2 on a late device, from which weights may be offloaded, or depth 1 on the CPU."""
     if late_seed is None:
         return build_core(plan_of(folder, **wishes)), None
     target, driver = late_target(late_seed)
-    return build_core(plan_of(folder, async_scheduling=True, **wishes), target), driver
+    plan = plan_of(folder, async_scheduling=True, **wishes)
+    return build_core(msgspec.structs.replace(plan, offload=offload), target), driver
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,8 +52,8 @@ class LateDriver:
         return memory
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        is_result = self._is_pinned(target)
-        assert is_result or self._is_pinned(source), "one side is pinned"
+        is_result = self.is_pinned(target)
+        assert is_result or self.is_pinned(source), "one side is pinned"
         values = source.clone()
         if not is_result:
             target.copy_(values)  # whatever reads it is queued later
@@ -63,6 +64,9 @@ class LateDriver:
 
     def mark(self) -> Event:
         return _Mark(self, self._num_queued)
+
+    def copy_queue(self) -> LateCopyQueue:
+        return LateCopyQueue(self)
 
     def return_free_memory(self) -> None:
         """Nothing may be in flight."""
@@ -83,7 +87,8 @@ class LateDriver:
         else:
             assert same_bits(copy.source, copy.values), "the host changed what a copy still read"
 
-    def _is_pinned(self, tensor: Tensor) -> bool:
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether `pinned` has made its memory."""
         return tensor.untyped_storage().data_ptr() in self._pinned
 
 
@@ -94,6 +99,36 @@ class _Mark:
 
     def wait(self) -> None:
         self._driver.finish_until(self._number)
+
+
+class LateCopyQueue:
+    """Copies beside the other work: from `start` to `join` their targets hold poison, since a copy
+    may happen at any time between.
+    """
+
+    def __init__(self, driver: LateDriver) -> None:
+        self.driver = driver
+        self.num_started = 0
+
+    @torch.inference_mode()
+    def start(self, copies: Sequence[tuple[Tensor, Tensor]]) -> _LateArrival:
+        self.num_started += 1
+        for target, source in copies:
+            assert self.driver.is_pinned(source) and not self.driver.is_pinned(target)
+            assert (target.shape, target.dtype) == (source.shape, source.dtype)
+            target.view(-1).view(torch.uint8).fill_(_POISON)
+        return _LateArrival([(target, source, source.clone()) for target, source in copies])
+
+
+class _LateArrival:
+    def __init__(self, copies: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+        self._copies = copies
+
+    @torch.inference_mode()
+    def join(self) -> None:
+        for target, source, values in self._copies:
+            assert same_bits(source, values), "the host changed what a copy still read"
+            target.copy_(values)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -82,9 +82,9 @@ def operand_of(plan: EnginePlan) -> str:
 
 
 def _coded(plan: EnginePlan) -> list[StoredTensor]:
-    """The tensors that a core keeps in codes; on GPUs they are widened."""
+    """The tensors that a core keeps in codes."""
     storage = read_storage(plan.hf_config)
-    if storage is None or plan.device != "cpu":
+    if storage is None:
         return []
     return coded_tensors(find_family(plan.hf_config), read_spec(plan.hf_config), storage)
 

@@ -6,9 +6,15 @@ import argparse
 
 from quire.config.args.command_line import add_options
 from quire.config.args.engine_args import EngineArgs
+from quire.config.facts import ModelFacts
+from quire.config.offload import choose_offload, is_wanted
 from quire.config.resolve.dtype import ITEMSIZE
 
-_OPTIONS = ("revision", "hf_token", "hf_overrides", "download_dir", "model_impl")
+_OPTIONS = (
+    *("revision", "hf_token", "hf_overrides", "download_dir", "model_impl"),
+    *("cpu_offload_gb", "offload_group_size", "offload_num_in_group", "offload_prefetch_step"),
+    "offload_params",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +38,15 @@ def run(args: argparse.Namespace) -> int:
     size = ITEMSIZE.get(facts.checkpoint_dtype, 2)
     print(f"model             {facts.name}")
     print(f"architecture      {facts.architecture}, stored as {facts.checkpoint_dtype}")
+    if is_wanted(engine_args):
+        print(f"offloaded         {_offloaded(engine_args, facts, size)}")
     model = describe_model(facts.hf_config, facts.model_impl)
     print(describe(model, weight_bytes=size, kv_bytes=size))
     return 0
+
+
+def _offloaded(args: EngineArgs, facts: ModelFacts, value_bytes: int) -> str:
+    """What the options leave in host memory when a GPU runs the model in the stored type."""
+    sizes = [{n: count * value_bytes for n, count in p.items()} for p in facts.layer_products]
+    offload = choose_offload(args, sizes)
+    return f"layers {' '.join(map(str, offload.layers))}: {offload.describe()}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from quire.config.offload import Offload
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
 
@@ -23,7 +24,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     of that share of a device's free memory. `snapshot_interval` None: there are no snapshots of
     recurrent states. `tokenizer_folder` None: no tokenizer. `max_logprobs`
     is at most the vocabulary. `weights_folder`: where weights are kept in mapped files; None: in
-    memory. `reasons` has an entry for every field shown by `explain()`; `notes`
+    memory. `offload`: which weights stay in host memory while a GPU runs the model;
+    None: none. `reasons` has an entry for every field shown by `explain()`; `notes`
     are messages for the user.
     """
 
@@ -37,6 +39,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     hf_config: dict[str, Any]
     load_format: str
     weights_folder: str | None
+    offload: Offload | None
     dtype: str
     quantization: str | None
     seed: int
@@ -122,6 +125,8 @@ def _short(value: object) -> str:
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
+    elif isinstance(value, Offload):
+        text = f"{len(value.layers)} layers"
     elif isinstance(value, StructuredOutputsConfig):
         text = value.backend
     elif isinstance(value, tuple):

@@ -30,6 +30,7 @@ from quire.models.loading.folder_files import (
     read_folder_config,
     read_header,
 )
+from quire.models.loading.products import layer_products
 from quire.models.loading.source import What, locate
 from quire.models.max_length import length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
@@ -243,6 +244,7 @@ def _sizes(decoder: AnyDecoder) -> dict[str, Any]:
         "widest": _widest(decoder),
         "num_experts": max(0 if mixture is None else mixture.experts for mixture in mixtures),
         "num_expert_parameters": num_expert_parameters(decoder),
+        "layer_products": tuple(map(dict, layer_products(decoder))),
     }
 
 

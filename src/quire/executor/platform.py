@@ -13,6 +13,7 @@ from quire.kernels.cpu.plain_ops import recordable
 from quire.kernels.cpu.runtime import open_runtime
 from quire.ops import Ops, select
 from quire.runner.batch import BatchBuilder
+from quire.runner.devices.arena import Driver
 from quire.runner.devices.cuda import CudaDriver, CudaGraphs
 from quire.runner.devices.device import CpuDevice, Device
 from quire.runner.devices.stream_device import StreamDevice
@@ -34,6 +35,7 @@ class Platform:
 
     `sizes`: numbers of rows that steps of decodes are padded to. `free_bytes` returns the device's
     free memory; None if it has no memory of its own. `is_host`: weights are in host memory.
+    `driver` of a device with a queue of its own; None: there is none.
     """
 
     device: Device
@@ -42,6 +44,7 @@ class Platform:
     sizes: Sequence[int] = ()
     free_bytes: Callable[[], int] | None = None
     is_host: bool = True
+    driver: Driver | None = None
 
 
 def open_platform(config: WorkerConfig) -> Platform:
@@ -83,7 +86,7 @@ def _open_cuda(config: WorkerConfig) -> Platform:
             return EagerForward(model)
         return GraphForward(model, CudaGraphs, batches.padding, sizes)
 
-    return Platform(device, ops, make_forward, sizes, driver.free_bytes, is_host=False)
+    return Platform(device, ops, make_forward, sizes, driver.free_bytes, False, driver)
 
 
 def _select(config: WorkerConfig, runtime: object | None) -> Ops:

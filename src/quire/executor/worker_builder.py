@@ -19,6 +19,7 @@ from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of, plan_kv_pool
+from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
 from quire.models.spec import Decoder
 from quire.ops import Ops
@@ -30,6 +31,7 @@ from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
+from quire.runner.offloaded_weights import OffloadedWeights
 from quire.runner.residence import Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -160,6 +162,21 @@ def _loader(
         spread=exchange,
         group=group,
         keeps_experts=config.keeps_experts,
+        make_placement=_placement_maker(config, platform),
+    )
+
+
+def _placement_maker(
+    config: WorkerConfig, platform: Platform
+) -> Callable[[], WeightPlacement] | None:
+    """Return the function that makes what keeps weights on the host; None: none are there."""
+    offload = config.offload
+    if offload is None:
+        return None
+    assert platform.driver is not None, "weights are offloaded from a device with its own memory"
+    return partial(
+        OffloadedWeights,
+        *(platform.driver, offload.layers, offload.num_buffers, offload.weights),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quire.config.offload import Offload
 from quire.config.profiler_config import ProfilerConfig
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
@@ -36,6 +37,7 @@ class WorkerConfig:
     quantization: str | None
     seed: int
     max_model_len: int
+    offload: Offload | None
     # the device
     device: str
     num_threads: int

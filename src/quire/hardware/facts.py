@@ -50,8 +50,9 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     `thread_limit`: set by the environment. `features`: names of CPU features that change a
     decision, such as avx512_bf16. `gpu_missing`: why there is no `gpu`. `torch_cuda`: the CUDA
     release that torch is built for. `device`: where an engine runs, whose memory is then the one
-    meant here (config/resolve/device.py). `weights_folder`: where weights could be kept in files,
-    and `free_disk_bytes` the room for them, 0 where files are in memory.
+    meant here (config/resolve/device.py), and `host_free_bytes` that of the host. `weights_folder`:
+    where weights could be kept in files, and `free_disk_bytes` the room for them, 0 where files are
+    in memory.
     """
 
     cpu_name: str
@@ -66,6 +67,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     node_free_bytes: dict[int, int] = {}
     thread_limit: int | None = None
     device: str = "cpu"
+    host_free_bytes: int = 0
     gpu: GpuFacts | None = None
     gpu_missing: str = "none was looked for"
     torch_cuda: str | None = None

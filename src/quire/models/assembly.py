@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from quire.models.layers import (
     make_scaled_join,
 )
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.loading.weight_placement import RunnableLayer, WeightPlacement
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.latent import make_latent_attention
@@ -73,6 +75,7 @@ from quire.models.streams import (
 from quire.ops import LinearWeight, NormWeight, Ops
 from quire.quantization import Recipe
 
+T = TypeVar("T")
 MakeJoin = Callable[[Ops, NormWeight | None, NormWeight | None, float], Join]
 
 
@@ -111,14 +114,17 @@ class Assembly:
         group: WorkerGroup | None,
         choices: list[Tensor] | None,
         first_place: int,
+        placement: WeightPlacement,
     ) -> None:
         """`choices`: where routers append the experts that they choose; None: nowhere. first_place:
-        where the memory of the first layer is among those of the pool.
+        where the memory of the first layer is among those of the pool. `placement` keeps the
+        weights of layers.
         """
         self._spec, self._ops = spec, ops
         self._make = Maker(weights, ops, max_model_len, recipe, group)
         self._mixtures = MixtureMaker(self._make, spread, choices)
         self._place = first_place
+        self._placement = placement
         self._first_places: list[int] = []
         self._tied_head: LinearWeight | None = None
         self._shared: dict[int, SharedWeights] = {}
@@ -153,18 +159,28 @@ class Assembly:
             finish = make_entry(self._make, self._spec.streams)
         return Embedding(self._ops, look_up, positions, finish, stage)
 
-    def layers(self) -> Sequence[Layer | StreamsLayer]:
+    def layers(self) -> Sequence[RunnableLayer]:
         """All layers and the final norm, which is part of the last one's end."""
         streams = self._spec.streams
-        return self._layers() if streams is None else list(self._layers_of_streams(streams))
+        layers: Sequence[RunnableLayer]
+        layers = self._layers() if streams is None else list(self._layers_of_streams(streams))
+        return self._placement.finish(layers)
+
+    def _placed_layers(self, build: Callable[[int, Block], T]) -> list[T]:
+        """Build each layer, whose weights are placed before those of the next are made."""
+        built = []
+        for i, block in enumerate(self._spec.blocks):
+            first = len(self.parts)
+            built.append(build(i, block))
+            self._placement.place(i, self.parts[first:])
+        return built
 
     def _layers_of_streams(self, s: Streams) -> Iterator[StreamsLayer]:
-        built = [self._layer_of_streams(i, s) for i in range(len(self._spec.blocks))]
+        built = self._placed_layers(lambda i, block: self._layer_of_streams(i, block, s))
         yield from built[:-1]
         yield replace(built[-1], leave=make_exit(self._make, self._spec, s))
 
-    def _layer_of_streams(self, layer: int, s: Streams) -> StreamsLayer:
-        block = self._spec.blocks[layer]
+    def _layer_of_streams(self, layer: int, block: Block, s: Streams) -> StreamsLayer:
         pieces = list(self._layer(layer, block))
         assert len(pieces) == 3 and block.parallel == "no", "mixer, feed-forward part and input"
         assert block.residual_scale == 1.0 and not block.scaled, "sums without factors"
@@ -175,7 +191,7 @@ class Assembly:
         )
 
     def _layers(self) -> list[Layer]:
-        layers = [list(self._layer(i, block)) for i, block in enumerate(self._spec.blocks)]
+        layers = self._placed_layers(lambda i, block: list(self._layer(i, block)))
         following = [piece.pre for pieces in layers for piece in pieces][1:]
         following.append(self._make.norm("norm", self._spec.final_norm))
         after = iter(following)

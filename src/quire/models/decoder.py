@@ -22,6 +22,7 @@ from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.assembly import Assembly
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.loading.weight_placement import RunnableLayer, WeightPlacement, WhereMade
 from quire.models.maker import tensors_of, tensors_within
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
@@ -63,11 +64,13 @@ class DecoderModel:
         aux_layers: Sequence[int] = (),
         group: WorkerGroup | None = None,
         keeps_experts: bool = False,
+        placement: WeightPlacement | None = None,
     ) -> None:
         """Take every leaf of `spec` from `weights`; positions are below `max_model_len`. `recipe`
         says how weights are stored. With `spread` the experts are distributed over several cores,
         and only this core's are loaded; the model may run only inside a round. With `group` the
         spec is one worker's share of a decoder (sharding.py), and all workers run at the same time.
+        `placement` keeps the weights of layers; None: where they are made.
         Raises ValueError for `aux_layers` that are not ascending numbers from 0 to L, or of a model
         with several residual streams.
         """
@@ -85,10 +88,11 @@ class DecoderModel:
         self._choices: list[Tensor] = []
         choices = self._choices if keeps_experts else None
         assembly = Assembly(
-            spec, weights, ops, max_model_len, recipe, spread, group, choices, first_layer
+            *(spec, weights, ops, max_model_len, recipe, spread, group, choices, first_layer),
+            placement=WhereMade() if placement is None else placement,
         )
         self._embedding = assembly.embedding()
-        self._layers = assembly.layers()
+        self._layers: Sequence[RunnableLayer] = assembly.layers()
         self.head = assembly.head()
         self._parts = assembly.parts
 

@@ -26,7 +26,10 @@ FEW_SPILLED = 128
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program may have on Hopper."""
 
-WITH_FP8 = ("_attend_kernel", "product_kernel", "_rope_store_kernel", "_rounded_rows_kernel")
+WITH_FP8 = (
+    *("_attend_kernel", "product_kernel", "coded_product_kernel", "_rope_store_kernel"),
+    "_rounded_rows_kernel",
+)
 NAMES += [f"{name} fp8" for name in WITH_FP8]
 
 pytestmark = [
@@ -94,6 +97,14 @@ def test_products_of_few_rows_keep_memory_busy(compiled):
             assert found["operations_per_weight"] <= OPERATIONS_PER_WEIGHT[bits], name
         if name.endswith("x 1"):
             assert tile["ROWS"] == 16 and found["programs"] >= 120, name
+
+
+def test_products_with_codes_fit_and_load_ahead(compiled):
+    """Decoded in registers, multiplied by tensor cores, and no load is waited for."""
+    assert len(compiled["codes"]) == 2 * 7
+    for name, found in compiled["codes"].items():
+        assert found["stack"] <= FEW_SPILLED and found["shared"] <= SHARED_MEMORY, name
+        assert found["waited_loads"] == 0 and found["tensor_cores"], name
 
 
 def test_attention_loads_ahead(compiled):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
+from tests.kernels.triton.triton_cases import CHUNKED, CODED, CODED_ROUNDED, ROUNDED, WIDE
 from tests.support.op_cases import CASES, FP8_CASES
 
 pytestmark = pytest.mark.skipif(
@@ -73,10 +73,24 @@ CHOSEN_FAST = {
 
 
 WIDENED = (
-    *("linear/codes4-g32-float16-zeros-bias-13x96x33", "moe/codes-7"),
+    *("linear/codes4-g8-float16-5x24x40", "moe/codes-7"),
     *("linear/codes8-g8-float16-floats-5x24x40", "linear/codes4-g8-bfloat16-table-5x24x40"),
 )
 """Of weights in codes, which become numbers of the activations' type: exactly so in float32."""
+
+
+OF_OPS = tuple(
+    f"linear/codes{form}"
+    for form in (
+        *("4-g32-float16-zeros-bias-13x96x33", "8-g32-float16-zeros-bias-13x96x33"),
+        *("4-g24-float16-3x24x9", "8-g24-float16-3x24x9", "4-g16-float16-4x37x34"),
+        *("4-g16-float16-4x150x34", "8-g16-float16-4x150x34", "4-g128-float16-zeros-2x272x5"),
+        *("4-g16-float16-zeros-order-5x64x9", "8-g64-bfloat16-order-5x64x9"),
+        *("4-g16-float32-zeros-3x64x40", "8-g64-float32-floats-bias-4x150x34"),
+    )
+)
+CODES = (*OF_OPS, *(f"{case.op}/{case.name}" for case in CODED + CODED_ROUNDED))
+"""Products with weights in codes, as they are stored."""
 
 
 def is_run(kind, case, number):
@@ -111,6 +125,15 @@ def pytest_generate_tests(metafunc):
     product = "linear/fp8-5x32x48"  # of torch's
     cases.append(pytest.param("bfloat16 fast", product, id=f"triton-{product}-bfloat16-fast"))
     cases += [pytest.param(KINDS[0], name, id=f"triton-{name}-widened") for name in WIDENED]
+    cases += [
+        pytest.param(
+            *(kind, name),
+            id=f"triton-{name}-{kind.replace(' ', '-')}-stored",
+            marks=() if number % 2 == which else pytest.mark.full,
+        )
+        for which, kind in enumerate(KINDS)
+        for number, name in enumerate(CODES)
+    ]
     metafunc.parametrize(("kind", "case_name"), cases)
 
 

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from quire.ops import WeightFormat
+from quire.ops.formats.row_rounding import RowRounding
+from quire.ops.formats.tables import E2M1
 from quire.ops.moe import MoeArgs
 from quire.ops.routing import RouteArgs
 from tests.support.op_cases import Case, Prepared
 from tests.support.op_cases.case import by_row
+from tests.support.op_cases.coded import _linear as coded_linear
+from tests.support.op_cases.coded import coded_weight
 from tests.support.op_cases.logits import SETTINGS, _draw
 from tests.support.op_cases.token_by_token import token_by_token
 
+BF16, FLOAT = torch.bfloat16, torch.float32
 FORMATS = {
     "fp8": WeightFormat("fp8"),
     "int8": WeightFormat("int8"),
@@ -69,3 +76,55 @@ def _wide(op: str, kind: str) -> Case:
 WIDE = tuple(_wide(op, kind) for op in ("draw", "truncate") for kind in ("equal", "normal"))
 
 CHUNKED = (token_by_token(), token_by_token(20))
+
+
+def _coded_moe(name: str, rows: int, width: int, ffn: int, bias: bool = False, **form) -> Case:
+    def prepare(ops, draw) -> Prepared:
+        args = RouteArgs(2, "softmax", renorm=True)
+        chosen, weights = ops.route(draw.normal(rows, 3), args)
+        up = [coded_weight(draw, 2 * ffn, width, **form) for _ in range(3)]
+        down = [coded_weight(draw, width, ffn, **form) for _ in range(3)]
+        biases = (draw.normal(3, 2 * ffn), draw.normal(3, width)) if bias else ()
+        arguments = {"x": draw.normal(rows, width), "chosen": chosen, "weights": weights}
+        experts = ops.pack_experts(up, down, *biases)
+        return Prepared(arguments | {"experts": experts, "args": MoeArgs()})
+
+    return Case("moe", f"codes-{name}-{rows}", prepare)
+
+
+def _rounded_rows(
+    name: str, rows: int, width: int, out: int, rounding: RowRounding, **form
+) -> Case:
+    def prepare(ops, draw) -> Prepared:
+        weight = replace(coded_weight(draw, out, width, **form), rounding=rounding)
+        packed = ops.pack_linear(weight, draw.normal(out))
+        return by_row({"x": draw.normal(rows, width), "w": packed}, {"x": 0})
+
+    return Case("linear", f"codes-{name}-{rows}x{width}x{out}", prepare)
+
+
+MX, NV = ({"table": E2M1, "group": n, "scales": s} for n, s in ((32, BF16), (16, FLOAT)))
+BLOCKS = {"bits": 8, "floats": True, "group": 64, "scales": FLOAT}
+ROW = {"bits": 8, "floats": True, "group": 1 << 20, "scales": FLOAT}
+CODED = (
+    coded_linear(17, 130, 33, 4, 64, zeros=True, bias=True),
+    coded_linear(3, 200, 9, 8, 48, scales=BF16),
+    coded_linear(5, 96, 40, 4, 32, addend=True, zeros=True),
+    coded_linear(5, 150, 34, **MX),
+    coded_linear(2, 64, 9, **NV),
+    coded_linear(65, 256, 8, 8, 128, floats=True, scales=BF16),
+)
+"""Weights in codes of the forms that checkpoints have, beside those of the ops' own cases."""
+CODED_ROUNDED = (
+    _rounded_rows("blocks", 5, 192, 40, RowRounding("e4m3", 64), **BLOCKS),
+    _rounded_rows("blocks-static", 4, 130, 33, RowRounding("e4m3", scale=0.02), **BLOCKS),
+    _rounded_rows("per_token", 5, 64, 48, RowRounding("e4m3"), **ROW),
+    _rounded_rows("whole", 5, 70, 33, RowRounding("int8"), bits=8, group=70),
+    _rounded_rows("whole-static", 3, 70, 9, RowRounding("int8", scale=0.03), bits=8, group=70),
+    _rounded_rows("groups", 5, 96, 33, RowRounding("int8"), bits=4, group=32, zeros=True),
+    _coded_moe("awq", 5, 32, 16, group=16, zeros=True),
+    _coded_moe("mxfp4", 20, 40, 32, bias=True, **MX),
+    _coded_moe("fp8", 4, 64, 64, **BLOCKS),
+)
+"""Those whose activations are rounded, too, and experts: plain torch's definition says what they
+are."""

@@ -5,8 +5,9 @@ was noted is compiled down to machine code for Hopper. The last line printed is 
 "kernels", for each kernel how many variants were noted, and why the largest of them does not
 compile, or null; under "models", for each kernel at the shapes of real models, what one program
 takes: bytes of registers that were spilled to memory, and of shared memory; under "products", the
-same of products with weights, and what the machine code of their loops does; under "attention",
-how attention waits for keys and values, and how many of its programs an SM holds.
+same of products with weights, and what the machine code of their loops does; under "codes" those
+with weights in codes; under "attention", how attention waits for keys and values, and how many of
+its programs an SM holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,9 +29,11 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton import implementations
 from quire.kernels.triton.launch import ALIGNMENT
-from quire.ops import AttentionArgs, Facts, Ops, WeightFormat, bind
+from quire.ops import AttentionArgs, CodedWeight, Facts, Ops, WeightFormat, bind
+from quire.ops.formats.row_rounding import RowRounding
+from quire.ops.formats.tables import E2M1
 from tests.kernels.triton.machine_code import loop_of, programs_of, taken_by
-from tests.kernels.triton.triton_cases import ROUNDED
+from tests.kernels.triton.triton_cases import CODED, CODED_ROUNDED, ROUNDED
 from tests.support.op_cases import CASES, FP8_CASES, Case
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -126,7 +131,8 @@ def main() -> None:
         len(a), b.shape[1], dtype=torch.bfloat16
     )
     launches = noting_launches()
-    run_cases([case for case in CASES + FP8_CASES + ROUNDED if not case.is_bench])
+    cases = CASES + FP8_CASES + ROUNDED + CODED + CODED_ROUNDED
+    run_cases([case for case in cases if not case.is_bench])
     noted = dict(launches)
     launches.clear()
     run_cases([case for case in CASES if case.is_bench and case.op in OF_MODELS])
@@ -141,7 +147,12 @@ def main() -> None:
         f"{stored} {head_dim}": report_of_attention(launches, stored, heads, kv_heads, head_dim)
         for stored, (heads, kv_heads, head_dim) in STORED
     }
-    told = {"models": taken, "products": products, "attention": attention}
+    codes = {
+        f"{name} x {rows}": report_of_codes(launches, weight(), rows)
+        for name, weight in FORMS.items()
+        for rows in (1, 64)
+    }
+    told = {"models": taken, "codes": codes, "products": products, "attention": attention}
     print(json.dumps({"kernels": compiled(noted), **told}))
 
 
@@ -227,6 +238,45 @@ def report_of_product(
         "operations_per_weight": loop.num_instructions / per_thread,
         "tensor_cores": loop.tensor_cores,
     }
+
+
+def report_of_codes(launches: dict[str, Launch], weight: CodedWeight, rows: int) -> dict:
+    """The same of a weight in codes, as far as it is checked."""
+    launches.clear()
+    ops = ops_for(torch.bfloat16, False)
+    ops.linear(torch.zeros(rows, INPUTS, dtype=torch.bfloat16), ops.pack_linear(weight, None))
+    [launch] = [e for e in launches.values() if e.kernel.__name__ == "coded_product_kernel"]
+    code = launch.machine_code()
+    loop = loop_of(code)
+    return taken_by(code) | {"waited_loads": loop.waited_loads, "tensor_cores": loop.tensor_cores}
+
+
+def codes_of(
+    bits: Literal[4, 8], group: int, scales: torch.dtype, *, zeros: bool = False, **form: Any
+) -> CodedWeight:
+    """A weight of that size."""
+    groups = (OUTPUTS, -(-INPUTS // group))
+    return CodedWeight(
+        *(bits, INPUTS, group),
+        torch.zeros(OUTPUTS, INPUTS * bits // 8, dtype=torch.uint8),
+        torch.zeros(groups, dtype=scales),
+        torch.zeros(groups, dtype=torch.uint8) if zeros else None,
+        **form,
+    )
+
+
+FORMS = {
+    "awq": partial(codes_of, 4, 128, torch.float16, zeros=True),
+    "gptq 32": partial(codes_of, 4, 32, torch.float16, zeros=True),
+    "w8a16": partial(codes_of, 8, 128, torch.bfloat16),
+    "mxfp4": partial(codes_of, 4, 32, torch.bfloat16, table=E2M1),
+    "nvfp4": partial(codes_of, 4, 16, torch.float32, table=E2M1),
+    "fp8 of blocks": partial(
+        codes_of, 8, 128, torch.float32, are_floats=True, rounding=RowRounding("e4m3", 128)
+    ),
+    "fp8 kept": partial(codes_of, 8, 1 << 20, torch.float32, are_floats=True),
+}
+"""What checkpoints store."""
 
 
 def compiled(launches: dict[str, Launch]) -> dict[str, dict]:

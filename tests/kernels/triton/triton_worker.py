@@ -14,7 +14,7 @@ import traceback
 import torch
 
 from quire.ops import Ops, select
-from tests.kernels.triton.triton_cases import CHUNKED, ROUNDED, WIDE
+from tests.kernels.triton.triton_cases import CHUNKED, CODED, CODED_ROUNDED, ROUNDED, WIDE
 from tests.kernels.triton.triton_memory import Watch
 from tests.support.op_cases import CASES, CODED_CASES, FP8_CASES, Case
 from tests.support.op_conformance import check, relative_error, results_of
@@ -26,13 +26,13 @@ EXACT = {"mask_logits", "bias_logits", "penalize", "forbid_words"}
 def run(dtype_name: str, mode: str, case_name: str) -> None:
     """Raise AssertionError if the kernels break a rule on the case."""
     dtype = getattr(torch, dtype_name)
-    cases = CASES + FP8_CASES + CODED_CASES + ROUNDED + CHUNKED + WIDE
+    cases = CASES + FP8_CASES + CODED_CASES + ROUNDED + CHUNKED + WIDE + CODED + CODED_ROUNDED
     case = next(case for case in cases if f"{case.op}/{case.name}" == case_name)
     ops = select(device="cpu", dtype=dtype, providers=["triton"], deterministic=mode == "fixed")
     serving = {choice.op: choice.provider for choice in ops.report()}
     assert serving[case.op] == "triton", f"{serving[case.op]} serves this op"
     plain = select(device="cpu", dtype=dtype, providers=["torch"])
-    if case in ROUNDED:
+    if case in ROUNDED + CODED_ROUNDED:
         check_against(plain, case, dtype, ops)
     else:
         check(case, dtype, ops)

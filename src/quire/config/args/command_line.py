@@ -75,6 +75,7 @@ def parse_any(text: str) -> Any:
 _PARSERS: dict[Kind, Callable[[str], Any]] = {
     Kind.TEXT: str,
     Kind.NAMES: str,
+    Kind.NAME_SET: str,
     Kind.PROCESSORS: str,
     Kind.TOKEN: str,
     Kind.INTEGER: int,
@@ -151,7 +152,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], option: Option) -> None
 
 def _value_form(option: Option) -> dict[str, Any]:
     """How many values a flag takes, and how the help names them."""
-    if option.kind in (Kind.NAMES, Kind.PROCESSORS):
+    if option.kind in (Kind.NAMES, Kind.NAME_SET, Kind.PROCESSORS):
         return {"nargs": "+", "metavar": "NAME"}
     if option.kind is Kind.TOKEN:
         return {"nargs": "?", "const": True, "metavar": "TOKEN"}

@@ -8,7 +8,7 @@ in `unbuilt_args.py`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -191,6 +191,34 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
     )
     enable_prefix_caching: bool | None = _MEMORY.flag(
         None, "Keep K/V of finished requests for prompts that begin alike; None: yes."
+    )
+    cpu_offload_gb: float = _MEMORY.number(
+        0,
+        "Memory of a GPU that weights leave free by staying in the host's: layers far apart are "
+        "chosen until that much is saved, buffers for their copies counted.",
+        unit="GiB",
+        minimum=0,
+    )
+    offload_group_size: int = _MEMORY.integer(
+        0,
+        "Of every so many layers the last ones' weights stay in host memory, and each step copies "
+        "them to the GPU before they are used; 0: none.",
+        unit="layers",
+        minimum=0,
+    )
+    offload_num_in_group: int = _MEMORY.integer(
+        1, "How many layers of such a group are offloaded.", unit="layers", minimum=1
+    )
+    offload_prefetch_step: int = _MEMORY.integer(
+        1,
+        "Buffers on the GPU for offloaded layers: as many are copied ahead of their use.",
+        unit="layers",
+        minimum=1,
+    )
+    offload_params: str | Collection[str] | None = _MEMORY.name_set(
+        None,
+        "Which weights of offloaded layers stay in host memory, by whole segments of their names: "
+        "attn, attn.qkv, attn.o, mlp, mlp.up, mlp.down, mlp.experts, mixer. None: all.",
     )
     cpu_threads: int | None = _SCHEDULE.integer(
         None,

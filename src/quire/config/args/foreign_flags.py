@@ -37,8 +37,8 @@ _INSTEAD: dict[str, str] = {
     "Leave it out: state-space models are not built.": """
         mamba-block-size mamba-cache-dtype mamba-ssm-cache-dtype mamba-cache-mode
         enable-mamba-shared-prefix-checkpoint use-replayssm replayssm-buffer-len""",
-    "Weights stay in memory whole; use --quantization or a smaller model.": """
-        cpu-offload-params offload-backend""",
+    "Use --offload-params, which goes with --cpu-offload-gb, too.": "cpu-offload-params",
+    "Leave it out: offloaded weights are copied ahead of their layer.": "offload-backend",
     "Use --max-num-batched-tokens.": "max-num-scheduled-tokens",
     "Use --max-num-seqs.": "max-num-active-seqs",
     "Use --long-prefill-token-threshold.": "long-prefill-token-threshold-adaptive",

@@ -30,6 +30,7 @@ class Kind(enum.Enum):
     FLAG = "True or False"
     OBJECT = "a dict"
     NAMES = "a string or a list of strings"
+    NAME_SET = "a string or a list or set of strings"
     PROCESSORS = "a list of classes or of 'module:Class' strings"
     TOKEN = "a string, or True for the token that huggingface_hub has stored"
     OVERRIDES = "a dict, or a callable that takes and returns the dict of config.json"
@@ -114,6 +115,10 @@ class OptionGroup:
     def names(self, default: str | None, help: str, **facts: Any) -> Any:
         """A string or a list of strings."""
         return self.option(default, help, Kind.NAMES, **facts)
+
+    def name_set(self, default: str | None, help: str, **facts: Any) -> Any:
+        """A string or any number of strings, in no order."""
+        return self.option(default, help, Kind.NAME_SET, **facts)
 
 
 _NOT_BUILT = OptionGroup("Not built yet")
@@ -202,6 +207,13 @@ def _is_names(value: object) -> bool:
     )
 
 
+def _is_name_set(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list | tuple | set | frozenset)
+        and all(isinstance(name, str) for name in value)
+    )
+
+
 def _is_processors(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(p, str | type) for p in value)
 
@@ -214,6 +226,7 @@ _CHECKS: dict[Kind, Callable[[object], bool]] = {
     Kind.FLAG: lambda value: isinstance(value, bool),
     Kind.OBJECT: _is_object,
     Kind.NAMES: _is_names,
+    Kind.NAME_SET: _is_name_set,
     Kind.PROCESSORS: _is_processors,
     Kind.TOKEN: lambda value: value is True or isinstance(value, str),
     Kind.OVERRIDES: lambda value: callable(value) or _is_object(value),

@@ -16,7 +16,7 @@ from quire.config.args.option import unbuilt
 _ONE_DEVICE = "This release runs on one device in one process; start one engine for each device."
 _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_LORA = "Merge the adapter into the checkpoint before loading it."
-_NO_OFFLOAD = "Weights stay in memory whole; use a smaller model or a machine with more memory."
+_NO_SECOND_TIER = "K/V stay on the device; give it more memory, or a smaller max_num_seqs."
 _NO_POOLING = "This release generates text only; it has no embedding, classification or scoring."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
@@ -62,13 +62,8 @@ class UnbuiltArgs:
         "hash of the block keys",
         "Block keys are SHA-256, which cannot be made to collide.",
     )
-    kv_offloading_size: float | None = unbuilt(None, "GiB of second-tier K/V", _NO_OFFLOAD)
-    kv_offloading_backend: str = unbuilt("native", "who moves K/V out", _NO_OFFLOAD)
-    cpu_offload_gb: float = unbuilt(0, "GiB of weights kept off the device", _NO_OFFLOAD)
-    offload_group_size: int = unbuilt(0, "layers of an offload group", _NO_OFFLOAD)
-    offload_num_in_group: int = unbuilt(1, "offloaded layers of a group", _NO_OFFLOAD)
-    offload_prefetch_step: int = unbuilt(1, "layers fetched ahead", _NO_OFFLOAD)
-    offload_params: Any = unbuilt(None, "parameters to offload", _NO_OFFLOAD, [], set())
+    kv_offloading_size: float | None = unbuilt(None, "GiB of second-tier K/V", _NO_SECOND_TIER)
+    kv_offloading_backend: str = unbuilt("native", "who moves K/V out", _NO_SECOND_TIER)
     # Scheduler
     disable_hybrid_kv_cache_manager: bool | None = unbuilt(
         None, "treat all layers as one KV group", "Sliding-window layers free their blocks.", False

@@ -63,6 +63,7 @@ def _on(gpu: GpuFacts, machine: MachineFacts) -> MachineFacts:
     return msgspec.structs.replace(
         machine,
         device="cuda",
+        host_free_bytes=machine.free_memory_bytes,
         total_memory_bytes=gpu.total_memory_bytes,
         free_memory_bytes=gpu.free_memory_bytes,
         memory_limit_source=gpu.name,

@@ -145,7 +145,7 @@ def weight_bytes(d: Decisions) -> int:
     """
     model, itemsize = d.model, ITEMSIZE[d.value("dtype")]
     count = model.num_parameters
-    if model.stored_as is not None and d.machine.device == "cpu":  # GPUs widen codes
+    if model.stored_as is not None:
         return (count - model.num_coded_parameters) * itemsize + model.coded_bytes
     if d.value("enable_expert_parallel"):
         own = -(-model.num_experts // d.value("data_parallel_size"))
@@ -156,6 +156,14 @@ def weight_bytes(d: Decisions) -> int:
     table = model.vocab_size * model.hidden_size
     layers = (count - table) * BITS_PER_WEIGHT[rounded] / 8
     return table * (itemsize + 1) + int(layers)
+
+
+def layer_value_bytes(d: Decisions) -> float:
+    """Bytes on a GPU of one value of the layers' matrices."""
+    model, rounded = d.model, d.value("quantization")
+    if model.num_coded_parameters:
+        return model.coded_bytes / model.num_coded_parameters
+    return ITEMSIZE[d.value("dtype")] if rounded is None else BITS_PER_WEIGHT[rounded] / 8
 
 
 def _automatic(d: Decisions) -> tuple[str, str]:

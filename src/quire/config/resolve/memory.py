@@ -122,6 +122,10 @@ def _room(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
     workspace = _workspace_bytes(d, length)
     free = free_bytes(d)
     weights_text = f"weights {gib(weights)}"
+    offload = d.value("offload")
+    if offload is not None:
+        weights -= offload.saved_bytes
+        weights_text = f"weights {gib(weights)} and {gib(offload.host_bytes)} on the host"
     if d.value("weights_folder") is not None:
         weights, weights_text = 0, "weights in a file"
     share = d.args.gpu_memory_utilization

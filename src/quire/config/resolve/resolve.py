@@ -19,6 +19,7 @@ from quire.config.resolve.device import choose_device
 from quire.config.resolve.dtype import decide_dtype, decide_quantization
 from quire.config.resolve.implementation import decide_implementation
 from quire.config.resolve.memory import decide_memory
+from quire.config.resolve.offload import decide_offload
 from quire.config.resolve.parallel import (
     decide_data_parallel,
     decide_executor,
@@ -51,6 +52,7 @@ def resolve(
     decide_dtype(decisions)
     decide_quantization(decisions)
     _decide_machine(decisions, is_headless)
+    decide_offload(decisions)
     decide_memory(decisions, decide_schedule(decisions))
     _decide_output(decisions)
     return decisions.plan()

@@ -101,6 +101,7 @@ def worker_config(plan: EnginePlan) -> WorkerConfig:
         quantization=plan.quantization,
         seed=plan.seed,
         max_model_len=plan.max_model_len,
+        offload=plan.offload,
         device=plan.device,
         num_threads=plan.num_threads,
         use_graphs=plan.use_graphs,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from quire.kernels.triton.attention import attend, paged_kv, rope_store
 from quire.kernels.triton.attention.triton_plan import Means, TritonPlan, plan_rows
 from quire.kernels.triton.launch import is_interpreted
 from quire.kernels.triton.linear import triton_linear
+from quire.kernels.triton.linear.codes import TritonProduct, pack_codes, pack_codes_of_experts
 from quire.kernels.triton.moe import experts, routing
 from quire.kernels.triton.sampling import draw, edit_logits, mask_logits, rank
 from quire.ops.collective import linear_partial, linear_total
@@ -26,8 +26,6 @@ from quire.ops.kv import copy_kv, zero_kv
 from quire.ops.linear import linear, logits
 from quire.ops.quantized import WeightFormat
 from quire.ops.registry import Facts, Implementation
-
-logger = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -53,9 +51,11 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         stored_as: WeightFormat | None = None,
         segments: int = 1,
         peaks: Tensor | None = None,
-    ) -> triton_linear.TritonLinear:
-        wide = _widened(weight, facts.dtype)
-        packed = triton_linear.pack(wide, bias, stored_as, peaks, is_fixed=is_fixed)
+    ) -> TritonProduct:
+        if isinstance(weight, CodedWeight):
+            packed = pack_codes(weight, bias, facts.dtype, facts.device, is_fixed=is_fixed)
+        else:
+            packed = triton_linear.pack(weight, bias, stored_as, peaks, is_fixed=is_fixed)
         return replace(packed, segments=segments)
 
     def pack_experts(
@@ -66,11 +66,15 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         stored_as: WeightFormat | None = None,
         segments: int = 1,
     ) -> experts.TritonExperts:
-        up, down = (_all_widened(weights, facts.dtype) for weights in (up, down))
-        packed = triton_linear.pack(down, down_bias, stored_as, is_fixed=is_fixed)
+        def packed(weights: Tensor | Sequence[CodedWeight], bias: Tensor | None) -> TritonProduct:
+            if isinstance(weights, Tensor):
+                return triton_linear.pack(weights, bias, stored_as, is_fixed=is_fixed)
+            return pack_codes_of_experts(
+                weights, bias, facts.dtype, facts.device, is_fixed=is_fixed
+            )
+
         return experts.TritonExperts(
-            triton_linear.pack(up, up_bias, stored_as, is_fixed=is_fixed),
-            replace(packed, segments=segments),
+            packed(up, up_bias), replace(packed(down, down_bias), segments=segments)
         )
 
     functions: dict[str, Callable[..., Any]] = {
@@ -119,29 +123,6 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
             name, "triton", function, supports, batch_invariant=is_fixed or name not in varies
         )
         for name, function in functions.items()
-    )
-
-
-def _widened(weight: Tensor | CodedWeight, dtype: torch.dtype) -> Tensor:
-    """A weight in codes as numbers of this type: no kernel here multiplies with codes."""
-    if not isinstance(weight, CodedWeight):
-        return weight
-    _say_widened(dtype)
-    return weight.widened().to(dtype)
-
-
-def _all_widened(weights: Tensor | Sequence[CodedWeight], dtype: torch.dtype) -> Tensor:
-    if isinstance(weights, Tensor):
-        return weights
-    return torch.stack([_widened(weight, dtype) for weight in weights])
-
-
-@cache
-def _say_widened(dtype: torch.dtype) -> None:
-    logger.warning(
-        "The checkpoint's quantised weights are widened to %s, and activations are not rounded: on "
-        "GPUs there is no product with them yet, so they take the memory of an unquantised model.",
-        str(dtype).removeprefix("torch."),
     )
 
 

@@ -33,6 +33,7 @@ from quire.models.loading.read_ahead import Read, ReadAhead
 from quire.models.loading.sharded_state import ShardedLeaves, check_pattern, save_leaves
 from quire.models.loading.transforms import coded_leaves, to_leaves
 from quire.models.loading.weight_builder import WeightBuilder
+from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.parameters import Parameter, parameters
 from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.sharding import own_part, shard
@@ -67,6 +68,7 @@ def load_model(
     group: WorkerGroup | None = None,
     keeps_experts: bool = False,
     weights_folder: Path | None = None,
+    make_placement: Callable[[], WeightPlacement] | None = None,
 ) -> DecoderModel:
     """Build the decoder with the weights of a model folder, converted to `dtype`.
 
@@ -76,7 +78,8 @@ def load_model(
     how the files store quantised weights; without a family, both are those of the folder's
     config.json. `recipe` says how other weights are kept. `progress` is called with leaf values
     done and in all. `spread`, `first_layer`, `aux_layers` and `keeps_experts`: see DecoderModel.
-    `weights_folder`: where large weights are kept in files instead of memory. With `group` it is
+    `weights_folder`: where large weights are kept in files instead of memory. `make_placement`
+    makes what keeps the weights of layers elsewhere. With `group` it is
     the model of one worker, which takes its own part of each leaf. Raises LoadError subclasses that
     name file and tensor.
     """
@@ -113,6 +116,7 @@ def load_model(
             aux_layers=aux_layers,
             group=group,
             keeps_experts=keeps_experts,
+            placement=None if make_placement is None else make_placement(),
         )
         weights.finish()
         return model

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.runner.devices.copy_queue import CopyQueue
 from quire.runner.devices.device import Array
 
 ALIGNMENT = 256
@@ -43,6 +44,10 @@ class Driver(Protocol):
 
     def mark(self) -> Event:
         """Return an event after all work queued so far."""
+        ...
+
+    def copy_queue(self) -> CopyQueue:
+        """Open a queue for copies beside the work that is queued otherwise."""
         ...
 
     def return_free_memory(self) -> None:

@@ -1,13 +1,14 @@
 """NVIDIA GPUs as a `Driver`: pinned memory, copies and events of torch's current stream.
 
 One stream: a step's copies, kernels and results are queued in order, and the host is never in it.
+Weights that are offloaded come through a second one, which waits for the first and is waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from quire.errors import EngineDeadError
 from quire.models.decoder import HiddenStates
 from quire.runner.devices.arena import Event
+from quire.runner.devices.copy_queue import Arrival, CopyQueue
 from quire.runner.forward.decode_graphs import Captured
 
 
@@ -40,6 +42,9 @@ class CudaDriver:
             event.record()
         return _CudaEvent(event)
 
+    def copy_queue(self) -> CopyQueue:
+        return CudaCopyQueue(self.torch)
+
     def return_free_memory(self) -> None:
         gc.collect()
         with device_failures():
@@ -51,6 +56,25 @@ class CudaDriver:
         with device_failures():
             torch.cuda.synchronize(self.torch)
             return int(torch.cuda.mem_get_info(self.torch)[0])
+
+
+class CudaCopyQueue:
+    """A stream for copies. Events order it with the current stream, which is that of the capture
+    while a graph is captured: the copies are then nodes of the graph.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def start(self, copies: Sequence[tuple[Tensor, Tensor]]) -> Arrival:
+        with device_failures():
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for target, source in copies:
+                    target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return _CudaArrival(event)
 
 
 class CudaGraphs:
@@ -76,6 +100,15 @@ class _CudaGraph:
     def replay(self) -> None:
         with device_failures():
             self.graph.replay()
+
+
+class _CudaArrival:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def join(self) -> None:
+        with device_failures():
+            torch.cuda.current_stream().wait_event(self._event)
 
 
 class _CudaEvent:

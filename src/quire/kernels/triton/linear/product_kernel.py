@@ -18,7 +18,7 @@ from quire.kernels.triton.linear.nibbles import two_scales, widened
 
 
 @kernel
-def _rows_of_program(
+def rows_of_program(
     order: tl.tensor,
     experts: tl.tensor,
     starts: tl.tensor,
@@ -42,7 +42,7 @@ def _rows_of_program(
 
 
 @kernel
-def _is_below(at: tl.tensor, END: tl.constexpr, STEP: tl.constexpr) -> Any:
+def is_below(at: tl.tensor, END: tl.constexpr, STEP: tl.constexpr) -> Any:
     """at < END, for numbers of whole steps: where they end with a step, the compiler knows it."""
     if END % STEP == 0:
         return tl.full(at.shape, 1, tl.int1)
@@ -51,7 +51,7 @@ def _is_below(at: tl.tensor, END: tl.constexpr, STEP: tl.constexpr) -> Any:
 
 
 @kernel
-def _inputs(
+def inputs_of(
     x_row: tl.tensor, is_row: tl.tensor, c: tl.tensor, is_input: tl.tensor, DOT: tl.constexpr
 ) -> Any:
     """Inputs c [DEPTH] of the rows that begin at x_row [ROWS] -> [DEPTH, ROWS]."""
@@ -79,10 +79,10 @@ def _sums(
     sums = tl.zeros((OUTPUTS, ROWS), SUM)
     for start in tl.range(0, C, DEPTH, num_stages=STAGES):
         c = start + tl.arange(0, DEPTH)
-        is_input = _is_below(c, C, DEPTH)
+        is_input = is_below(c, C, DEPTH)
         is_there = is_output[:, None] & is_input[None, :]
         w_tile = tl.load(w_row[:, None] + c[None, :], is_there, other=0.0)
-        x_tile = _inputs(x_row, is_row, c, is_input, DOT)
+        x_tile = inputs_of(x_row, is_row, c, is_input, DOT)
         sums = tl.dot(w_tile.to(DOT), x_tile, sums, input_precision="ieee", out_dtype=SUM)
     return sums
 
@@ -125,11 +125,38 @@ def _int4_sums(
             scale = two_scales(tl.load(scale_at + (first + i) * N, is_there, other=0))
             halves = widened(b, DOT, ROUNDED, PTX)
             for half in tl.static_range(2):
-                is_input = _is_below(c + half * GROUP, C, DEPTH)
-                x_tile = _inputs(x_row, is_row, c + half * GROUP, is_input, DOT)
+                is_input = is_below(c + half * GROUP, C, DEPTH)
+                x_tile = inputs_of(x_row, is_row, c + half * GROUP, is_input, DOT)
                 part = tl.dot(halves[half], x_tile, input_precision="ieee", out_dtype=SUM)
                 sums += part.to(tl.float32) * scale[half][:, None]
     return sums
+
+
+@kernel
+def finish_product(
+    y: tl.tensor,
+    out: tl.tensor,
+    bias: tl.tensor,
+    addend: tl.tensor,
+    addend_rows: tl.tensor,
+    target: tl.tensor,
+    n: tl.tensor,
+    is_row: tl.tensor,
+    is_output: tl.tensor,
+    N: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ADDEND: tl.constexpr,
+) -> None:
+    """y [OUTPUTS, ROWS], with what is added to it, into rows `target` and columns n of out."""
+    if HAS_BIAS:
+        y += tl.load(bias + n, is_output, other=0.0).to(tl.float32)[:, None]
+    if HAS_ADDEND:
+        which = tl.load(addend_rows + target, is_row, other=-1).to(tl.int64)
+        has_one = is_output[:, None] & (which >= 0)[None, :]
+        added = tl.load(addend + which[None, :] * N + n[:, None], has_one, other=0.0)
+        y = tl.where(has_one, y + added, y)
+    to = out + target[None, :] * N + n[:, None]
+    tl.store(to, y.to(out.dtype.element_ty), is_output[:, None] & is_row[None, :])
 
 
 @kernel
@@ -176,11 +203,11 @@ def product_kernel(
     """
     if GROUPED and tl.load(starts + tl.program_id(0)) >= tl.load(ends + tl.program_id(0)):
         return
-    expert, target, source, is_row = _rows_of_program(
+    expert, target, source, is_row = rows_of_program(
         order, experts, starts, ends, T, GROUPED, SHARED, ROWS
     )
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_output = _is_below(n, N, OUTPUTS)
+    is_output = is_below(n, N, OUTPUTS)
     x_row = x + source * STRIDE
     if STORED == "int4":
         pairs: tl.constexpr = (C + 2 * GROUP - 1) // (2 * GROUP)
@@ -198,12 +225,7 @@ def product_kernel(
         y *= tl.load(scales + expert * N + n, is_output, other=0.0)[:, None]
     if ROUNDED:
         y *= tl.load(row_scales + source, is_row, other=0.0)[None, :]
-    if HAS_BIAS:
-        y += tl.load(bias + expert * N + n, is_output, other=0.0).to(tl.float32)[:, None]
-    if HAS_ADDEND:
-        which = tl.load(addend_rows + target, is_row, other=-1).to(tl.int64)
-        has_one = is_output[:, None] & (which >= 0)[None, :]
-        added = tl.load(addend + which[None, :] * N + n[:, None], has_one, other=0.0)
-        y = tl.where(has_one, y + added, y)
-    to = out + target[None, :] * N + n[:, None]
-    tl.store(to, y.to(out.dtype.element_ty), is_output[:, None] & is_row[None, :])
+    finish_product(
+        y, out, bias + expert * N, addend, addend_rows, target, n, is_row, is_output,
+        N, HAS_BIAS, HAS_ADDEND,
+    )  # fmt: skip

@@ -90,6 +90,13 @@ def tile_of(rows: int, shape: ProductShape) -> ProductTile:
     )
 
 
+def run_tile(rows: int, depth: int, shape: ProductShape) -> ProductTile:
+    """The tile of a product whose steps are `depth` inputs in every class; at most MORE rows."""
+    outputs = _outputs(rows, shape)
+    stages = min(6, _stages(rows, outputs, depth, shape))
+    return ProductTile(rows, outputs, depth, stages, _warps(rows, outputs))
+
+
 def float32_tile(shape: ProductShape) -> ProductTile:
     """The one tile where operands are float32: without tensor cores every thread keeps whole rows
     of them in registers, so they are short, and many threads share them.

@@ -30,7 +30,7 @@ from quire.ops.linear import PlainLinear
 from quire.ops.quantized import QuantizedLinear, WeightFormat, quantize_weight
 from quire.ops.segments import Addend
 
-_BUSY_EXPERTS = 4
+BUSY_EXPERTS = 4
 """Whose weights are read at once, at least: few models choose fewer for a token."""
 
 
@@ -197,7 +197,7 @@ class TritonLinear:
             bits=4 if self.stored == "int4" else 8 * self.weight.itemsize,
             x_bytes=x.itemsize,
             unit=2 * self.group or 1,
-            experts=1 if self.weight.dim() == 2 else _BUSY_EXPERTS,
+            experts=1 if self.weight.dim() == 2 else BUSY_EXPERTS,
             shared_memory=shared_memory(x.device),
         )
         return float32_tile(shape) if dot is tl.float32 else tile_of(rows, shape)

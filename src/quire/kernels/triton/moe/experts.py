@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.triton.gates import activate
 from quire.kernels.triton.launch import dense, kernel
+from quire.kernels.triton.linear.triton_coded import TritonCoded
 from quire.kernels.triton.linear.triton_linear import TritonLinear
 from quire.kernels.triton.moe.routing import grouped
 from quire.ops.activation import bounded_gated
@@ -24,8 +25,8 @@ _BLOCK = 1024
 class TritonExperts:
     """All experts of a layer: one weight for gate and up, one for down."""
 
-    up: TritonLinear
-    down: TritonLinear
+    up: TritonLinear | TritonCoded
+    down: TritonLinear | TritonCoded
 
     @property
     def experts(self) -> int:

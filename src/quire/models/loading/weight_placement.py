@@ -1,0 +1,50 @@
+"""Where the weights of a decoder's layers are kept: the seam for weights that do not stay on the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.models.maker import Part
+from quire.ops import Batch
+
+
+class RunnableLayer(Protocol):
+    """A layer as the decoder runs it: `Layer`, `StreamsLayer`, or one with something around it."""
+
+    @property
+    def enter(self) -> Callable[[Tensor], Tensor]:
+        """Makes h for a pass that begins with this layer."""
+        ...
+
+    def __call__(self, x: Tensor, h: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """x, h -> x, h for the next layer."""
+        ...
+
+
+class WeightPlacement(Protocol):
+    """Keeps the weights of layers. What reads a weight holds the tensor itself, so a placement may
+    move a tensor's memory, but must not replace the tensor.
+    """
+
+    def place(self, layer: int, parts: Sequence[tuple[str, Part]]) -> None:
+        """Take the weights of a layer, by name, before those of the next layer are made."""
+        ...
+
+    def finish(self, layers: Sequence[RunnableLayer]) -> Sequence[RunnableLayer]:
+        """Return the layers to run, once all are made: one for each, in order."""
+        ...
+
+
+class WhereMade:
+    """Weights stay where they were made."""
+
+    def place(self, layer: int, parts: Sequence[tuple[str, Part]]) -> None:
+        """Do nothing."""
+
+    def finish(self, layers: Sequence[RunnableLayer]) -> Sequence[RunnableLayer]:
+        return layers
