@@ -8,15 +8,8 @@ from types import MappingProxyType
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.fp8 import read_block
-from quire.models.formats.storage import (
-    CodeLayout,
-    Packing,
-    RowScheme,
-    Storage,
-    group_size,
-    names,
-    pattern,
-)
+from quire.models.formats.keys import group_size, names, pattern
+from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
 
 _KINDS = {
     "pack-quantized": "packed",
@@ -41,8 +34,8 @@ _CALIBRATION = ("observer", "observer_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A layout, and which modules have it by name; `is_for_all`: every linear module. keeps_rows:
-    see `Storage`.
+    """A layout, and which modules have it by name; `is_for_all`: every linear module.
+    keeps_rows: activations are rounded to 4 bits by the format, but not here.
     """
 
     layout: CodeLayout
@@ -82,7 +75,7 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         layout_of,
         is_decided_by_files=False,
         group=group,
-        keeps_rows=any(g.keeps_rows for g in groups),
+        skipped_rounding="to 4 bits" if any(g.keeps_rows for g in groups) else None,
     )
 
 

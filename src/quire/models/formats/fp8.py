@@ -47,7 +47,8 @@ def read_modelopt(reader: ConfigReader) -> Storage:
         "W4A16_NVFP4": small,
     }
     storage = _storage("modelopt", reader.choice("quant_algo", layouts))
-    return replace(storage, keeps_rows=reader.raw("quant_algo") == "NVFP4")
+    is_rounded = reader.raw("quant_algo") == "NVFP4"
+    return replace(storage, skipped_rounding="to 4 bits" if is_rounded else None)
 
 
 def read_mxfp4(reader: ConfigReader) -> Storage:

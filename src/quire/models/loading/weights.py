@@ -83,10 +83,11 @@ def load_model(
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
         family, storage = find_family(config), read_storage(config)
-    if storage is not None and storage.keeps_rows:
+    if storage is not None and storage.skipped_rounding is not None:
         logger.warning(
-            "The checkpoint rounds activations to 4 bits; here they keep their values, and only "
-            "its weights are in 4 bits."
+            "The checkpoint's format rounds activations %s; here they keep their values, and only "
+            "its weights are rounded.",
+            storage.skipped_rounding,
         )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
