@@ -17,7 +17,6 @@ from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
 from quire.models.formats.gptq import read_gptq
 from quire.models.formats.storage import (
-    CACHE_SCALES,
     FLATTENED,
     FLOATS,
     FOUR_BIT_FLOATS,
@@ -31,7 +30,6 @@ from quire.models.formats.storage import (
 )
 
 __all__ = [
-    "CACHE_SCALES",
     "FLATTENED",
     "FLOATS",
     "FOUR_BIT_FLOATS",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -86,11 +85,6 @@ class FourBitFloats:
 
 
 _EXPONENTS = ("U8", "F8_E8M0")
-
-CACHE_SCALES = re.compile(r".*\.([kqv]|kv)_scale|.*\.[kqv]_proj\.output_scale")
-"""Names of the scales of a K/V cache in 8 bits that a checkpoint may bring. They are not read: each
-key and value has its own here.
-"""
 
 FOUR_BIT_FLOATS: Mapping[Packing, FourBitFloats] = MappingProxyType(
     {
@@ -300,7 +294,8 @@ class Storage:
     files are stored as they are, too; the config does not list them. group: the largest number of
     inputs with one scale, 0 where all of them have one. experts: the layout of tensors that hold
     all experts of a layer. skipped_rounding: how the format rounds activations where that
-    is not done here; they keep their values.
+    is not done here; they keep their values. cache: of which type keys and values are to be, in 8
+    bits; None: the config does not say.
     """
 
     method: str
@@ -309,3 +304,4 @@ class Storage:
     group: int
     experts: CodeLayout | None = None
     skipped_rounding: str | None = None
+    cache: Literal["float", "int"] | None = None
