@@ -63,6 +63,7 @@ class InBlocks:
 
     def made(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The tensors of a weight, and the weight that they stand for."""
+        weight = weight.float()
         table = torch.tensor(TABLES[self.kind])
         state: dict[str, Any] = {"quant_type": self.kind, "blocksize": 64, "dtype": "float32"}
         state["shape"] = list(weight.shape)
@@ -105,6 +106,7 @@ class InPeaks:
 
     def made(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The tensors of a weight, and the weight that they stand for."""
+        weight = weight.float()
         peaks = weight.abs().amax(1)
         numbers = (weight * 127 / peaks[:, None]).round()
         parts = {"weight": numbers.to(torch.int8), "SCB": peaks}
