@@ -13,6 +13,7 @@ from quire.models.costs import flops_per_token
 from quire.models.layer_memory import NumberBytes
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import make_config
+from tests.quantization.bitsandbytes_checkpoints import BLOCK_FORMATS, PEAK_FORMATS
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS
 from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS
@@ -97,18 +98,20 @@ def test_rounded_weights_count_their_bytes(tmp_path):
         ("compressed-int", 1 + 4 / 64, 2),
         ("mxfp4", 0.5 + 2 / 32, 2),
         ("nvfp4", 0.5 + 4 / 16, 2),
+        ("bitsandbytes-nf4", 0.5 + 4 / 64, 2),
+        ("bitsandbytes-int8-rows", 1 + 4 / 64, 2),
     ],
 )
 def test_weights_in_codes_count_their_bytes(tmp_path, name, coded, head):
     folder = make_checkpoint(tmp_path / "m")
-    how = (FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS)[name]
+    how = (FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS | BLOCK_FORMATS | PEAK_FORMATS)[name]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": how.config}))
     plan = EngineArgs(model=str(folder), dtype="bfloat16").create_engine_config()
     store = workload_limits.store_of(plan)
     assert store.head == head
     assert store.layers == pytest.approx(coded, rel=0.05)
-    is_whole = name == "compressed-int"
+    is_whole = name in ("compressed-int", "bitsandbytes-int8-rows")
     assert workload_limits.operand_of(plan) == ("int8" if is_whole else "bfloat16")
 
 

@@ -152,14 +152,17 @@ class Written:
         return self.tensors(numbers), numbers.plain()
 
 
-def _awq() -> Written:
-    config = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True}
-    return Written(awq_tensors, config | {"version": "gemm", "modules_to_not_convert": None})
+def awq(group: int = 16) -> Written:
+    """Four bits with zero points, groups of neighbours."""
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True}
+    config |= {"version": "gemm", "modules_to_not_convert": None}
+    return Written(awq_tensors, config, group=group)
 
 
-def _gptq(
+def gptq(
     version: int, bits: int = 4, group: int = 16, symmetric: bool = False, reorders: bool = False
 ) -> Written:
+    """One of the two versions of the format; group -1: all inputs."""
     config = {
         "quant_method": "gptq",
         "bits": bits,
@@ -173,9 +176,10 @@ def _gptq(
     return Written(tensors, config, bits, group, symmetric, reorders)
 
 
-def _compressed(
+def compressed(
     bits: int = 4, group: int = 16, symmetric: bool = True, reorders: bool = False
 ) -> Written:
+    """W4A16 or W8A16; group -1: all inputs."""
     weights = {
         "num_bits": bits,
         "type": "int",
@@ -201,15 +205,15 @@ def _compressed(
 
 
 FORMATS: dict[str, Written] = {
-    "awq": _awq(),
-    "gptq-v1": _gptq(1),
-    "gptq-v1-symmetric-act_order": _gptq(1, symmetric=True, reorders=True),
-    "gptq-v2-act_order": _gptq(2, reorders=True),
-    "gptq-v2-8bit-channel": _gptq(2, bits=8, group=-1),
-    "compressed-w4a16": _compressed(),
-    "compressed-w4a16-asymmetric-act_order": _compressed(symmetric=False, reorders=True),
-    "compressed-w8a16": _compressed(bits=8),
-    "compressed-w8a16-channel-asymmetric": _compressed(bits=8, group=-1, symmetric=False),
+    "awq": awq(),
+    "gptq-v1": gptq(1),
+    "gptq-v1-symmetric-act_order": gptq(1, symmetric=True, reorders=True),
+    "gptq-v2-act_order": gptq(2, reorders=True),
+    "gptq-v2-8bit-channel": gptq(2, bits=8, group=-1),
+    "compressed-w4a16": compressed(),
+    "compressed-w4a16-asymmetric-act_order": compressed(symmetric=False, reorders=True),
+    "compressed-w8a16": compressed(bits=8),
+    "compressed-w8a16-channel-asymmetric": compressed(bits=8, group=-1, symmetric=False),
 }
 
 

@@ -14,6 +14,7 @@ from quire.models.config_reader import read_config
 from quire.models.formats import read_storage
 from tests.models.hostile.models import HOSTILE, Library, make
 from tests.models.paged_driver import load
+from tests.quantization.bitsandbytes_checkpoints import BLOCK_FORMATS, PEAK_FORMATS
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS as PACKED_FORMATS
 from tests.quantization.coded_checkpoints import write
@@ -24,7 +25,7 @@ NASTY = [
     *(["re:("], ["re:" + "a" * 500], {}, {"a": 1}, {"a": {}}, {"a": {"weights": {}}}),
     *({"-:(": {}}, {"+:.*": {"bits": 3}}, {"+:.*": 7}),
 ]
-FORMATS = PACKED_FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS
+FORMATS = PACKED_FORMATS | BYTE_FORMATS | FOUR_BIT_FORMATS | BLOCK_FORMATS | PEAK_FORMATS
 AT = "model.layers.1.self_attn.q_proj."
 
 
@@ -59,7 +60,10 @@ def spoilt(folder, target, config=None, edit=None):
 
 @pytest.mark.parametrize(
     "name",
-    ["awq", "gptq-v1", "compressed-w4a16", "fp8-blocks", "modelopt", "compressed-int", "nvfp4"],
+    [
+        *("awq", "gptq-v1", "compressed-w4a16", "fp8-blocks", "modelopt", "compressed-int"),
+        *("nvfp4", "bitsandbytes-nf4", "bitsandbytes-int8"),
+    ],
 )
 def test_every_value_of_every_key_is_taken_or_refused(name):
     config = FORMATS[name].config
@@ -97,11 +101,27 @@ CONFIGS = {
         {"activation_scheme": "static"},
         "activation_scheme='static'",
     ),
-    "bitsandbytes": (
-        "awq",
-        {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        "quant_method='bitsandbytes' .* or the unquantised one",
+    "four bits and eight": (
+        "bitsandbytes-nf4",
+        {"load_in_8bit": True, "_load_in_8bit": True},
+        "load_in_4bit=True .*false where that is true",
     ),
+    "other numbers of four bits": (
+        "bitsandbytes-nf4",
+        {"bnb_4bit_quant_type": "int4"},
+        "bnb_4bit_quant_type='int4' .*'nf4', 'fp4'",
+    ),
+    "bytes in other types": (
+        "bitsandbytes-nf4",
+        {"bnb_4bit_quant_storage": "bfloat16"},
+        "bnb_4bit_quant_storage='bfloat16' .*'uint8'",
+    ),
+    "weights of 16 bits": (
+        "bitsandbytes-int8",
+        {"llm_int8_has_fp16_weight": True},
+        "llm_int8_has_fp16_weight=True",
+    ),
+    "threshold": ("bitsandbytes-int8", {"llm_int8_threshold": -1.0}, "llm_int8_threshold=-1"),
     "other floats": ("fp8-blocks", {"fmt": "e5m2"}, "fmt='e5m2'"),
     "other algorithm": ("modelopt", {"quant_algo": "MXFP8"}, "quant_algo='MXFP8'"),
     "keys and values of 4 bits": (
@@ -279,6 +299,42 @@ TENSORS = {
         set_value("weight_global_scale", 0.0, 0),
         CorruptCheckpoint,
         "q_proj has a scale that is no finite number",
+    ),
+    "endless magnitude": (
+        "bitsandbytes-int8",
+        set_value("SCB", float("inf"), 3),
+        CorruptCheckpoint,
+        "q_proj has a scale that is no finite number",
+    ),
+    "order of an old GPU": (
+        "bitsandbytes-int8",
+        set_value("weight_format", 2, ...),
+        LoadError,
+        "q_proj.weight_format is not 0",
+    ),
+    "blocks of another size": (
+        "bitsandbytes-nf4",
+        replaced("weight.absmax", lambda t: t[::2].clone()),
+        WeightMismatch,
+        r"wrong shape .*q_proj.weight.absmax \[48\] instead of \[96\]",
+    ),
+    "table": (
+        "bitsandbytes-nf4",
+        set_value("weight.quant_map", float("nan"), 3),
+        CorruptCheckpoint,
+        "q_proj.weight.quant_map has a number that is not finite",
+    ),
+    "scales of scales": (
+        "bitsandbytes-nf4-nested",
+        set_value("weight.nested_absmax", float("nan"), 0),
+        CorruptCheckpoint,
+        "q_proj has a scale that is no finite number",
+    ),
+    "scales that are not nested": (
+        "bitsandbytes-nf4-nested",
+        replaced("weight.absmax", torch.Tensor.float),
+        LoadError,
+        "q_proj.weight.absmax is stored as F32",
     ),
     "half of a product": ("gptq-v1", one_plain, LoadError, "stored quantised and .* is not"),
     "codes of what is ignored": (

@@ -19,6 +19,7 @@ from quire.models.loading.weights import load_model
 from quire.ops import select
 from tests.models.hostile.models import HOSTILE, Library, make, oracle, theirs
 from tests.models.paged_driver import TOLERANCE, PagedRun, relative_error
+from tests.quantization.bitsandbytes_checkpoints import BLOCK_FORMATS, PEAK_FORMATS
 from tests.quantization.byte_checkpoints import BYTE_FORMATS
 from tests.quantization.coded_checkpoints import FORMATS, LAYERS, write
 from tests.quantization.four_bit_checkpoints import FOUR_BIT_FORMATS, WIDE_EXPERTS, write_experts
@@ -34,10 +35,16 @@ OTHERS = {
 """Families with biases, fused projections, experts and latents (whose matrices are absorbed, and
 whose routers are no linear modules), in one layout each.
 """
-FIRST_BYTES = ("fp8-blocks", "compressed-int", "compressed-float-w8a16")
+OF_BYTES = BYTE_FORMATS | PEAK_FORMATS
+FIRST_BYTES = ("fp8-blocks", "compressed-int", "compressed-float-w8a16", "bitsandbytes-int8-rows")
 """Layouts of bytes that are tested by default."""
-FIRST = ("awq", "gptq-v1-symmetric-act_order", "compressed-w8a16-channel-asymmetric")
-"""Packed layouts that are tested by default, one of each kind."""
+PACKED = FORMATS | FOUR_BIT_FORMATS | BLOCK_FORMATS
+"""Layouts whose products are with activations as they are."""
+FIRST = (
+    *("awq", "gptq-v1-symmetric-act_order", "compressed-w8a16-channel-asymmetric", "nvfp4"),
+    "bitsandbytes-nf4-nested",
+)
+"""Those that are tested by default, one of each kind."""
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +86,11 @@ def by_token(found, expected):
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FIRST else [pytest.mark.full]) for n in FORMATS]
+    "name", [pytest.param(n, marks=[] if n in FIRST else [pytest.mark.full]) for n in PACKED]
 )
 def test_logits_are_those_of_the_plain_numbers(library, tmp_path, name, provider):
     made = library["llama"]
-    plain = write(made.folder, tmp_path / "model", FORMATS[name])
+    plain = write(made.folder, tmp_path / "model", PACKED[name])
     ops = ops_of(provider)
     model = load(tmp_path / "model", ops, made.max_model_len)
     expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
@@ -94,10 +101,10 @@ def test_logits_are_those_of_the_plain_numbers(library, tmp_path, name, provider
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n in FIRST_BYTES else [pytest.mark.full]) for n in BYTE_FORMATS],
+    [pytest.param(n, marks=[] if n in FIRST_BYTES else [pytest.mark.full]) for n in OF_BYTES],
 )
 def test_logits_of_bytes_are_those_of_the_plain_numbers(library, tmp_path, name, provider):
-    made, how = library["llama"], BYTE_FORMATS[name]
+    made, how = library["llama"], OF_BYTES[name]
     plain = write(made.folder, tmp_path / "model", how)
     ops = ops_of(provider)
     model = load(tmp_path / "model", ops, made.max_model_len)
@@ -110,21 +117,6 @@ def test_logits_of_bytes_are_those_of_the_plain_numbers(library, tmp_path, name,
         # on a prompt's logits differ. The prompts are short, so that this happens in few of them.
         assert by_token(found, logits_with(plain, prompts, how.rounded)).median() < TOLERANCE
         assert by_token(found, exact).median() > 100 * TOLERANCE
-    assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(
-    "name",
-    ["nvfp4", *(pytest.param(n, marks=pytest.mark.full) for n in ("mxfp4", "modelopt-nvfp4"))],
-)
-def test_floats_of_four_bits_are_multiplied_as_they_are(library, tmp_path, name, provider):
-    made = library["llama"]
-    plain = write(made.folder, tmp_path / "model", FOUR_BIT_FORMATS[name])
-    ops = ops_of(provider)
-    model = load(tmp_path / "model", ops, made.max_model_len)
-    expected = [oracle(HOSTILE["llama"], plain)(p) for p in made.prompts]
-    assert relative_error(logits(model, made.prompts, ops), expected) < TOLERANCE
     assert model.weight_bytes < load(plain, ops, made.max_model_len).weight_bytes
 
 

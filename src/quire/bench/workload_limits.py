@@ -32,7 +32,10 @@ from quire.models.spec import Decoder, single_mixers
 from quire.ops import WeightFormat
 from quire.quantization import RECIPES, UNQUANTIZED
 
-_INTEGERS = CodeLayout("bytes", 8, None, has_zeros=False, rows=RowScheme())
+_INTEGERS = (
+    CodeLayout("bytes", 8, None, has_zeros=False, rows=RowScheme()),
+    CodeLayout("bitsandbytes-int8", 8, None, has_zeros=False, scale_name="SCB", rows=RowScheme()),
+)
 """Of weights whose products are of int8 with int8."""
 
 
@@ -74,7 +77,7 @@ def store_of(plan: EnginePlan) -> Store:
 def operand_of(plan: EnginePlan) -> str:
     """What the products of an engine with this plan multiply: a dtype or int8."""
     coded = _coded(plan)
-    if coded and all(t.layout == _INTEGERS for t in coded):
+    if coded and all(t.layout in _INTEGERS for t in coded):
         return "int8"
     recipe = UNQUANTIZED if plan.quantization is None else RECIPES[plan.quantization]
     form = recipe.projections

@@ -151,6 +151,7 @@ def _loader(
         read_spec(config.hf_config),
         platform.ops,
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
         device=platform.device.torch,
         load_format=config.load_format,
         weights_folder=config.weights_folder,

@@ -36,6 +36,9 @@ LARGEST_NUMBER = {torch.int8: 127.0, FP8: LARGEST}
 """Types of memory in which each key and each value has a scale -> the number that its largest
 magnitude becomes."""
 
+FixedScales = tuple[float, float]
+"""Of a layer's keys and of its values, fp32."""
+
 SCALE_BYTES = 4
 """Of a key's or a value's scale."""
 
@@ -204,14 +207,22 @@ class PlainKV:
         """Values [N, S, K, D], a view."""
         return self.blocks[:, :, 1]
 
-    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [T, K, D] of any float dtype in slots [T]."""
+    def write(
+        self, slots: Tensor, keys: Tensor, values: Tensor, fixed: FixedScales | None = None
+    ) -> None:
+        """Store keys and values [T, K, D] of any float dtype in slots [T]; fixed: see
+        `rope_store`.
+        """
         index = (self._places(slots),)
         if self.scales is None:
             self.keys.index_put_(index, keys)
             self.values.index_put_(index, values)
             return
-        numbers, scales = quantized_kv(torch.stack((keys, values), 1), self.dtype)
+        both = torch.stack((keys, values), 1)
+        if fixed is not None and self.dtype is FP8:
+            numbers, scales = _with_fixed_scales(both, fixed)
+        else:
+            numbers, scales = quantized_kv(both, self.dtype)
         movable(self.slots).index_put_(index, movable(numbers))
         self.scales[1:].index_put_(index, scales)
 
@@ -243,6 +254,15 @@ def quantized_kv(data: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         numbers, scales = quantize_rows(data.float())
         numbers = numbers.nan_to_num(0).to(dtype)
     return numbers, scales.squeeze(-1)
+
+
+def _with_fixed_scales(both: Tensor, fixed: FixedScales) -> tuple[Tensor, Tensor]:
+    """Keys and values [T, 2, K, D] -> e4m3 [T, 2, K, D] and fp32 scales [T, 2, K], as
+    `quantized_kv` gives them.
+    """
+    wide, scales = both.float(), torch.tensor(fixed, device=both.device).view(2, 1, 1)
+    numbers = (wide / scales).nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+    return numbers.to(FP8), scales.squeeze(-1) + (wide * 0).sum(-1)
 
 
 def numbers_and_scales(data: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import NotBuiltYet
-from quire.ops.kv import PlainKV
+from quire.ops.kv import FixedScales, PlainKV
 from quire.ops.norm import NormWeight, norm
 from quire.ops.registry import op
 
@@ -65,11 +65,14 @@ def rope_store(
     rotary: RotaryTable | None,
     qk_norm: QKNorm | None,
     clip: float | None,
+    kv_scales: FixedScales | None = None,
 ) -> Tensor:
     """Make queries and store keys and values: qkv [T, (H+2K)*D] -> q [T, H, D].
 
     In this order: clamp everything to +-clip, q/k norm, rotate q and k by their positions (or
     rotate, then norm), write k and v to slots [T] int64 (PAD_SLOT: nowhere; no other slot twice).
+    kv_scales: of all vectors in memory of e4m3, whose larger numbers become the largest of the
+    type; None: each vector has its own, as in memory of other types, where they are not used.
     positions [P, T] int64; P = 1 only, three rows (M-RoPE) raise NotBuiltYet. The result may be a
     view of memory that is not used otherwise. Rounding follows `apply_rotary_pos_emb` in
     transformers: cos and sin are cast to qkv's dtype, both products are rounded.
@@ -87,7 +90,7 @@ def rope_store(
     if qk_norm is not None and qk_norm.after_rope:
         qk = _norm_qk(qk, heads, qk_norm)
     q, k = qk.narrow(1, 0, heads), qk.narrow(1, heads, kv_heads)
-    kv.write(slots, k, v)
+    kv.write(slots, k, v, kv_scales)
     return q
 
 

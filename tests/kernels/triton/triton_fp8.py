@@ -4,6 +4,7 @@ process of its own with TRITON_INTERPRET=1; prints JSON: for each check null, or
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -76,8 +77,8 @@ def rows_are_rounded_as_torch_casts():
 
 
 def the_cache_has_the_bytes_of_the_definition():
-    """Two KV heads, of which each has a scale."""
-    for dtype in PLAIN:
+    """Two KV heads, of which each has a scale, or all have those of a checkpoint."""
+    for dtype, fixed in itertools.product(PLAIN, (None, (0.5, 0.013), (3e-4, 7.0))):
         x = hostile_rows()[:, : 6 * 40].to(dtype)
         x[0, : 6 * 40] = torch.linspace(-3, 3, 6 * 40).to(dtype)
         stored = []
@@ -87,12 +88,17 @@ def the_cache_has_the_bytes_of_the_definition():
             slots = torch.arange(len(x)) * 2 + 3
             ops.rope_store(
                 x, kv, slots, torch.zeros((1, len(x)), dtype=torch.int64), heads=2, kv_heads=2,
-                head_dim=40, rotary=None, qk_norm=None, clip=None,
+                head_dim=40, rotary=None, qk_norm=None, clip=None, kv_scales=fixed,
             )  # fmt: skip
             stored.append(ops.export_kv(kv, range(5)))
         assert stored[0].dtype is FP8 and stored[0].shape == (5, 2, 8, 2, 44)
         plain, found = (numbers_and_scales(data, FP8) for data in stored)
         assert same(*plain, *found)
+        if fixed is not None:
+            scales = plain[1].transpose(0, 1)
+            known = scales.isfinite()
+            right = torch.tensor(fixed).view(2, 1, 1, 1).expand(scales.shape)
+            assert torch.equal(scales[known & (scales > 0)], right[known & (scales > 0)])
         assert plain[1].isnan().any() and plain[1].isfinite().sum() > 100
 
 

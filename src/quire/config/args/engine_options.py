@@ -61,6 +61,7 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
             "int4_weight_only",
             "awq",
             "awq_marlin",
+            "bitsandbytes",
             "compressed-tensors",
             "gptq",
             "gptq_marlin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config.resolve.decisions import Decisions
 from quire.errors import InvalidParameter, NotBuiltYet, UnsupportedConfigValue
+from quire.models.formats import METHODS
 from quire.models.layer_memory import NumberBytes
 
 _LONG_NAMES = {"half": "float16", "float": "float32"}
@@ -88,16 +89,10 @@ BITS_PER_WEIGHT = {
 """Of the layers' weights: int4 has a scale of 16 bits for every group."""
 
 
-STORED_NAMES = {
-    "awq": "awq",
+STORED_NAMES = {name: name for name in METHODS} | {
     "awq_marlin": "awq",
-    "compressed-tensors": "compressed-tensors",
-    "fp8": "fp8",
-    "gptq": "gptq",
     "gptq_marlin": "gptq",
-    "modelopt": "modelopt",
     "modelopt_fp4": "modelopt",
-    "mxfp4": "mxfp4",
 }
 """Values of `quantization` that confirm how a checkpoint is stored. fp8 rounds others."""
 

@@ -17,6 +17,7 @@ from quire.kernels.cpu.row_arguments import norm_of, turns
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.ops import PAD_SLOT
 from quire.ops.attention import AttentionArgs
+from quire.ops.kv import FixedScales
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
@@ -48,9 +49,11 @@ class AttentionOps:
         rotary: RotaryTable | None,
         qk_norm: QKNorm | None,
         clip: float | None,
+        kv_scales: FixedScales | None = None,
     ) -> Tensor:
-        """qkv [T, (H+2K)*D] -> q [T, H, D]. Raises IndexError for a slot or a position that is
-        outside of the memory or the table."""
+        """qkv [T, (H+2K)*D] -> q [T, H, D]; memory is never of e4m3. Raises IndexError for a slot
+        or a position that is outside of the memory or the table.
+        """
         refuse_several_positions(positions)
         runtime = self._runtime
         qkv, slots, positions = runtime.dense(qkv), runtime.dense(slots), runtime.dense(positions)

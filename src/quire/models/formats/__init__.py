@@ -12,34 +12,42 @@ from typing import Any
 from quire.errors import UnsupportedConfigValue
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.awq import read_awq
+from quire.models.formats.bitsandbytes import read_bitsandbytes
 from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.fp8 import read_fp8, read_modelopt, read_mxfp4
 from quire.models.formats.gptq import read_gptq
 from quire.models.formats.storage import (
-    CACHE_SCALES,
+    FLATTENED,
     FLOATS,
     FOUR_BIT_FLOATS,
+    SCALES_WITH_ONE_SCALE,
+    SMALLEST_GROUP,
     CodeLayout,
     RowScheme,
     Storage,
     StoredPart,
+    quant_state,
 )
 
 __all__ = [
-    "CACHE_SCALES",
+    "FLATTENED",
     "FLOATS",
     "FOUR_BIT_FLOATS",
     "METHODS",
+    "SCALES_WITH_ONE_SCALE",
+    "SMALLEST_GROUP",
     "CodeLayout",
     "RowScheme",
     "Storage",
     "StoredPart",
+    "quant_state",
     "read_storage",
 ]
 
 METHODS: Mapping[str, Callable[[ConfigReader], Storage]] = MappingProxyType(
     {
         "awq": read_awq,
+        "bitsandbytes": read_bitsandbytes,
         "compressed-tensors": read_compressed_tensors,
         "fp8": read_fp8,
         "gptq": read_gptq,

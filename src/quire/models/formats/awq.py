@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats.storage import CodeLayout, Storage, group_size, has_segment, names
+from quire.models.formats.keys import group_size, has_segment, names
+from quire.models.formats.storage import CodeLayout, Storage
 
 _IRRELEVANT = (
     # how it was made, and with which kernels another library runs it

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.fp8 import read_block
-from quire.models.formats.storage import (
-    CodeLayout,
-    Packing,
-    RowScheme,
-    Storage,
-    group_size,
-    names,
-    pattern,
-)
+from quire.models.formats.keys import group_size, names, pattern
+from quire.models.formats.storage import CodeLayout, Packing, RowScheme, Storage
 
 _KINDS = {
     "pack-quantized": "packed",
@@ -41,8 +35,8 @@ _CALIBRATION = ("observer", "observer_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A layout, and which modules have it by name; `is_for_all`: every linear module. keeps_rows:
-    see `Storage`.
+    """A layout, and which modules have it by name; `is_for_all`: every linear module.
+    keeps_rows: activations are rounded to 4 bits by the format, but not here.
     """
 
     layout: CodeLayout
@@ -58,7 +52,7 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
     reader.ignore("version", "global_compression_ratio", "quantization_status")
     reader.only("format", *_KINDS, "mixed-precision")
     overall = reader.raw("format", None)
-    _check_cache(reader.section("kv_cache_scheme"))
+    cache = _cache(reader.section("kv_cache_scheme"))
     reader.only("sparsity_config", {}, {"format": "dense"})
     reader.only("transform_config", {})
     reader.only("moe_sparsity_config", {})
@@ -82,15 +76,17 @@ def read_compressed_tensors(reader: ConfigReader) -> Storage:
         layout_of,
         is_decided_by_files=False,
         group=group,
-        keeps_rows=any(g.keeps_rows for g in groups),
+        skipped_rounding="to 4 bits" if any(g.keeps_rows for g in groups) else None,
+        cache=cache,
     )
 
 
-def _check_cache(scheme: ConfigReader | None) -> None:
-    """Of keys and values in 8 bits, whose scales are found while the model runs here."""
-    if scheme is not None:
-        scheme.choice_of("num_bits", 8)
-        scheme.choice_of("type", "float", "int")
+def _cache(scheme: ConfigReader | None) -> Literal["float", "int"] | None:
+    """The type of keys and values in 8 bits; the files have the scales, if there are any."""
+    if scheme is None:
+        return None
+    scheme.choice_of("num_bits", 8)
+    return scheme.choice("type", {"float": "float", "int": "int"})  # type: ignore[no-any-return]
 
 
 def _group(section: ConfigReader, name: str, overall: str | None) -> _Group:

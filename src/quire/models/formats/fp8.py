@@ -5,6 +5,7 @@ tensors, and those of NVIDIA's ModelOpt, whose floats may also have four bits, a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats.storage import SMALLEST_GROUP, CodeLayout, RowScheme, Storage
@@ -38,7 +39,8 @@ def read_modelopt(reader: ConfigReader) -> Storage:
     values.
     """
     reader.ignore(*_MODULES, "producer", "config_groups", "kv_cache_scheme", "group_size")
-    reader.only("kv_cache_quant_algo", "FP8")  # its scales are not read
+    reader.only("kv_cache_quant_algo", "FP8")
+    cache: Literal["float"] | None = "float" if "kv_cache_quant_algo" in reader else None
     small = CodeLayout("modelopt-nvfp4", 4, 16, has_zeros=False)
     layouts = {
         "FP8": _whole(is_static=True),
@@ -47,7 +49,8 @@ def read_modelopt(reader: ConfigReader) -> Storage:
         "W4A16_NVFP4": small,
     }
     storage = _storage("modelopt", reader.choice("quant_algo", layouts))
-    return replace(storage, keeps_rows=reader.raw("quant_algo") == "NVFP4")
+    is_rounded = reader.raw("quant_algo") == "NVFP4"
+    return replace(storage, skipped_rounding="to 4 bits" if is_rounded else None, cache=cache)
 
 
 def read_mxfp4(reader: ConfigReader) -> Storage:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader
-from quire.models.formats.storage import CodeLayout, Storage, group_size, pattern
+from quire.models.formats.keys import group_size, pattern
+from quire.models.formats.storage import CodeLayout, Storage
 
 _VERSIONS = {"gptq": True, "gptq_v2": False}
 """Name of a version -> whether zero points are stored as one less than they are."""

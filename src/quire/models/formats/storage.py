@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
-
-from quire.models.config_reader import ConfigReader, unsupported
 
 Packing = Literal[
     "awq",
@@ -20,10 +18,23 @@ Packing = Literal[
     "nvfp4",
     "modelopt-nvfp4",
     "gpt-oss",
+    "bitsandbytes-int8",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
 ]
 """How codes, scales and zero points are packed into tensors; bytes and 8-bit floats are not. The
-last four are of 4-bit floats.
+four from mxfp4 on are of 4-bit floats.
 """
+
+_BYTES: tuple[Packing, ...] = ("bytes", "floats", "bitsandbytes-int8")
+FLATTENED: Mapping[Packing, str] = MappingProxyType(
+    {"bitsandbytes-nf4": "nf4", "bitsandbytes-fp4": "fp4"}
+)
+"""Packings of codes of four bits and of blocks that run over the ends of rows, with a table of
+numbers of their own -> their `quant_type`.
+"""
+SCALES_WITH_ONE_SCALE = 256
+"""Those of blocks which are rounded to bytes themselves."""
 
 SMALLEST_GROUP = 8
 """Inputs with one scale: what products read at once."""
@@ -31,8 +42,6 @@ SMALLEST_GROUP = 8
 FLOATS = ("BF16", "F16", "F32", "F64")
 """Types of numbers that a weight may be stored in as it is."""
 _SCALES = FLOATS[:3]
-_MOST_PATTERN = 400
-"""Characters of a regular expression in a config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +54,12 @@ class StoredPart:
     dtypes: tuple[str, ...]
     is_optional: bool = False
     is_loose: bool = False
+    is_text: bool = False
 
     def has_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether it may be stored with this one."""
+        if self.is_text:
+            return len(shape) == 1
         return shape == self.shape or (self.is_loose and _core(shape) == _core(self.shape))
 
 
@@ -73,11 +85,6 @@ class FourBitFloats:
 
 
 _EXPONENTS = ("U8", "F8_E8M0")
-
-CACHE_SCALES = re.compile(r".*\.([kqv]|kv)_scale|.*\.[kqv]_proj\.output_scale")
-"""Names of the scales of a K/V cache in 8 bits that a checkpoint may bring. They are not read: each
-key and value has its own here.
-"""
 
 FOUR_BIT_FLOATS: Mapping[Packing, FourBitFloats] = MappingProxyType(
     {
@@ -109,7 +116,7 @@ class CodeLayout:
     the middle of the codes. is_reordered: each input has the group that g_idx names.
     is_one_less: zero points are stored as one less than they are. outputs: with one scale; None:
     all of them. scale_name: of the tensor of scales that are not packed. rows: how activations are
-    rounded; None: they keep their values.
+    rounded; None: they keep their values. is_nested: scales are rounded to bytes, and have scales.
     """
 
     packing: Packing
@@ -121,6 +128,7 @@ class CodeLayout:
     outputs: int | None = 1
     scale_name: str = "weight_scale"
     rows: RowScheme | None = None
+    is_nested: bool = False
 
     def parts(self, *shape: int) -> dict[str, StoredPart]:
         """The tensors of a weight [outputs, inputs], or of one of each expert [experts, outputs,
@@ -133,27 +141,37 @@ class CodeLayout:
     @property
     def marker(self) -> str:
         """The tensor that every module with this layout has, and no other."""
-        if self.packing in ("bytes", "floats"):
+        if self.packing in _BYTES:
             return self.scale_name
+        if self.packing in FLATTENED:
+            return "weight.absmax"
         if self.packing in FOUR_BIT_FLOATS:
             return FOUR_BIT_FLOATS[self.packing].scales
         return "weight_packed" if self.packing == "compressed-tensors" else "qweight"
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
-        """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed and
-        where they have a factor.
+        """Of the weight, with scales of 16 bits, or of 32 next to codes that are not packed, where
+        they have a factor, and those of blocks over several rows.
         """
         groups = self.groups(inputs)
-        if self.packing in ("bytes", "floats"):
+        if self.packing in _BYTES:
             return outputs * (inputs + 4 * groups)
         if self.packing in FOUR_BIT_FLOATS:
             has_factor = FOUR_BIT_FLOATS[self.packing].factor is not None
             return outputs * (-(-inputs // 2) + (4 if has_factor else 2) * groups)
+        if self.packing in FLATTENED:
+            return outputs * (-(-inputs // 2) + 4 * groups)
         return outputs * (_words(inputs, self.bits) * 4 + groups * (2 + self.has_zeros))
+
+    def group_in(self, inputs: int) -> int:
+        """The inputs of an output that have one scale, where it has so many of them."""
+        if self.packing in FLATTENED:
+            return math.gcd(inputs, self.group or 0)
+        return min(self.group or inputs, inputs)
 
     def groups(self, inputs: int) -> int:
         """How many scales an output has."""
-        return 1 if self.group is None else -(-inputs // self.group)
+        return 1 if self.group is None else -(-inputs // self.group_in(inputs))
 
 
 def _words(count: int, bits: int) -> int:
@@ -226,12 +244,44 @@ def _four_bit_floats(layout: CodeLayout, *shape: int) -> dict[str, StoredPart]:
     return parts | dict.fromkeys(("input_global_scale", "input_scale"), scalar)
 
 
+def _bytes_with_peaks(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    return {
+        "weight": StoredPart((outputs, inputs), ("I8",)),
+        layout.scale_name: StoredPart((outputs,), _SCALES, is_loose=True),
+        "weight_format": StoredPart((), ("U8",), is_optional=True, is_loose=True),
+    }
+
+
+def _flattened(layout: CodeLayout, outputs: int, inputs: int) -> dict[str, StoredPart]:
+    """Blocks are counted over the whole weight, row after row."""
+    count = outputs * inputs
+    blocks = -(-count // (layout.group or count))
+    parts = {
+        "weight": StoredPart((-(-count // 2),), ("U8",), is_loose=True),
+        "weight.absmax": StoredPart((blocks,), ("U8",) if layout.is_nested else _SCALES),
+        "weight.quant_map": StoredPart((16,), _SCALES),
+        quant_state(layout): StoredPart((-1,), ("U8",), is_text=True),
+    }
+    if layout.is_nested:
+        scales = -(-blocks // SCALES_WITH_ONE_SCALE)
+        parts["weight.nested_absmax"] = StoredPart((scales,), _SCALES)
+        parts["weight.nested_quant_map"] = StoredPart((256,), _SCALES)
+    return parts
+
+
+def quant_state(layout: CodeLayout) -> str:
+    """The tensor whose bytes are a JSON object that describes a weight's blocks."""
+    return f"weight.quant_state.bitsandbytes__{FLATTENED[layout.packing]}"
+
+
 _PARTS: dict[Packing, Callable[[CodeLayout, int, int], dict[str, StoredPart]]] = {
     "awq": _packed_along_outputs,
     "gptq": _packed_along_inputs,
     "compressed-tensors": _compressed,
     "bytes": _unpacked,
     "floats": _unpacked,
+    "bitsandbytes-int8": _bytes_with_peaks,
+    **dict.fromkeys(FLATTENED, _flattened),
 }
 
 
@@ -243,8 +293,9 @@ class Storage:
     None for one that is stored as it is. is_decided_by_files: modules that have no codes in the
     files are stored as they are, too; the config does not list them. group: the largest number of
     inputs with one scale, 0 where all of them have one. experts: the layout of tensors that hold
-    all experts of a layer. keeps_rows: the format rounds activations in a way that is not done
-    here; they keep their values.
+    all experts of a layer. skipped_rounding: how the format rounds activations where that
+    is not done here; they keep their values. cache: of which type keys and values are to be, in 8
+    bits; None: the config does not say.
     """
 
     method: str
@@ -252,38 +303,5 @@ class Storage:
     is_decided_by_files: bool
     group: int
     experts: CodeLayout | None = None
-    keeps_rows: bool = False
-
-
-def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:
-    """A number of inputs with one scale; None for -1, all of them."""
-    value = reader.integer(key, absent, minimum=-1)
-    if value == -1:
-        return None
-    if value < 1 or value % SMALLEST_GROUP:
-        raise unsupported(reader.at(key), value, f"-1 or a multiple of {SMALLEST_GROUP}")
-    return int(value)
-
-
-def names(reader: ConfigReader, key: str) -> tuple[str, ...]:
-    """A list of names; empty when absent."""
-    value = reader.raw(key, [])
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise unsupported(reader.at(key), value, "a list of names")
-    return tuple(value)
-
-
-def pattern(text: str, key: str) -> re.Pattern[str]:
-    """A regular expression of a config, which matches from the beginning of a module's name."""
-    try:
-        if len(text) > _MOST_PATTERN:
-            raise ValueError
-        return re.compile(text)
-    except (ValueError, re.error, RecursionError, OverflowError):
-        allowed = f"a regular expression of at most {_MOST_PATTERN} characters"
-        raise unsupported(key, text, allowed) from None
-
-
-def has_segment(name: str, listed: Sequence[str]) -> bool:
-    """Whether one of `listed` is within a module's name, as `modules_to_not_convert` means it."""
-    return any(part in name for part in listed)
+    skipped_rounding: str | None = None
+    cache: Literal["float", "int"] | None = None

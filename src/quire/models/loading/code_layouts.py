@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.errors import CorruptCheckpoint
-from quire.models.formats import FOUR_BIT_FLOATS, CodeLayout
+from quire.errors import CorruptCheckpoint, UnsupportedConfigValue
+from quire.models.formats import FLATTENED, FOUR_BIT_FLOATS, CodeLayout
+from quire.models.loading.flattened_codes import Parts, check_state, unpack_flattened
 from quire.ops import CodedWeight
 from quire.ops.formats.row_rounding import RowRounding
 from quire.ops.formats.tables import E2M1
 from quire.ops.rounding import TINY
 
-Parts = Mapping[str, Tensor]
-"""A module's tensors by what follows its name."""
-
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs the four bits of a word hold, from the lowest on."""
 _ONES = {4: 0x11111111, 8: 0x01010101}
 """A one in each of a word's codes."""
+_ROWS = torch.zeros(())
+"""Of bitsandbytes, the order of a weight's bytes."""
 _LARGEST_GROUP = 128
 """Of those into which one group over all inputs is divided."""
 
@@ -32,6 +32,11 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     numbers that no quantiser writes.
     """
     shape = parts.get("weight_shape")
+    if layout.packing in FLATTENED:
+        check_state(layout, module, parts, inputs)
+    if bool(parts.get("weight_format", _ROWS).any()):
+        allowed = "0, for rows; other orders are of old GPUs"
+        raise UnsupportedConfigValue(f"{module}.weight_format is not {allowed}.")
     codes, scales, zeros = _UNPACK[layout.packing](layout, parts, inputs)
     if shape is not None and shape.tolist() != [len(scales), inputs]:
         raise CorruptCheckpoint(
@@ -42,7 +47,6 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
         raise CorruptCheckpoint(f"{module} has a scale that is no finite number.")
     if zeros is not None and bool((zeros == 1 << (layout.bits - 1)).all()):
         zeros = None
-    group = min(layout.group or inputs, inputs)
     rounding = _rounding(layout, module, parts)
     are_floats = layout.packing == "floats"
     if are_floats and _has_nan(codes):
@@ -50,13 +54,13 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     weight = CodedWeight(
         layout.bits,
         inputs,
-        group,
+        layout.group_in(inputs),
         codes,
         scales,
         zeros,
         are_floats=are_floats,
         rounding=rounding,
-        table=E2M1 if layout.packing in FOUR_BIT_FLOATS else None,
+        table=_table(layout, parts),
     )
     if layout.group is None and not weight.is_of_integers:
         weight = weight.with_group(_divided(inputs))
@@ -64,6 +68,13 @@ def coded_weight(layout: CodeLayout, module: str, parts: Parts, inputs: int) -> 
     if index is None or layout.group is None:
         return weight
     return _in_order_of_groups(weight, module, index)
+
+
+def _table(layout: CodeLayout, parts: Parts) -> tuple[float, ...] | None:
+    """The numbers that codes stand for."""
+    if layout.packing in FLATTENED:
+        return tuple(parts["weight.quant_map"].tolist())
+    return E2M1 if layout.packing in FOUR_BIT_FLOATS else None
 
 
 def _has_nan(codes: Tensor) -> bool:
@@ -148,8 +159,10 @@ def _unpack_awq(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, 
 def _unpack_bytes(layout: CodeLayout, parts: Parts, inputs: int) -> tuple[Tensor, Tensor, None]:
     """A byte for each weight; blocks of outputs share scales."""
     codes, scales = parts["weight"].view(torch.uint8), parts[layout.scale_name]
-    if layout.packing == "bytes":
+    if layout.packing != "floats":
         codes = codes ^ 128  # whole numbers of -128..127 as codes whose zero point is 128
+    if layout.packing == "bitsandbytes-int8":
+        scales = scales.float() / 127  # they are the largest magnitudes
     together = layout.outputs or len(codes)
     scales = scales.reshape(-(-len(codes) // together), -1)
     return codes, scales.repeat_interleave(together, 0)[: len(codes)], None
@@ -188,5 +201,7 @@ _UNPACK: Mapping[str, Callable[[CodeLayout, Parts, int], tuple[Tensor, Tensor, T
     "compressed-tensors": _unpack_compressed,
     "bytes": _unpack_bytes,
     "floats": _unpack_bytes,
+    "bitsandbytes-int8": _unpack_bytes,
+    **dict.fromkeys(FLATTENED, unpack_flattened),
     **dict.fromkeys(FOUR_BIT_FLOATS, _unpack_four_bit_floats),
 }

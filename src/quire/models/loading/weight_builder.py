@@ -8,7 +8,7 @@ import contextlib
 import math
 import mmap
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from quire.models.parameters import Parameter, parameters
 from quire.models.spec import Decoder
 from quire.ops import CodedWeight
 from quire.ops.formats.coded import one_above_the_other
+from quire.ops.kv import FixedScales
 
 _HUGE_PAGE_BYTES = 2 << 20
 
@@ -42,8 +43,10 @@ class WeightBuilder:
         progress: Callable[[int, int], None] | None = None,
         coded: Collection[str] = (),
         folder: Path | None = None,
+        cache_scales: Mapping[str, FixedScales] | None = None,
     ) -> None:
-        """`folder`: where large tensors are kept in files; None: in memory. `read` gives a leaf in
+        """`folder`: where large tensors are kept in files; None: in memory. `cache_scales`: those
+        of keys and values that the checkpoint brings, by layer ("layers.0"). `read` gives a leaf in
         any float dtype, or in codes those that `coded` names, valid until its next call; on a
         device other than the CPU it returns memory that is not written again.
         """
@@ -51,6 +54,7 @@ class WeightBuilder:
         self._left = parameters(decoder)
         self._read, self._progress, self._coded = read, progress, coded
         self._folder = folder
+        self._cache_scales = cache_scales or {}
         self._total = sum(leaf.size for leaf in self._left.values())
         self._done = 0
 
@@ -90,6 +94,10 @@ class WeightBuilder:
         for part, names in zip(out, groups, strict=True):
             self._fill(part, names)
         return out
+
+    def cache_scales(self, at: str) -> FixedScales | None:
+        """The scales of keys and values of the layer whose leaves' names begin with `at`."""
+        return self._cache_scales.get(".".join(at.split(".")[:2]))
 
     def skip(self, names: Sequence[str]) -> None:
         """These leaves, and their biases, are somebody else's."""

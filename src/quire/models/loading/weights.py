@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,8 @@ from quire.distributed.worker_group import WorkerGroup
 from quire.errors import LoadError, NotBuiltYet, WeightMismatch
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
-from quire.models.formats import CACHE_SCALES, Storage, read_storage
+from quire.models.formats import Storage, read_storage
+from quire.models.loading.cache_scales import is_cache_scale, used_cache_scales
 from quire.models.loading.code_layouts import coded_weight
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
 from quire.models.loading.load_formats import WeightFiles, open_files
@@ -39,6 +40,7 @@ from quire.models.rules import Family, StoredTensor, tensor_map
 from quire.models.sharding import own_part, shard
 from quire.models.spec import Decoder
 from quire.ops import CodedWeight, Ops
+from quire.ops.kv import FixedScales
 from quire.quantization import UNQUANTIZED, Recipe
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ def load_model(
     ops: Ops,
     *,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     load_format: LoadFormat = "auto",
     seed: int = 0,
@@ -70,7 +73,8 @@ def load_model(
     weights_folder: Path | None = None,
     make_placement: Callable[[], WeightPlacement] | None = None,
 ) -> DecoderModel:
-    """Build the decoder with the weights of a model folder, converted to `dtype`.
+    """Build the decoder with the weights of a model folder, converted to `dtype`; keys and values
+    will be in `kv_dtype` (default: the same).
 
     `load_format`: which files have them (models/loading/load_formats.py); dummy draws them from
     `seed` and reads none (other values on a GPU, where they are made). `max_model_len` (default:
@@ -86,24 +90,26 @@ def load_model(
     if family is None and load_format != "dummy":
         config = read_folder_config(folder, load_format)
         family, storage = find_family(config), read_storage(config)
-    if storage is not None and storage.keeps_rows:
+    if storage is not None and storage.skipped_rounding is not None:
         logger.warning(
-            "The checkpoint rounds activations to 4 bits; here they keep their values, and only "
-            "its weights are in 4 bits."
+            "The checkpoint's format rounds activations %s; here they keep their values, and only "
+            "its weights are rounded.",
+            storage.skipped_rounding,
         )
     place = torch.device(device)
     length = _checked_length(decoder, max_model_len)
     own = _own_part(decoder, recipe, storage, group)
 
-    def build(read: Read, coded: frozenset[str]) -> DecoderModel:
+    def build(read: Read, leaves: OpenLeaves) -> DecoderModel:
         weights = WeightBuilder(
             own,
             read,
             dtype=dtype,
             device=place,
             progress=progress,
-            coded=coded,
+            coded=leaves.coded,
             folder=weights_folder,
+            cache_scales=leaves.cache_scales,
         )
         model = DecoderModel(
             own,
@@ -129,12 +135,13 @@ def load_model(
         family=family,
         storage=storage,
         group=group,
+        kv_dtype=kv_dtype or dtype,
     ) as leaves:
         if place.type == "cpu" or load_format == "dummy":
-            return build(leaves.read, leaves.coded)
+            return build(leaves.read, leaves)
         ahead = ReadAhead(leaves.read, parameters(own).values(), is_pinned=True)
         try:
-            return build(ahead, leaves.coded)
+            return build(ahead, leaves)
         finally:
             ahead.close()
 
@@ -190,10 +197,13 @@ def _own_part(
 
 @dataclass(frozen=True, slots=True)
 class OpenLeaves:
-    """What reads leaves, and the names of those that are in codes."""
+    """What reads leaves, the names of those that are in codes, and the scales of keys and values
+    that are used, by layer.
+    """
 
     read: Read
     coded: frozenset[str] = frozenset()
+    cache_scales: Mapping[str, FixedScales] = field(default_factory=dict)
 
 
 @contextmanager
@@ -208,10 +218,12 @@ def open_leaves(
     family: Family | None = None,
     storage: Storage | None = None,
     group: WorkerGroup | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Iterator[OpenLeaves]:
     """Open the weights of a folder; yields what reads the leaves of `own`, which is the decoder or
     the part of it that a worker of `group` has. The other arguments are those of `load_model`,
-    which says what is raised; dummy and sharded_state need no family.
+    which says what is raised; dummy and sharded_state need no family. kv_dtype None: nothing will
+    be cached.
     """
     if load_format == "dummy":
         draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
@@ -226,7 +238,9 @@ def open_leaves(
     with closing(open_files(load_format, folder, decoder)) as files:
         stored = match(family, decoder, files, storage)
         coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
-        yield OpenLeaves(_parts_of(StoredLeaves(files, stored), decoder, group), coded)
+        scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
+        read = _parts_of(StoredLeaves(files, stored), decoder, group)
+        yield OpenLeaves(read, coded, scales)
 
 
 def match(
@@ -247,7 +261,7 @@ def match(
     found = {
         n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
         for n, e in files.entries.items()
-        if n in expected or not (family.ignores(n, depth) or _is_of_cache(n, storage))
+        if n in expected or not (family.ignores(n, depth) or (storage and is_cache_scale(n)))
     }
     if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
         logger.info(
@@ -268,11 +282,6 @@ def match(
                 f"quantised weight there; supported are {', '.join(allowed)}."
             )
     return stored
-
-
-def _is_of_cache(name: str, storage: Storage | None) -> bool:
-    """Whether it is a scale of keys and values of a quantised checkpoint."""
-    return storage is not None and CACHE_SCALES.fullmatch(name) is not None
 
 
 def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:

@@ -27,6 +27,7 @@ from quire.ops import (
     QKNorm,
     RotaryTable,
 )
+from quire.ops.kv import FixedScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class AttentionLayer:
     args: AttentionArgs
     gate: Gate | None
     temper: Callable[[Tensor, Tensor], Tensor]
+    kv_scales: FixedScales | None = None
 
     def __call__(self, h: Tensor, positions: Tensor, group: GroupBatch, kv: LayerKV) -> Tensor:
         """h [T, C] -> [T, C]; writes this step's K/V into `kv`."""
@@ -72,6 +74,7 @@ class AttentionLayer:
             rotary=self.rotary,
             qk_norm=self.qk_norm,
             clip=self.clip,
+            kv_scales=self.kv_scales,
         )
         attended = ops.attend(self.temper(q, positions), kv, group.plan, self.args)
         if self.gate is not None:
@@ -132,6 +135,7 @@ def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | Share
         clip=a.clip,
         args=_args(make, at, a),
         temper=_temper(make, a.temperature),
+        kv_scales=make.weights.cache_scales(at),
     )
 
 

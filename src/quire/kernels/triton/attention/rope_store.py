@@ -11,8 +11,10 @@ from torch import Tensor
 
 from quire.kernels.triton.attention.paged_kv import PagedKV
 from quire.kernels.triton.launch import KEEP_NAN, dense, kernel, power_of_2
-from quire.kernels.triton.linear.rounding import rounded
+from quire.kernels.triton.linear.rounding import rounded, rounded_with
 from quire.kernels.triton.norms import statistics, weighed
+from quire.ops.fp8 import FP8
+from quire.ops.kv import FixedScales
 from quire.ops.norm import NormWeight
 from quire.ops.rotary import QKNorm, RotaryTable, refuse_several_positions
 
@@ -115,15 +117,21 @@ def _keep(
     head: tl.tensor,
     dim: tl.tensor,
     inside: tl.tensor,
+    fixed: tl.tensor,
     K: tl.constexpr,
     D: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    IS_FIXED: tl.constexpr,
 ) -> None:
-    """Write a token's keys or values [heads, dims] to their slot."""
+    """Write a token's keys or values [heads, dims] to their slot; fixed: their scale."""
     lane = slot * K + head[:, None]
     at = memory + lane * D + dim[None, :]
     if HAS_SCALES:
-        numbers, scale = rounded(tl.where(inside, x, 0.0), 1, memory.dtype.element_ty)
+        x = tl.where(inside, x, 0.0)
+        if IS_FIXED:
+            numbers, scale = rounded_with(x, fixed, 1, memory.dtype.element_ty)
+        else:
+            numbers, scale = rounded(x, 1, memory.dtype.element_ty)
         tl.store(at, numbers, inside)
         tl.store(scales + lane, scale, head[:, None] < K)
     else:
@@ -145,6 +153,8 @@ def _rope_store_kernel(
     q_bias: tl.tensor,
     k_weight: tl.tensor,
     k_bias: tl.tensor,
+    key_scale: tl.tensor,
+    value_scale: tl.tensor,
     H: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
@@ -162,6 +172,7 @@ def _rope_store_kernel(
     HAS_BIAS: tl.constexpr,
     CLIP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    IS_FIXED: tl.constexpr,
 ) -> None:
     """One token's queries (program 0 of axis 1), keys (1) or values (2), all heads at once. PAGE:
     from one page to the next, in slots.
@@ -192,11 +203,17 @@ def _rope_store_kernel(
                     source + H * D, K, head, dim, inside, angles, k_weight, k_bias,
                     D, DIM, INTERLEAVED, KIND, EPS, OVER, AFTER_ROPE, HAS_BIAS, CLIP,
                 )  # fmt: skip
-                _keep(key, keys, key_scales, slot, head, dim, inside, K, D, HAS_SCALES)
+                _keep(
+                    key, keys, key_scales, slot, head, dim, inside,
+                    key_scale, K, D, HAS_SCALES, IS_FIXED,
+                )  # fmt: skip
             else:
                 value_at = (H + K) * D + head[:, None] * D + dim[None, :]
                 value = _read(source + value_at, inside, CLIP)
-                _keep(value, values, value_scales, slot, head, dim, inside, K, D, HAS_SCALES)
+                _keep(
+                    value, values, value_scales, slot, head, dim, inside,
+                    value_scale, K, D, HAS_SCALES, IS_FIXED,
+                )  # fmt: skip
 
 
 def rope_store(
@@ -211,6 +228,7 @@ def rope_store(
     rotary: RotaryTable | None,
     qk_norm: QKNorm | None,
     clip: float | None,
+    kv_scales: FixedScales | None = None,
 ) -> Tensor:
     """See `quire.ops.rotary.rope_store`."""
     refuse_several_positions(positions)
@@ -232,6 +250,7 @@ def rope_store(
         positions,
         qkv if rotary is None else rotary.cos_sin,
         *_weights(qkv, qk_norm),
+        *(kv_scales or (1.0, 1.0)),
         H=heads,
         K=kv_heads,
         D=head_dim,
@@ -245,6 +264,7 @@ def rope_store(
         **_norm_facts(qk_norm),
         CLIP=clip or 0.0,
         HAS_SCALES=kv.scales is not None,
+        IS_FIXED=kv_scales is not None and kv.dtype is FP8,
         num_warps=min(8, max(1, block // 512)),
     )
     return q
@@ -276,6 +296,7 @@ def rope_queries(
         positions,
         source if rotary is None else rotary.cos_sin,
         *_weights(source, qk_norm),
+        *(1.0, 1.0),
         H=heads,
         K=0,
         D=head_dim,
@@ -289,6 +310,7 @@ def rope_queries(
         **_norm_facts(qk_norm),
         CLIP=0.0,
         HAS_SCALES=False,
+        IS_FIXED=False,
         num_warps=min(8, max(1, block // 512)),
     )
     return out

@@ -35,6 +35,17 @@ def rounded(x: tl.tensor, AXIS: tl.constexpr, dtype: tl.constexpr) -> Any:
 
 
 @kernel
+def rounded_with(x: tl.tensor, scale: tl.tensor, AXIS: tl.constexpr, dtype: tl.constexpr) -> Any:
+    """As `rounded`, with a scale that is given: float32 x -> e4m3 numbers, larger ones as the
+    type's largest, and their scales.
+    """
+    y = tl.div_rn(x, x * 0.0 + scale)
+    y = tl.minimum(tl.maximum(tl.where(y == y, y, 0.0), -448.0), 448.0)
+    poison = tl.sum(x * 0.0, AXIS, keep_dims=True)
+    return _on_grid(y, dtype).to(dtype), poison + scale
+
+
+@kernel
 def _on_grid(y: tl.tensor, dtype: tl.constexpr) -> Any:
     """float32 y rounded to a value of dtype that is not beyond its largest, ties to even: the
     conversion that follows is exact, so that it does not matter what it would do with a rest.

@@ -1,0 +1,46 @@
+"""Values that several formats have in their part of config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.formats.storage import SMALLEST_GROUP
+
+_MOST_PATTERN = 400
+"""Characters of a regular expression in a config."""
+
+
+def group_size(reader: ConfigReader, key: str, absent: int = -1) -> int | None:
+    """A number of inputs with one scale; None for -1, all of them."""
+    value = reader.integer(key, absent, minimum=-1)
+    if value == -1:
+        return None
+    if value < 1 or value % SMALLEST_GROUP:
+        raise unsupported(reader.at(key), value, f"-1 or a multiple of {SMALLEST_GROUP}")
+    return int(value)
+
+
+def names(reader: ConfigReader, key: str) -> tuple[str, ...]:
+    """A list of names; empty when absent."""
+    value = reader.raw(key, [])
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise unsupported(reader.at(key), value, "a list of names")
+    return tuple(value)
+
+
+def pattern(text: str, key: str) -> re.Pattern[str]:
+    """A regular expression of a config, which matches from the beginning of a module's name."""
+    try:
+        if len(text) > _MOST_PATTERN:
+            raise ValueError
+        return re.compile(text)
+    except (ValueError, re.error, RecursionError, OverflowError):
+        allowed = f"a regular expression of at most {_MOST_PATTERN} characters"
+        raise unsupported(key, text, allowed) from None
+
+
+def has_segment(name: str, listed: Sequence[str]) -> bool:
+    """Whether one of `listed` is within a module's name, as `modules_to_not_convert` means it."""
+    return any(part in name for part in listed)
