@@ -22,13 +22,12 @@ from quire.models.foreign.library import library_config, model_class, silenced
 from quire.models.foreign.model import ForeignModel
 from quire.models.foreign.packing import pack, unpacked_products
 from quire.models.loading.checkpoint_files import CheckpointFiles
+from quire.models.loading.matching import listed
 from quire.ops import Ops
 
 logger = logging.getLogger(__name__)
 
 _ADAPTER = "adapter_config.json"
-_SHOWN = 6
-"""Names of a mismatch that a message lists per kind."""
 _MISMATCHES = {
     "missing": "missing_keys",
     "unknown": "unexpected_keys",
@@ -67,7 +66,7 @@ def load_foreign_model(
         logger.warning(
             "Plain torch multiplies with %s, so that a request's last bits may depend on what else "
             "is in its steps.",
-            _listed(names),
+            listed(names),
         )
     is_invariant = ops.batch_invariant and not names
     packed = ForeignModel(spec, model, ops, in_one_thread=is_invariant)
@@ -118,9 +117,4 @@ def _stored(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
 def _problems(report: Mapping[str, Any]) -> Iterator[str]:
     for word, key in _MISMATCHES.items():
         if report[key]:
-            yield f"{word} {_listed(sorted(map(str, report[key])))}"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+            yield f"{word} {listed(sorted(map(str, report[key])))}"

@@ -11,43 +11,33 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
-from quire.errors import LoadError, NotBuiltYet, WeightMismatch
+from quire.errors import LoadError, NotBuiltYet
 from quire.models.decoder import DecoderModel
 from quire.models.families import find_family
 from quire.models.formats import Storage, read_storage
-from quire.models.loading.cache_scales import is_cache_scale, used_cache_scales
-from quire.models.loading.code_layouts import coded_weight
 from quire.models.loading.folder_files import LoadFormat, read_folder_config
-from quire.models.loading.load_formats import WeightFiles, open_files
-from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
+from quire.models.loading.leaves import OpenLeaves, open_leaves
 from quire.models.loading.read_ahead import Read, ReadAhead
-from quire.models.loading.sharded_state import ShardedLeaves, check_pattern, save_leaves
-from quire.models.loading.transforms import coded_leaves, to_leaves
+from quire.models.loading.sharded_state import check_pattern, save_leaves
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.loading.weight_placement import WeightPlacement
-from quire.models.parameters import Parameter, parameters
-from quire.models.rules import Family, StoredTensor, tensor_map
-from quire.models.sharding import own_part, shard
+from quire.models.parameters import parameters
+from quire.models.rules import Family
+from quire.models.sharding import shard
 from quire.models.spec import Decoder
-from quire.ops import CodedWeight, Ops
-from quire.ops.kv import FixedScales
+from quire.ops import Ops
 from quire.quantization import UNQUANTIZED, Recipe
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-
-_SHOWN = 6  # names of a mismatch that a message lists per kind
 
 
 def load_model(
@@ -195,165 +185,6 @@ def _own_part(
     return decoder if group is None else shard(decoder, group.size, _group_size(recipe, storage))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLeaves:
-    """What reads leaves, the names of those that are in codes, and the scales of keys and values
-    that are used, by layer.
-    """
-
-    read: Read
-    coded: frozenset[str] = frozenset()
-    cache_scales: Mapping[str, FixedScales] = field(default_factory=dict)
-
-
-@contextmanager
-def open_leaves(
-    folder: Path,
-    decoder: Decoder,
-    own: Decoder,
-    *,
-    load_format: LoadFormat,
-    device: torch.device,
-    seed: int = 0,
-    family: Family | None = None,
-    storage: Storage | None = None,
-    group: WorkerGroup | None = None,
-    kv_dtype: torch.dtype | None = None,
-) -> Iterator[OpenLeaves]:
-    """Open the weights of a folder; yields what reads the leaves of `own`, which is the decoder or
-    the part of it that a worker of `group` has. The other arguments are those of `load_model`,
-    which says what is raised; dummy and sharded_state need no family. kv_dtype None: nothing will
-    be cached.
-    """
-    if load_format == "dummy":
-        draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
-        yield OpenLeaves(_parts_of(draw, decoder, group))
-        return
-    if load_format == "sharded_state":
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        with closing(ShardedLeaves(folder, rank, size, parameters(own))) as leaves:
-            yield OpenLeaves(leaves)
-        return
-    assert family is not None, "files of a checkpoint have a family's names"
-    with closing(open_files(load_format, folder, decoder)) as files:
-        stored = match(family, decoder, files, storage)
-        coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
-        scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
-        read = _parts_of(StoredLeaves(files, stored), decoder, group)
-        yield OpenLeaves(read, coded, scales)
-
-
-def match(
-    family: Family, decoder: Decoder, files: WeightFiles, storage: Storage | None = None
-) -> list[StoredTensor]:
-    """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
-    exactly, LoadError for a type that is not the format's.
-    """
-    stored = tensor_map(family, decoder)
-    bare = not any(name.startswith(family.prefix) for name in files.entries)
-    if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
-        stored = [_without_prefix(s, family.prefix) for s in stored]
-    if storage is not None:
-        stored = [_in_codes(s, storage, files) for s in stored]
-    depth = len(decoder.blocks)
-    parts = {name: part for s in stored for name, part in s.parts().items()}
-    expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
-    found = {
-        n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
-        for n, e in files.entries.items()
-        if n in expected or not (family.ignores(n, depth) or (storage and is_cache_scale(n)))
-    }
-    if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
-        logger.info(
-            "Not loaded: layers that predict further tokens, which are not run (%s).",
-            _listed(drafts),
-        )
-    head = family.head_prefix + "lm_head.weight"
-    if decoder.tie and head in found:
-        _check_tied_head(files, head, stored[0].name)
-        found.pop(head)
-    if problems := list(_differences(expected, found)):
-        raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
-    for name in expected:
-        entry, allowed = files.entries[name], parts[name].dtypes
-        if entry.dtype not in allowed:
-            raise LoadError(
-                f"{entry.file}: {name} is stored as {entry.dtype}, and config.json describes no "
-                f"quantised weight there; supported are {', '.join(allowed)}."
-            )
-    return stored
-
-
-def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:
-    coded = stored.in_codes(storage)
-    if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
-        return coded
-    has_codes = coded.at(coded.layout.marker) in files.entries
-    return stored if stored.name in files.entries and not has_codes else coded
-
-
-class StoredLeaves:
-    """Reads leaves out of checkpoint files; asked in the order of the files' tensors it maps each
-    once.
-    """
-
-    def __init__(self, files: WeightFiles, stored: Iterable[StoredTensor]) -> None:
-        self._files = files
-        self._where = {
-            leaf.name: (tensor, i) for tensor in stored for i, leaf in enumerate(tensor.leaves)
-        }
-        self._current: tuple[str, Sequence[Tensor | CodedWeight]] = ("", [])
-
-    def __call__(self, leaf: Parameter) -> Tensor | CodedWeight:
-        """A view of the leaf in its stored dtype; holding it keeps the file mapped."""
-        stored, index = self._where[leaf.name]
-        if self._current[0] != stored.name:
-            self._current = ("", [])
-            self._current = (stored.name, self._read(stored))
-        return self._current[1][index]
-
-    def _read(self, stored: StoredTensor) -> Sequence[Tensor | CodedWeight]:
-        if stored.layout is None:
-            return to_leaves(stored, self._files.read(stored.name))
-        at = stored.at("")
-        names = [name for name in stored.parts() if name in self._files.entries]
-        parts = {name.removeprefix(at): self._files.read(name).contiguous() for name in names}
-        weight = coded_weight(stored.layout, stored.module, parts, stored.shape[-1])
-        return coded_leaves(stored, weight)
-
-
-def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
-    """Reads of each leaf of `decoder` what a worker of the group has of it, and no more of the
-    file.
-    """
-    if group is None:
-        return read
-    whole, rank, size = parameters(decoder), group.rank, group.size
-
-    def read_part(leaf: Parameter) -> Tensor | CodedWeight:
-        part = own_part(whole[leaf.name], rank, size)
-        tensor = read(whole[leaf.name])
-        if isinstance(tensor, CodedWeight):
-            return tensor if part is None else _part_of_codes(tensor, leaf.name, *part)
-        return tensor if part is None else tensor.narrow(*part)
-
-    return read_part
-
-
-def _part_of_codes(
-    weight: CodedWeight, name: str, axis: int, start: int, length: int
-) -> CodedWeight:
-    if axis == 0:
-        return weight.rows(start, length)
-    unit = weight.unit or 1
-    if weight.order is not None or start % unit or length % unit:
-        raise LoadError(
-            f"{name} cannot be cut over several workers: its groups of inputs with one scale are "
-            "not whole in each part. Use tensor_parallel_size=1."
-        )
-    return weight.columns(start, length)
-
-
 def _group_size(recipe: Recipe, storage: Storage | None) -> int:
     """Inputs of projections that must stay together when these are cut."""
     stored_as = recipe.format_of("projection")
@@ -372,40 +203,3 @@ def _checked_length(decoder: Decoder, max_model_len: int | None) -> int:
             f"{decoder.learned_positions} positions and knows no others."
         )
     return length
-
-
-def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
-    name = stored.name.removeprefix(prefix)
-    return replace(stored, name=name)
-
-
-def _check_tied_head(files: WeightFiles, head: str, embedding: str) -> None:
-    """A tied checkpoint may carry the head as well, but only as a copy."""
-    if embedding not in files.entries:
-        return
-    if not torch.equal(files.read(embedding), files.read(head)):
-        raise WeightMismatch(
-            "config.json says that the head is the embedding (tie_word_embeddings), but "
-            f"{head} differs from {embedding}. One of the two is wrong; "
-            'hf_overrides={"tie_word_embeddings": false} takes the head as it is stored.'
-        )
-
-
-def _differences(
-    expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
-) -> Iterable[str]:
-    missing = [name for name in expected if name not in found]
-    extra = sorted(name for name in found if name not in expected)
-    if missing:
-        yield f"missing {_listed(missing)}"
-    if extra:
-        yield f"unknown {_listed(extra)}"
-    wrong = [name for name in expected if name in found and found[name] != expected[name]]
-    if wrong:
-        shapes = [f"{n} {list(found[n])} instead of {list(expected[n])}" for n in wrong]
-        yield f"wrong shape {_listed(shapes)}"
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,140 @@
+"""Reads the leaves of a decoder out of a folder's files, or what a worker has of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.distributed.worker_group import WorkerGroup
+from quire.errors import LoadError
+from quire.models.formats import Storage
+from quire.models.loading.cache_scales import used_cache_scales
+from quire.models.loading.code_layouts import coded_weight
+from quire.models.loading.folder_files import LoadFormat
+from quire.models.loading.load_formats import WeightFiles, open_files
+from quire.models.loading.matching import match
+from quire.models.loading.random_weights import DeviceRandomLeaves, RandomLeaves
+from quire.models.loading.read_ahead import Read
+from quire.models.loading.sharded_state import ShardedLeaves
+from quire.models.loading.transforms import coded_leaves, to_leaves
+from quire.models.parameters import Parameter, parameters
+from quire.models.rules import Family, StoredTensor
+from quire.models.sharding import own_part
+from quire.models.spec import Decoder
+from quire.ops import CodedWeight
+from quire.ops.kv import FixedScales
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLeaves:
+    """What reads leaves, the names of those that are in codes, and the scales of keys and values
+    that are used, by layer.
+    """
+
+    read: Read
+    coded: frozenset[str] = frozenset()
+    cache_scales: Mapping[str, FixedScales] = field(default_factory=dict)
+
+
+@contextmanager
+def open_leaves(
+    folder: Path,
+    decoder: Decoder,
+    own: Decoder,
+    *,
+    load_format: LoadFormat,
+    device: torch.device,
+    seed: int = 0,
+    family: Family | None = None,
+    storage: Storage | None = None,
+    group: WorkerGroup | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> Iterator[OpenLeaves]:
+    """Open the weights of a folder; yields what reads the leaves of `own`, which is the decoder or
+    the part of it that a worker of `group` has. The other arguments are those of `load_model`,
+    which says what is raised; dummy and sharded_state need no family. kv_dtype None: nothing will
+    be cached.
+    """
+    if load_format == "dummy":
+        draw = RandomLeaves(seed) if device.type == "cpu" else DeviceRandomLeaves(seed, device)
+        yield OpenLeaves(_parts_of(draw, decoder, group))
+        return
+    if load_format == "sharded_state":
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        with closing(ShardedLeaves(folder, rank, size, parameters(own))) as leaves:
+            yield OpenLeaves(leaves)
+        return
+    assert family is not None, "files of a checkpoint have a family's names"
+    with closing(open_files(load_format, folder, decoder)) as files:
+        stored = match(family, decoder, files, storage)
+        coded = frozenset(leaf.name for s in stored if s.layout is not None for leaf in s.leaves)
+        scales = {} if kv_dtype is None else used_cache_scales(files, storage, kv_dtype)
+        read = _parts_of(StoredLeaves(files, stored), decoder, group)
+        yield OpenLeaves(read, coded, scales)
+
+
+class StoredLeaves:
+    """Reads leaves out of checkpoint files; asked in the order of the files' tensors it maps each
+    once.
+    """
+
+    def __init__(self, files: WeightFiles, stored: Iterable[StoredTensor]) -> None:
+        self._files = files
+        self._where = {
+            leaf.name: (tensor, i) for tensor in stored for i, leaf in enumerate(tensor.leaves)
+        }
+        self._current: tuple[str, Sequence[Tensor | CodedWeight]] = ("", [])
+
+    def __call__(self, leaf: Parameter) -> Tensor | CodedWeight:
+        """A view of the leaf in its stored dtype; holding it keeps the file mapped."""
+        stored, index = self._where[leaf.name]
+        if self._current[0] != stored.name:
+            self._current = ("", [])
+            self._current = (stored.name, self._read(stored))
+        return self._current[1][index]
+
+    def _read(self, stored: StoredTensor) -> Sequence[Tensor | CodedWeight]:
+        if stored.layout is None:
+            return to_leaves(stored, self._files.read(stored.name))
+        at = stored.at("")
+        names = [name for name in stored.parts() if name in self._files.entries]
+        parts = {name.removeprefix(at): self._files.read(name).contiguous() for name in names}
+        weight = coded_weight(stored.layout, stored.module, parts, stored.shape[-1])
+        return coded_leaves(stored, weight)
+
+
+def _parts_of(read: Read, decoder: Decoder, group: WorkerGroup | None) -> Read:
+    """Reads of each leaf of `decoder` what a worker of the group has of it, and no more of the
+    file.
+    """
+    if group is None:
+        return read
+    whole, rank, size = parameters(decoder), group.rank, group.size
+
+    def read_part(leaf: Parameter) -> Tensor | CodedWeight:
+        part = own_part(whole[leaf.name], rank, size)
+        tensor = read(whole[leaf.name])
+        if isinstance(tensor, CodedWeight):
+            return tensor if part is None else _part_of_codes(tensor, leaf.name, *part)
+        return tensor if part is None else tensor.narrow(*part)
+
+    return read_part
+
+
+def _part_of_codes(
+    weight: CodedWeight, name: str, axis: int, start: int, length: int
+) -> CodedWeight:
+    if axis == 0:
+        return weight.rows(start, length)
+    unit = weight.unit or 1
+    if weight.order is not None or start % unit or length % unit:
+        raise LoadError(
+            f"{name} cannot be cut over several workers: its groups of inputs with one scale are "
+            "not whole in each part. Use tensor_parallel_size=1."
+        )
+    return weight.columns(start, length)

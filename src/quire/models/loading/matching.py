@@ -1,0 +1,107 @@
+"""Compares what a checkpoint's files have with what a spec needs, before anything is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from quire.errors import LoadError, WeightMismatch
+from quire.models.formats import Storage
+from quire.models.loading.cache_scales import is_cache_scale
+from quire.models.loading.load_formats import WeightFiles
+from quire.models.rules import Family, StoredTensor, tensor_map
+from quire.models.spec import Decoder
+
+logger = logging.getLogger(__name__)
+_SHOWN = 6
+"""Names that a message lists."""
+
+
+def match(
+    family: Family, decoder: Decoder, files: WeightFiles, storage: Storage | None = None
+) -> list[StoredTensor]:
+    """The tensors to read, named as in the files. Raises WeightMismatch unless names and shapes fit
+    exactly, LoadError for a type that is not the format's.
+    """
+    stored = tensor_map(family, decoder)
+    bare = not any(name.startswith(family.prefix) for name in files.entries)
+    if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
+        stored = [_without_prefix(s, family.prefix) for s in stored]
+    if storage is not None:
+        stored = [_in_codes(s, storage, files) for s in stored]
+    depth = len(decoder.blocks)
+    parts = {name: part for s in stored for name, part in s.parts().items()}
+    expected = {n: p.shape for n, p in parts.items() if n in files.entries or not p.is_optional}
+    found = {
+        n: expected[n] if n in expected and parts[n].has_shape(e.shape) else e.shape
+        for n, e in files.entries.items()
+        if n in expected or not (family.ignores(n, depth) or (storage and is_cache_scale(n)))
+    }
+    if drafts := sorted(n for n in files.entries if family.is_of_drafts(n, depth)):
+        logger.info(
+            "Not loaded: layers that predict further tokens, which are not run (%s).",
+            listed(drafts),
+        )
+    head = family.head_prefix + "lm_head.weight"
+    if decoder.tie and head in found:
+        _check_tied_head(files, head, stored[0].name)
+        found.pop(head)
+    if problems := list(_differences(expected, found)):
+        raise WeightMismatch("The checkpoint does not fit the model: " + "; ".join(problems) + ".")
+    for name in expected:
+        entry, allowed = files.entries[name], parts[name].dtypes
+        if entry.dtype not in allowed:
+            raise LoadError(
+                f"{entry.file}: {name} is stored as {entry.dtype}, and config.json describes no "
+                f"quantised weight there; supported are {', '.join(allowed)}."
+            )
+    return stored
+
+
+def _in_codes(stored: StoredTensor, storage: Storage, files: WeightFiles) -> StoredTensor:
+    coded = stored.in_codes(storage)
+    if coded.layout is None or not (storage.is_decided_by_files or coded.is_router):
+        return coded
+    has_codes = coded.at(coded.layout.marker) in files.entries
+    return stored if stored.name in files.entries and not has_codes else coded
+
+
+def _without_prefix(stored: StoredTensor, prefix: str) -> StoredTensor:
+    name = stored.name.removeprefix(prefix)
+    return replace(stored, name=name)
+
+
+def _check_tied_head(files: WeightFiles, head: str, embedding: str) -> None:
+    """A tied checkpoint may carry the head as well, but only as a copy."""
+    if embedding not in files.entries:
+        return
+    if not torch.equal(files.read(embedding), files.read(head)):
+        raise WeightMismatch(
+            "config.json says that the head is the embedding (tie_word_embeddings), but "
+            f"{head} differs from {embedding}. One of the two is wrong; "
+            'hf_overrides={"tie_word_embeddings": false} takes the head as it is stored.'
+        )
+
+
+def _differences(
+    expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> Iterable[str]:
+    missing = [name for name in expected if name not in found]
+    extra = sorted(name for name in found if name not in expected)
+    if missing:
+        yield f"missing {listed(missing)}"
+    if extra:
+        yield f"unknown {listed(extra)}"
+    wrong = [name for name in expected if name in found and found[name] != expected[name]]
+    if wrong:
+        shapes = [f"{n} {list(found[n])} instead of {list(expected[n])}" for n in wrong]
+        yield f"wrong shape {listed(shapes)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names of a list, for a message."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
