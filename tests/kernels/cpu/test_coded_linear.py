@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-KERNELS = ("coded",)
+KERNELS = ("coded", "coded_digits")
 ROWS = [0, 1, 2, 3, 5, 7, 8, 13, 33, 250]
 KINDS = [(bits, zeros) for bits in (4, 8) for zeros in (False, True)]
 OTHERS = [("floats", False), ("table", False)]
