@@ -314,7 +314,7 @@ void check_level(Level level) {
                 check_codes(pool, kernels,
                             {type, WeightForm::codes8, in, out, group, Type::f32, false});
                 check_codes(pool, kernels,
-                            {type, WeightForm::codes4, in, out, 64, Type::bf16, out % 2 == 0});
+                            {type, WeightForm::codes4, in, out, 128, Type::bf16, out % 2 == 0});
                 check_codes(pool, kernels,
                             {type, WeightForm::codes8, in, out, 128, Type::f16, true});
                 CodedWeight floats{type, WeightForm::floats8, in, out, group, Type::f32, false};
