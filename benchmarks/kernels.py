@@ -26,7 +26,7 @@ from quire.hardware.host import gather_machine_facts
 from quire.hardware.placement import place
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.ops import Ops, select
-from tests.support.op_cases import CASES, Case
+from tests.support.op_cases import CASES, CODED_CASES, Case
 
 DTYPES = ("bfloat16", "float16", "float32")
 _MIN_CALLS = 3
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen_cases(ops: list[str] | None, parts: list[str] | None) -> list[Case]:
     """The benchmark's cases. Raises InvalidParameter if nothing is left."""
-    bench = [case for case in CASES if case.is_bench]
+    bench = [case for case in (*CASES, *CODED_CASES) if case.is_bench]
     found = [
         case
         for case in bench

@@ -26,25 +26,6 @@ constexpr int kCodedRows = 4;
 constexpr int kCodedRows = 2;
 #endif
 
-constexpr int64_t kAhead = 4096;  // bytes: far enough for the memory
-
-// The first of P panels at some group: `apart` bytes from one panel to the next.
-struct GroupAt {
-    const uint8_t* codes;
-    const char* scales;
-    const uint8_t* zeros;
-    int64_t apart;
-    Type scale_type;
-    const float* table;
-};
-
-inline F32 scales_at(const GroupAt& at, int64_t panel, int64_t lane) {
-    const char* scales = at.scales + panel * at.apart;
-    return with_type(at.scale_type, [&](auto type) {
-        return load(reinterpret_cast<const decltype(type)*>(scales) + lane);
-    });
-}
-
 // sums += x[row] * the inputs of 16 words for each of V vectors, from pair kPair on.
 template <int kPair, int M, int V, WeightForm kForm, bool kHasZeros>
 __attribute__((always_inline)) inline void add_pairs(F32 (&sums)[M][V], const float* x,
@@ -59,15 +40,15 @@ __attribute__((always_inline)) inline void add_pairs(F32 (&sums)[M][V], const fl
 
 // sums = (is_first ? 0 : sums) + the products of `words` words of inputs of M rows.
 template <int M, int V, int P, WeightForm kForm, bool kHasZeros>
-inline void add_group(const float* x, const GroupAt& at, int vector, int64_t words, float* sums,
-                      int64_t stride, int64_t apart, bool is_first) {
+inline void add_group(const float* x, const GroupAt& at, const float* table, int vector,
+                      int64_t words, float* sums, int64_t stride, int64_t apart, bool is_first) {
     constexpr int kInputs = 32 / bits_of(kForm);
     F32 acc[P][M][V];
     each_sum<P, M, V>([&](int p, int r, int v) { acc[p][r][v] = splat(0); });
     using Reader = Codes<kForm, kHasZeros>;
     Reader codes[P][V];
     each_sum<P, 1, V>([&](int p, int, int v) {
-        codes[p][v].begin(at.zeros + p * at.apart + (vector + v) * kLanes, at.table);
+        codes[p][v].begin(at.zeros + p * at.apart + (vector + v) * kLanes, table);
     });
     const uint8_t* w = at.codes + vector * kWordLine / 2;
     for (int64_t i = 0; i < words; ++i, w += kWordLine, x += kInputs) {
@@ -175,23 +156,13 @@ class CodedProduct {
         constexpr int V = is_wide(M, P) ? kPanel / kLanes : kVectors;
         const int64_t stop = x_.in - first < kDepth ? x_.in : first + kDepth;
         for (int64_t k = first; k < stop; k += panel_.group, x += panel_.group) {
-            const GroupAt at = group_at(panel, (segment * x_.in + k) / panel_.group);
+            const GroupAt at(a_.weight, panel_, panel, (segment * x_.in + k) / panel_.group);
             const int64_t count = stop - k < panel_.group ? stop - k : panel_.group;
             for (int v = 0; v < kPanel / kLanes; v += V)
-                add_group<M, V, P, kForm, kHasZeros>(x, at, v, (count + kInputs - 1) / kInputs,
-                                                     sums, stride, apart, k == 0);
+                add_group<M, V, P, kForm, kHasZeros>(x, at, a_.weight.table, v,
+                                                     (count + kInputs - 1) / kInputs, sums, stride,
+                                                     apart, k == 0);
         }
-    }
-
-    GroupAt group_at(int64_t panel, int64_t group) const {
-        const auto* start = static_cast<const uint8_t*>(a_.weight.panels) + panel * panel_.bytes();
-        const int64_t lanes = group * kPanel;
-        return {start + group * panel_.group_bytes(),
-                reinterpret_cast<const char*>(start) + panel_.scales() + lanes * panel_.scale_bytes,
-                start + panel_.zeros() + lanes,
-                panel_.bytes(),
-                a_.weight.scale_type,
-                a_.weight.table};
     }
 
     const LinearArgs& a_;
@@ -218,6 +189,10 @@ Status linear(const LinearArgs& a, int64_t tokens, Pool& pool) {
 
 }  // namespace
 
-void fill_coded(Kernels& table) { table.linear_coded = linear; }
+// Instead of the products in whole numbers of the level before, too, until one brings its own.
+void fill_coded(Kernels& table) {
+    table.linear_coded = linear;
+    table.linear_digits4 = table.linear_digits8 = nullptr;
+}
 
 }  // namespace quire::QUIRE_LEVEL

@@ -33,4 +33,37 @@ struct CodedPanel {
     int64_t bytes() const { return round_up(zeros() + has_zeros * groups * kPanel, kLine); }
 };
 
+// The first of some panels at some group: `apart` bytes from one panel to the next.
+struct GroupAt {
+    const uint8_t* codes;
+    const char* scales;
+    const uint8_t* zeros;
+    int64_t apart;
+    Type scale_type;
+
+    GroupAt(const PackedWeight& w, const CodedPanel& panel, int64_t first, int64_t group)
+        : codes(static_cast<const uint8_t*>(w.panels) + first * panel.bytes()),
+          scales(reinterpret_cast<const char*>(codes) + panel.scales()),
+          zeros(codes + panel.zeros()),
+          apart(panel.bytes()),
+          scale_type(w.scale_type) {
+        move(panel, group);
+    }
+
+    void move(const CodedPanel& panel, int64_t groups) {
+        codes += groups * panel.group_bytes();
+        scales += groups * kPanel * panel.scale_bytes;
+        zeros += groups * kPanel;
+    }
+};
+
+inline F32 scales_at(const GroupAt& at, int64_t panel, int64_t lane) {
+    const char* scales = at.scales + panel * at.apart;
+    return with_type(at.scale_type, [&](auto type) {
+        return load(reinterpret_cast<const decltype(type)*>(scales) + lane);
+    });
+}
+
+constexpr int64_t kAhead = 4096;  // bytes that are fetched ahead: far enough for the memory
+
 }  // namespace quire::QUIRE_LEVEL

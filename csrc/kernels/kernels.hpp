@@ -528,6 +528,11 @@ struct Kernels {
     Kernel<LinearArgs> linear_quantized;
     Kernel<LinearArgs> linear_dequantized;  // of weights with is_weight_only
     Kernel<LinearArgs> linear_coded;        // of weights in codes
+    // The same for rows in 16 bits that keep their values and codes of four and of eight bits, in
+    // groups of at least digit_group inputs; null where linear_coded is as fast for many rows.
+    Kernel<LinearArgs> linear_digits4;
+    Kernel<LinearArgs> linear_digits8;
+    int64_t digit_group;
     Kernel<PackArgs> pack;
     Kernel<PackQuantizedArgs> pack_quantized;
     Kernel<PackCodedArgs> pack_coded;

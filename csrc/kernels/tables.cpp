@@ -23,6 +23,7 @@ void fill_state(Kernels&);
 namespace avx2 {
 void fill_attention(Kernels&);
 void fill_coded(Kernels&);
+void fill_coded_digits(Kernels&);
 void fill_dequantized(Kernels&);
 void fill_latent(Kernels&);
 void fill_limits(Kernels&);
@@ -34,6 +35,7 @@ void fill_sample(Kernels&);
 void fill_state(Kernels&);
 }  // namespace avx2
 namespace avx_vnni {
+void fill_coded_digits(Kernels&);
 void fill_limits(Kernels&);
 void fill_quantized(Kernels&);
 }  // namespace avx_vnni
@@ -50,6 +52,7 @@ void fill_sample(Kernels&);
 void fill_state(Kernels&);
 }  // namespace avx512
 namespace avx512_vnni {
+void fill_coded_digits(Kernels&);
 void fill_limits(Kernels&);
 void fill_quantized(Kernels&);
 }  // namespace avx512_vnni
@@ -78,6 +81,7 @@ Kernels kernels_for(Level level) {
     if (includes(level, Level::avx2)) {
         avx2::fill_attention(table);
         avx2::fill_coded(table);
+        avx2::fill_coded_digits(table);
         avx2::fill_dequantized(table);
         avx2::fill_latent(table);
         avx2::fill_limits(table);
@@ -89,6 +93,7 @@ Kernels kernels_for(Level level) {
         avx2::fill_state(table);
     }
     if (includes(level, Level::avx_vnni)) {
+        avx_vnni::fill_coded_digits(table);
         avx_vnni::fill_limits(table);
         avx_vnni::fill_quantized(table);
     }
@@ -105,6 +110,7 @@ Kernels kernels_for(Level level) {
         avx512::fill_state(table);
     }
     if (includes(level, Level::avx512_vnni)) {
+        avx512_vnni::fill_coded_digits(table);
         avx512_vnni::fill_limits(table);
         avx512_vnni::fill_quantized(table);
     }

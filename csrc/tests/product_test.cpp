@@ -21,8 +21,9 @@ namespace avx512_emulated {
 void fill_linear(Kernels&);
 }
 namespace avx_vnni_emulated {
+void fill_coded_digits(Kernels&);
 void fill_quantized(Kernels&);
-}
+}  // namespace avx_vnni_emulated
 #endif
 namespace {
 
@@ -283,14 +284,18 @@ void check_emulated_vnni() {
     const Kernels avx2 = kernels_for(Level::avx2);
     Kernels kernels = avx2;
     avx_vnni_emulated::fill_quantized(kernels);
+    avx_vnni_emulated::fill_coded_digits(kernels);
     Pool pool(2);
-    for (int64_t in : kInputs)
+    for (int64_t in : kInputs) {
+        check_codes(pool, kernels, {Type::bf16, WeightForm::codes4, in, 34, 64, Type::f16, true});
+        check_codes(pool, kernels, {Type::f16, WeightForm::codes8, in, 34, 32, Type::f16, false});
         for (WeightForm form : {WeightForm::int8, WeightForm::int4}) {
             const int64_t group = in > 100 ? 64 : 32;
             check_weight(pool, kernels, {Type::bf16, form, in, 34, group});
             for (int64_t tokens : kTokens)
                 check_equal(pool, avx2, kernels, {Type::bf16, form, in, 34, group}, tokens);
         }
+    }
 }
 #endif
 
@@ -308,6 +313,10 @@ void check_level(Level level) {
                             {type, WeightForm::codes4, in, out, group, Type::f16, true});
                 check_codes(pool, kernels,
                             {type, WeightForm::codes8, in, out, group, Type::f32, false});
+                check_codes(pool, kernels,
+                            {type, WeightForm::codes4, in, out, 128, Type::bf16, out % 2 == 0});
+                check_codes(pool, kernels,
+                            {type, WeightForm::codes8, in, out, 128, Type::f16, true});
                 CodedWeight floats{type, WeightForm::floats8, in, out, group, Type::f32, false};
                 floats.packed.order = nullptr;
                 floats.packed.rounding = {RowType::floats, in > 100 ? 24 : 0, 0};

@@ -66,6 +66,7 @@ def _linear(
     floats: bool = False,
     table: tuple[float, ...] | None = None,
     op: str = "linear",
+    bench: str = "",
 ) -> Case:
     def prepare(ops: Ops, draw: Draw) -> Prepared:
         weight = coded_weight(
@@ -84,7 +85,7 @@ def _linear(
         arguments: Arguments = {"x": draw.normal(rows, width), "w": packed}
         if addend:
             return with_addend(arguments, addend_of(draw, rows, out))
-        return by_row(arguments, {"x": 0})
+        return Prepared(arguments) if bench else by_row(arguments, {"x": 0})
 
     traits = (
         "-floats" * floats
@@ -95,9 +96,8 @@ def _linear(
         + "-addend" * addend
     )
     kind = f"codes{bits}-g{group}-{str(scales).removeprefix('torch.')}{traits}"
-    return Case(
-        op, f"{kind}-{rows}x{width}x{out}{f'-{segments}segments' * (segments > 1)}", prepare
-    )
+    name = f"{kind}-{rows}x{width}x{out}{f'-{segments}segments' * (segments > 1)}"
+    return Case(op, bench or name, prepare, is_bench=bool(bench))
 
 
 def _hidden(rows: int, width: int, ffn: int, *, gated: bool) -> Case:
@@ -151,4 +151,9 @@ CASES = (
     *(_linear(rows, 24, 40, table=TABLE, scales=torch.bfloat16) for rows in (1, 5)),
     _linear(4, 150, 34, 4, 16, table=TABLE, scales=torch.float32, bias=True),
     _moe(7, 3),
+    *(
+        _linear(rows, 1024, 4096, bits, 128, zeros=bits == 4, bench=f"codes{bits}_qkv_0.6b_{rows}")
+        for bits in (4, 8)
+        for rows in (1, 8, 512)
+    ),
 )
