@@ -1,0 +1,72 @@
+"""The keys of a config.json that describe a classifier: its labels and their activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.pooler_spec import Classifier, HeadLayer, LabelActivation
+
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+_MODULES = "torch.nn.modules."
+_ACTIVATIONS: dict[str, LabelActivation] = {
+    "activation.Sigmoid": "sigmoid",
+    "activation.Softmax": "softmax",
+    "linear.Identity": "identity",
+}
+_MOST_LABELS = 2**20
+
+
+def read_classifier(
+    c: ConfigReader, *, bias: bool = True, layers: tuple[HeadLayer, ...] = ()
+) -> Classifier:
+    """The classifier that a config declares, after `layers`; `bias`: whether its product has one.
+
+    Raises UnsupportedConfigValue for labels or an activation that no classifier has.
+    """
+    labels = _labels(c)
+    count = c.integer("num_labels", None, maximum=_MOST_LABELS)
+    if count is None:
+        count = len(labels) or 2
+    names = tuple(labels.get(i) for i in range(count))
+    return Classifier(count, _activation(c, count), bias, layers, labels=names)
+
+
+def _labels(c: ConfigReader) -> dict[int, str]:
+    """The names of labels, by number."""
+    given = c.raw("id2label", {})
+    c.ignore("label2id")
+    try:
+        named = {int(number): name for number, name in given.items()}
+    except (AttributeError, ValueError, TypeError):
+        raise unsupported("id2label", given, "an object with a name for each number") from None
+    if len(named) > _MOST_LABELS or any(not isinstance(name, str) for name in named.values()):
+        raise unsupported("id2label", given, "an object with a name for each number")
+    return named
+
+
+def _activation(c: ConfigReader, num_labels: int) -> LabelActivation:
+    problem = c.choice_of("problem_type", *_PROBLEMS, absent="")
+    stated = _stated_activation(c)
+    if problem == "regression":
+        return "identity"
+    if problem == "multi_label_classification":
+        return "sigmoid"
+    if problem == "" and stated is not None:
+        return stated
+    return "sigmoid" if num_labels < 2 else "softmax"
+
+
+def _stated_activation(c: ConfigReader) -> LabelActivation | None:
+    """What sentence-transformers has written into the config."""
+    section: Any = c.raw("sentence_transformers", {})
+    older = c.raw("sbert_ce_default_activation_function", None)
+    stated = section.get("activation_fn") if isinstance(section, dict) else None
+    value = older if stated is None else stated
+    if value is None:
+        return None
+    name = value.removeprefix(_MODULES) if isinstance(value, str) else ""
+    if name not in _ACTIVATIONS or name == value:
+        allowed = f"{_MODULES}activation.Sigmoid, .Softmax or {_MODULES}linear.Identity"
+        raise unsupported("the activation of sentence-transformers", value, allowed)
+    return _ACTIVATIONS[name]
