@@ -13,6 +13,7 @@ import msgspec
 
 from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
+from quire.models.pooling.spec import PoolerSpec
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
     its weights are then codes of `coded_bytes`. `layer_products`: of each layer, how many values
     the matrices of each of its products have; empty for a model of transformers.
+    `pooler`: of a model that pools; its input is made
+    small letters where it `lowers_input`, and `prompts` are what callers may put before texts.
     """
 
     name: str
@@ -55,6 +58,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation_config_source: str = ""
     chat_template: str | None = None
     chat_template_source: str = ""
+    pooler: PoolerSpec | None = None
+    pooler_reason: str = "the model generates"
+    pooler_note: str = ""
+    lowers_input: bool = False
+    prompts: dict[str, str] = {}
 
     @property
     def has_latents(self) -> bool:

@@ -8,13 +8,18 @@ from typing import Any
 import msgspec
 
 from quire.config.offload import Offload
+from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.models.pooling.spec import PoolerSpec
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
 
+    `pooler`: of an engine that pools, and `pooler_config` as it was given; its vectors have
+    `embedding_size` numbers before they are cut; input is made small
+    letters where it `lowers_input`, and `prompts` are what clients may put before texts.
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
     other machines and connect to `data_parallel_address`. `num_threads`, `num_blocks` and
@@ -36,6 +41,11 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     model_impl: str
     vocab_size: int
+    pooler: PoolerSpec | None
+    pooler_config: PoolerConfig | None
+    embedding_size: int
+    lowers_input: bool
+    prompts: dict[str, str]
     hf_config: dict[str, Any]
     load_format: str
     weights_folder: str | None
@@ -114,15 +124,21 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def decided(self) -> list[tuple[str, object]]:
         """The fields that are decisions, in order, with their values."""
-        hidden = ("hf_config", "reasons", "notes")
+        hidden = (*NOT_SHOWN, "reasons", "notes")
         fields = [name for name in self.__struct_fields__ if name not in hidden]
         return [(name, msgspec.structs.asdict(self)[name]) for name in fields]
+
+
+NOT_SHOWN = ("hf_config", "pooler_config", "embedding_size", "lowers_input", "prompts")
+"""Fields that are long, or that follow from `pooler` and the model's files."""
 
 
 def _short(value: object) -> str:
     """A value in at most 40 characters."""
     if isinstance(value, dict):
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    elif isinstance(value, PoolerSpec):
+        text = f"{value.tasks[0]} by {value.pooling}"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
     elif isinstance(value, Offload):

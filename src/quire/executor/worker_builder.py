@@ -15,6 +15,7 @@ from quire.executor.profiler import Profiler
 from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
+from quire.models.decoder import DecoderModel
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
@@ -23,7 +24,7 @@ from quire.models.loading.weight_placement import WeightPlacement
 from quire.models.loading.weights import load_model, save_sharded_state
 from quire.models.spec import Decoder
 from quire.ops import Ops
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
@@ -32,6 +33,7 @@ from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
 from quire.runner.offloaded_weights import OffloadedWeights
+from quire.runner.pooling.pooling_head import PoolingHead
 from quire.runner.residence import Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -39,7 +41,7 @@ from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
-from quire.runner.warm_up import warm_up
+from quire.runner.warm_up import warm_up, warm_up_pooling
 
 logger = logging.getLogger(__name__)
 
@@ -90,18 +92,15 @@ def build_worker(
     runner = ModelRunner(
         model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
     )
-    runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+    if config.pooler is None:
+        runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+    else:
+        runner.register(PoolingParams, _pooling_head(config, runner))
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
     if not platform.is_host:
-        warm_up(
-            runner,
-            num_tokens=config.max_num_batched_tokens,
-            num_rows=config.max_num_seqs,
-            max_len=config.max_model_len,
-            max_logprobs=config.max_logprobs,
-        )
+        _warm_up(config, runner)
     if config.memory_share is not None:
         assert platform.free_bytes is not None, "a share of memory that cannot be measured"
         size_kv_cache(
@@ -123,6 +122,23 @@ def build_worker(
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=_saver(config, platform, group),
+    )
+
+
+def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
+    tokens, rows, length = (
+        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
+    )  # fmt: skip
+    if config.pooler is not None:
+        tasks = config.pooler.tasks
+        warm_up_pooling(runner, tasks=tasks, num_tokens=tokens, num_rows=rows, max_len=length)
+        return
+    warm_up(
+        runner,
+        num_tokens=tokens,
+        num_rows=rows,
+        max_len=length,
+        max_logprobs=config.max_logprobs,
     )
 
 
@@ -148,7 +164,7 @@ def _loader(
     return partial(
         load_model,
         Path(config.model_folder),
-        read_spec(config.hf_config),
+        read_spec(config.hf_config, config.pooler),
         platform.ops,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
@@ -158,7 +174,7 @@ def _loader(
         recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,
-        family=find_family(config.hf_config),
+        family=find_family(config.hf_config, config.pooler),
         storage=read_storage(config.hf_config),
         spread=exchange,
         group=group,
@@ -192,11 +208,11 @@ def _saver(
     return partial(
         save_sharded_state,
         Path(config.model_folder),
-        read_spec(config.hf_config),
+        read_spec(config.hf_config, config.pooler),
         device=platform.device.torch,
         load_format=config.load_format,
         seed=config.seed,
-        family=find_family(config.hf_config),
+        family=find_family(config.hf_config, config.pooler),
         storage=read_storage(config.hf_config),
         recipe=_recipe(config),
         group=group,
@@ -245,6 +261,13 @@ def _token_head(
         device=device,
         share=None if group is None else group.broadcast,
     )
+
+
+def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:
+    """Make the head of rows that pool."""
+    model = runner.model
+    assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
+    return PoolingHead(model, runner.rows, runner.device)
 
 
 def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:

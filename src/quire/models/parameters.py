@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.models.mixers.recurrent.leaves import leaves
+from quire.models.pooling.spec import HeadLayer, PoolerSpec
 from quire.models.spec import (
     Attention,
     Block,
@@ -139,10 +140,31 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
 def _after_layers(d: Decoder) -> Iterator[Parameter]:
     yield from _ways("leave", d)
     yield from _norm("norm", d.final_norm, d.dim)
-    if not d.tie:
+    if not d.tie and (d.pooler is None or d.pooler.reads_tokens):
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
-    if d.head_bias:
+    if d.pooler is not None:
+        yield from _pooler(d.pooler, d.dim)
+    elif d.head_bias:
         yield Parameter("head.bias", (d.vocab,), "vocab", "bias")
+
+
+def _pooler(p: PoolerSpec, dim: int) -> Iterator[Parameter]:
+    yield from _head_layers("pooler.dense.", p.dense, dim)
+    c = p.classifier
+    if c is not None:
+        yield from _head_layers("pooler.layers.", c.layers, dim)
+        if not c.token_ids:
+            inputs = c.layers[-1].width if c.layers else dim
+            yield from _linear("pooler.classifier", c.num_labels, inputs, "replicated", c.bias)
+
+
+def _head_layers(at: str, layers: Sequence[HeadLayer], inputs: int) -> Iterator[Parameter]:
+    for i, layer in enumerate(layers):
+        yield from _linear(f"{at}{i}", layer.width, inputs, "replicated", layer.bias)
+        if layer.norm_eps is not None:
+            norm = Norm("layer", layer.norm_eps, layer.norm_bias)
+            yield from _norm(f"{at}{i}.norm", norm, layer.width)
+        inputs = layer.width
 
 
 def _ways(side: str, d: Decoder) -> Iterator[Parameter]:

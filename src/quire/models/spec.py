@@ -14,6 +14,7 @@ from typing import Literal
 
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory
 from quire.models.mixers.recurrent.spec import RecurrentMixer
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import Alibi, Rope, Temperature
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]
@@ -372,7 +373,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A whole decoder: embedding, L blocks, final norm, language-model head.
+    """A whole decoder: embedding, L blocks, final norm, language-model head or pooler.
 
     `learned_positions` counts the rows of a learned position table (0: none), which begin after
     `position_offset` rows that no token uses. `embed_norm` normalises what enters the first block.
@@ -380,6 +381,7 @@ class Decoder:
     Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
     `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
     are what layers with an `input_act` read. `streams`: in place of one residual stream.
+    `pooler`: in place of a language-model head.
     """
 
     vocab: int
@@ -398,6 +400,7 @@ class Decoder:
     leaf_scales: tuple[tuple[str, float], ...] = ()
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
+    pooler: PoolerSpec | None = None
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:

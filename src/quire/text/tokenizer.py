@@ -27,7 +27,7 @@ from quire.text.tokenizer_formats.folder import MODES
 _MAX_CACHED_TEMPLATES = 16
 _MAX_SHOWN = 200
 _TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
-_ENCODE_PARAMETERS = "add_special_tokens, truncation and max_length"
+_ENCODE_PARAMETERS = "add_special_tokens, truncation, max_length and truncation_side"
 _UNSUPPORTED_CHAT_PARAMETERS = (
     "padding",
     "truncation",
@@ -219,17 +219,53 @@ class Tokenizer:
         *,
         truncation: bool | str | None = None,
         max_length: int | None = None,
+        truncation_side: str | None = None,
         **unknown: Any,
     ) -> list[int]:
         """The ids of `text`, with the special tokens of the post-processor unless told otherwise.
 
-        `max_length` alone turns truncation on, at `truncation_side`, and counts the special tokens;
-        `truncation=True` alone uses the tokenizer's `model_max_length`. Raises InvalidType,
+        `max_length` alone turns truncation on, at `truncation_side` (None: the tokenizer's own),
+        and counts the special tokens; `truncation=True` alone uses the tokenizer's
+        `model_max_length`. Raises InvalidType,
         InvalidParameter or UnknownParameter.
         """
         _refuse_unknown(unknown, _ENCODE_PARAMETERS)
         limit = self._truncation_limit(truncation, max_length)
-        return self._encoding(text, bool(add_special_tokens), limit).ids
+        side = truncation_side or self.truncation_side
+        return self._encoding(text, bool(add_special_tokens), limit, side).ids
+
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """The part of `text` that its first tokens stand for, without special tokens."""
+        [encoding] = self.library.encode_batch([text], add_special_tokens=False)
+        ends = [end for _, end in encoding.offsets]
+        return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
+
+    def encode_pair(
+        self,
+        text: str,
+        pair: str,
+        *,
+        max_length: int | None = None,
+        truncation_side: str | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """The ids of two texts as the post-processor joins them, and the type of each: 0 for the
+        first text, 1 for the second where the model tells them apart.
+
+        With `max_length` the longer one of the texts is cut until the whole fits; special tokens
+        stay. Raises InvalidParameter.
+        """
+        side = truncation_side or self.truncation_side
+        first, second = (self._encoded(one, False) for one in (text, pair))
+        if max_length is not None:
+            room = max_length - self.library.num_special_tokens_to_add(True)
+            if room < 0:
+                allowed = "it does not even hold the special tokens"
+                raise InvalidParameter("max_length", max_length, allowed)
+            rooms = _shared_room(room, len(first.ids), len(second.ids))
+            for encoding, count in zip((first, second), rooms, strict=True):
+                encoding.truncate(count, direction=side)
+        joined = self.library.post_process(first, second, True)
+        return joined.ids, joined.type_ids
 
     def __call__(
         self,
@@ -279,7 +315,9 @@ class Tokenizer:
         """How many tokens the post-processor adds to one text."""
         return self.library.num_special_tokens_to_add(False)
 
-    def _encoding(self, text: str, add_special_tokens: bool, limit: int | None) -> Encoding:
+    def _encoding(
+        self, text: str, add_special_tokens: bool, limit: int | None, side: str
+    ) -> Encoding:
         if not isinstance(text, str):
             raise InvalidType("text", text, "a string is expected")
         if limit is None:
@@ -290,7 +328,7 @@ class Tokenizer:
         room = limit - (self.num_special_tokens_to_add() if add_special_tokens else 0)
         if room < 0:
             raise InvalidParameter("max_length", limit, "it does not even hold the special tokens")
-        encoding.truncate(room, direction=self.truncation_side)
+        encoding.truncate(room, direction=side)
         return self.library.post_process(encoding, None, add_special_tokens)
 
     def _encoded(self, text: str, add_special_tokens: bool) -> Encoding:
@@ -486,3 +524,12 @@ def clean_up_spaces(text: str) -> str:
     for spaced in (" n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced[1:])
     return text
+
+
+def _shared_room(room: int, first: int, second: int) -> tuple[int, int]:
+    """How many tokens of two texts fit in `room`, where the longer one is cut first."""
+    over = max(0, first + second - room)
+    cut = min(over, abs(first - second))
+    first, second = (first - cut, second) if first > second else (first, second - cut)
+    rest = over - cut
+    return first - rest // 2, second - (rest - rest // 2)

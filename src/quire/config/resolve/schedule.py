@@ -74,7 +74,9 @@ def _warn_of_longer(d: Decisions, given: int) -> None:
 def _decide_switches(d: Decisions) -> None:
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         given = vars(d.args)[name]
-        why = "on for models that generate" if given is None else f"{name} was given"
+        why = "the default" if given is None else f"{name} was given"
+        if name == "enable_prefix_caching" and given is None and _needs_every_token(d):
+            given, why = False, "pooling needs the hidden state of each token"
         if name == "enable_prefix_caching" and _loses_routed_experts(d):
             given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)
@@ -87,6 +89,12 @@ def _decide_switches(d: Decisions) -> None:
         )
     else:
         d.decide("max_steps_in_flight", 2 if overlap else 1, f"async_scheduling={overlap}")
+
+
+def _needs_every_token(d: Decisions) -> bool:
+    """Whether no result can begin after tokens whose K/V are cached."""
+    pooler = d.value("pooler")
+    return pooler is not None and (pooler.pooling != "last" or pooler.token_pooling == "step")
 
 
 def _loses_routed_experts(d: Decisions) -> bool:

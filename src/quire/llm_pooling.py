@@ -1,0 +1,265 @@
+"""Step 1 of 8, offline, for models that pool: `LLM`'s methods that make vectors and labels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+
+from quire.engine.frontend.pooling_input import PoolingFacts
+from quire.engine.frontend.score_prompts import (
+    CrossPrompts,
+    cosine,
+    largest_similarities,
+    paired,
+)
+from quire.engine.llm_engine import LLMEngine
+from quire.engine.offline import OfflineRequests, one_at_a_time
+from quire.errors import InvalidParameter, InvalidType, RequestError
+from quire.models.pooling.spec import PoolingTask
+from quire.params import PoolingParams
+from quire.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire.prompts import TokensPrompt, as_prompts
+
+UseTqdm: TypeAlias = bool | Callable[..., Any]
+"""Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
+GivenParams: TypeAlias = PoolingParams | Sequence[PoolingParams] | None
+
+_HINTS = {
+    "embed": "Start it with convert='embed', or a model of vectors.",
+    "classify": "Start it with convert='classify', or a model of labels.",
+}
+
+
+class PoolingMethods:
+    """The methods of an `LLM` whose model pools prompts. One task is served; `pooler_config` may
+    name it.
+    """
+
+    llm_engine: LLMEngine
+    _requests: OfflineRequests
+    _lock: threading.RLock
+
+    @one_at_a_time
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: GivenParams = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pool each prompt; `outputs.data` is a tensor of torch, fp32.
+
+        Prompts: a str, a list of token ids, a TextPrompt, a TokensPrompt, or a list of these.
+        Parameters: one for all, or one each. `tokenization_kwargs` are those of the tokenizer, and
+        `truncate_prompt_tokens` (-1: to the model's limit) with `truncation_side`. Raises
+        RequestError for a task that is not served, and for an error in a prompt.
+        """
+        import torch  # which an engine in another process does not need here
+
+        outputs = self._pooled(
+            prompts, pooling_params, pooling_task, use_tqdm, lora_request, tokenization_kwargs
+        )
+        for output in outputs:
+            output.outputs = PoolingOutput(torch.from_numpy(np.array(output.outputs.data)))
+        return outputs
+
+    @one_at_a_time
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: GivenParams = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make a vector of each prompt; arguments as in `encode`."""
+        outputs = self._pooled(
+            prompts, pooling_params, "embed", use_tqdm, lora_request, tokenization_kwargs
+        )
+        return [EmbeddingRequestOutput.from_base(output) for output in outputs]
+
+    @one_at_a_time
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: GivenParams = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Give the labels of each prompt their numbers; arguments as in `encode`."""
+        outputs = self._pooled(
+            prompts, pooling_params, "classify", use_tqdm, lora_request, tokenization_kwargs
+        )
+        return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    @one_at_a_time
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Score each text of `data_2` with the text of `data_1`, or with that in its place.
+
+        With a model of vectors the score is their cosine, with one of token vectors the sum of
+        each query token's largest product with a document's, with one of labels (it has one) the
+        label of the pair. `chat_template`, or the engine's, makes a prompt of a pair for the
+        latter. Raises RequestError for unequal numbers of texts.
+        """
+        task = self._pooling.pooler.tasks[0]
+        first, second = paired(data_1, data_2)
+        params = _of_task(PoolingParams() if pooling_params is None else pooling_params, task)
+        if task == "classify":
+            template = chat_template or self.llm_engine.front_end.chat_template
+            queries = first * (len(second) // len(first))
+            prompts, each = self._cross_prompts(
+                queries, second, params, template, tokenization_kwargs
+            )
+            outputs = self._pooled(prompts, each, task, use_tqdm, lora_request, None)
+            return [ScoringRequestOutput.from_base(output) for output in outputs]
+        if task not in ("embed", "token_embed"):
+            raise InvalidParameter("method", "score", f"the engine serves {task!r}, no scores")
+        outputs = self._pooled(
+            [*first, *second], params, task, use_tqdm, lora_request, tokenization_kwargs
+        )
+        pooled = outputs[: len(first)] * (len(second) // len(first))
+        return [
+            _compared(query, document, task)
+            for query, document in zip(pooled, outputs[len(first) :], strict=True)
+        ]
+
+    def _cross_prompts(
+        self,
+        first: list[Any],
+        second: list[Any],
+        params: PoolingParams,
+        template: str | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[list[TokensPrompt], list[PoolingParams]]:
+        """A prompt for each pair. Raises RequestError for a model with several labels."""
+        facts, front_end = self._pooling, self.llm_engine.front_end
+        classifier = facts.pooler.classifier
+        if classifier is None or classifier.num_labels != 1:
+            raise RequestError("Scoring API is only enabled for num_labels == 1.")
+        for one in (*first, *second):
+            if not isinstance(one, str):
+                raise InvalidType("data_1", one, "pairs are made of texts")
+        limit = front_end.inputs.limits.max_model_len
+        make = CrossPrompts(front_end.require_tokenizer(), facts, limit, template)
+        pairs = [
+            make.of(query, document, params, tokenization_kwargs)
+            for query, document in zip(first, second, strict=True)
+        ]
+        return [prompt for prompt, _ in pairs], [own for _, own in pairs]
+
+    def _pooled(
+        self,
+        prompts: Any,
+        params: GivenParams,
+        task: str | None,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        self._check_task(task)
+        given = as_prompts(prompts)
+        if not given:
+            raise InvalidParameter("prompts", prompts, "you must pass at least one prompt")
+        ids = self._requests.enqueue(
+            given,
+            len(given),
+            _with_task(params, task),
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return self._requests.outputs(ids, use_tqdm)
+
+    @property
+    def _pooling(self) -> PoolingFacts:
+        """The pooler of the model. Raises RequestError where there is none."""
+        facts = self.llm_engine.front_end.inputs.limits.pooling
+        if facts is None:
+            raise RequestError(
+                "encode(), embed(), classify() and score() are only supported for pooling models. "
+                "Start the engine with runner='pooling', or a model that pools."
+            )
+        return facts
+
+    def _check_task(self, task: str | None) -> None:
+        """Raise RequestError unless the task is the one that is served."""
+        tasks = self._pooling.pooler.tasks
+        if task is None:
+            allowed = f"it must be given, and this model serves {tasks[0]!r}"
+            raise InvalidParameter("pooling_task", None, allowed)
+        if task == tasks[0]:
+            return
+        if task in tasks:
+            hint = f"Start it with pooler_config={{'task': {task!r}}}."
+            raise InvalidParameter("pooling_task", task, f"the engine serves {tasks[0]!r}", hint)
+        allowed = f"this model does not support it, but {', '.join(tasks)}"
+        if task not in get_args(PoolingTask):
+            PoolingParams(task=task)  # which knows tasks that are gone
+        raise InvalidParameter("pooling_task", task, allowed, _HINTS.get(task, ""))
+
+
+def _with_task(given: GivenParams, task: str | None) -> PoolingParams | list[PoolingParams]:
+    """Copies of the parameters that ask for the task. Raises InvalidParameter where they ask for
+    another one.
+    """
+    if given is None:
+        return PoolingParams(task=task)
+    if isinstance(given, list | tuple):
+        return [_of_task(one, task) for one in given]
+    return _of_task(given, task)
+
+
+def _of_task(given: object, task: str | None) -> PoolingParams:
+    if not isinstance(given, PoolingParams):
+        raise InvalidType("pooling_params", given, "it must be a PoolingParams, or a list of them")
+    if given.task not in (None, task):
+        raise InvalidParameter("task", given.task, f"this call asks for {task!r}")
+    own = given.clone()
+    own.task = task
+    own.validate()
+    return own
+
+
+def _compared(
+    query: PoolingRequestOutput[PoolingOutput],
+    document: PoolingRequestOutput[PoolingOutput],
+    task: str,
+) -> ScoringRequestOutput:
+    """The score of a pair whose texts were pooled apart."""
+    error, score = query.error or document.error, 0.0
+    if error is None:
+        compare = cosine if task == "embed" else largest_similarities
+        score = compare(query.outputs.data, document.outputs.data)
+    return ScoringRequestOutput(
+        f"{query.request_id}_{document.request_id}",
+        ScoringOutput(score),
+        query.prompt_token_ids + document.prompt_token_ids,
+        num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+        error=error,
+    )

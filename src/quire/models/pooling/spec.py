@@ -1,0 +1,112 @@
+"""What a pooling model makes of hidden states, as a value: the `pooler` of a `Decoder` spec.
+
+The order for a vector is: pool, cast to the head's dtype, `dense` layers, cut to the dimensions
+asked for, normalise; for labels: pool, cast, the classifier's layers and product, its mean and
+deviation, its activation. Tasks of tokens do the same with every token's hidden state in place of a
+pooled one. Free of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.errors import InvalidParameter
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+SequencePooling = Literal["cls", "mean", "last"]
+TokenPooling = Literal["all", "step"]
+HeadActivation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+LabelActivation = Literal["identity", "sigmoid", "softmax"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """norm(act(W @ x + b)) with `width` results; `bias` where it has one.
+
+    `norm_eps`: the norm is a layer norm with a weight, and with `norm_bias` a bias; None: there is
+    no norm. `file`: the path, within the model's folder, of the file that holds it (a Dense module
+    of sentence-transformers); None: it is in the checkpoint.
+    """
+
+    width: int
+    act: HeadActivation = "tanh"
+    bias: bool = True
+    norm_eps: float | None = None
+    norm_bias: bool = False
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """activation(((W @ x + b) - `mean`) / `deviation`) of x = the last of `layers`, with a result
+    for each of `num_labels` labels.
+
+    `labels` are their names, None for one without. `token_ids`: rows of W are those of the
+    language-model head (the input embedding where that is tied) for these tokens, or with
+    `is_difference` the second token's minus the first's, in fp32.
+    """
+
+    num_labels: int
+    activation: LabelActivation
+    bias: bool = False
+    layers: tuple[HeadLayer, ...] = ()
+    mean: float = 0.0
+    deviation: float = 1.0
+    labels: tuple[str | None, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    is_difference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerSpec:
+    """A pooling head.
+
+    `tasks` are those that it can do, the one that is served by default first. `pooling` makes one
+    vector of a prompt: of its first token, the mean, or the last token's. `step_tag`: with token
+    pooling "step", the token id whose hidden states are kept. `returned_ids`: the columns that are
+    kept then, () for all. `activates`: whether vectors are normalised, and labels activated, where
+    a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
+    to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
+    computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
+    tokenizer encodes pairs, not as one text after the other.
+    """
+
+    tasks: tuple[PoolingTask, ...]
+    pooling: SequencePooling = "last"
+    token_pooling: TokenPooling = "all"
+    step_tag: int | None = None
+    returned_ids: tuple[int, ...] = ()
+    activates: bool = True
+    dense: tuple[HeadLayer, ...] = ()
+    classifier: Classifier | None = None
+    sizes: tuple[int, ...] | None = None
+    dimensions: int | None = None
+    is_wide: bool = True
+    encodes_pairs: bool = True
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether labels are scored with rows of the language-model head."""
+        return self.classifier is not None and bool(self.classifier.token_ids)
+
+    def width(self, dim: int) -> int:
+        """Numbers of a whole vector, of hidden states with `dim`."""
+        return self.dense[-1].width if self.dense else dim
+
+
+def check_dimensions(pooler: PoolerSpec, dimensions: int, width: int, name: str) -> None:
+    """Raise InvalidParameter unless vectors of the model `name`, which have `width` numbers, may be
+    cut to so many.
+    """
+    if pooler.sizes is None:
+        allowed = (
+            f"{name} does not support Matryoshka embeddings, so that dimensions must be left out"
+        )
+        hint = 'hf_overrides={"is_matryoshka": true} says that it does.'
+        raise InvalidParameter("dimensions", dimensions, allowed, hint)
+    if not 1 <= dimensions <= width:
+        raise InvalidParameter("dimensions", dimensions, f"vectors have from 1 to {width} numbers")
+    if pooler.sizes and dimensions not in pooler.sizes:
+        allowed = f"the sizes are {', '.join(map(str, pooler.sizes))}"
+        raise InvalidParameter("dimensions", dimensions, allowed)
