@@ -11,7 +11,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import gather_model_facts, make_plan
 from quire.errors import LoadError
 from quire.models import read_spec
-from quire.models.loading.checkpoint_files import CheckpointFiles
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles
 from quire.models.max_length import length_facts
 from quire.testing import make_checkpoint
 from quire.testing.model_shapes import FAMILIES, make_config

@@ -21,8 +21,8 @@ from quire.models.foreign.dry_run import describe_foreign, register
 from quire.models.foreign.library import library_config, model_class, silenced
 from quire.models.foreign.model import ForeignModel
 from quire.models.foreign.packing import pack, unpacked_products
-from quire.models.loading.checkpoint_files import CheckpointFiles
 from quire.models.loading.matching import listed
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles
 from quire.ops import Ops
 
 logger = logging.getLogger(__name__)

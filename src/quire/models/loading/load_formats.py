@@ -12,12 +12,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from quire.models.loading.checkpoint_files import CheckpointFiles, TensorEntry
 from quire.models.loading.folder_files import LoadFormat, found_format
-from quire.models.loading.layer_files import LayerFiles
-from quire.models.loading.mistral_files import MistralFiles
-from quire.models.loading.pickled_files import PickledFiles
-from quire.models.loading.streamed_files import StreamedFiles
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles, TensorEntry
+from quire.models.loading.readers.layer_files import LayerFiles
+from quire.models.loading.readers.mistral_files import MistralFiles
+from quire.models.loading.readers.pickled_files import PickledFiles
+from quire.models.loading.readers.streamed_files import StreamedFiles
 from quire.models.spec import Attention, Decoder
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import InvalidParameter, LoadError, WeightMismatch
-from quire.models.loading.checkpoint_files import CheckpointFiles, FileNames
 from quire.models.loading.read_ahead import Read
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles, FileNames
 from quire.models.parameters import Parameter
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"

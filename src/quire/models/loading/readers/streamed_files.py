@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError
-from quire.models.loading.checkpoint_files import CheckpointFiles
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles
 
 _PACKAGE = "runai_model_streamer"
 

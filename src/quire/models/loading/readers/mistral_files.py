@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from quire.errors import WeightMismatch
-from quire.models.loading.checkpoint_files import MISTRAL, CheckpointFiles, TensorEntry
+from quire.models.loading.readers.checkpoint_files import MISTRAL, CheckpointFiles, TensorEntry
 
 _NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",

@@ -11,8 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.errors import LoadError
-from quire.models.loading.checkpoint_files import CheckpointFiles, FileNames, TensorEntry
-from quire.models.loading.pickled_files import PickledFiles
+from quire.models.loading.readers.checkpoint_files import CheckpointFiles, FileNames, TensorEntry
+from quire.models.loading.readers.pickled_files import PickledFiles
 
 _BEGINNINGS = ("linear.", "", "dense.")
 """What may stand before `weight` and `bias` in a layer's file."""

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import CorruptCheckpoint, LoadError, WeightMismatch
-from quire.models.loading.checkpoint_files import TensorEntry, check_index, read_index
 from quire.models.loading.folder_files import PICKLE_PATTERNS, pickles
+from quire.models.loading.readers.checkpoint_files import TensorEntry, check_index, read_index
 from quire.text.model_files import has_file
 
 _INDEX = "pytorch_model.bin.index.json"
