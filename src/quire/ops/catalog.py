@@ -35,6 +35,7 @@ from quire.ops.mixers.streams import (
 )
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, multiply, norm
+from quire.ops.prompts import attend_prompts, plan_prompts
 from quire.ops.registry import Op
 from quire.ops.rotary import rope_queries, rope_store, scale_queries
 from quire.ops.routing import route
@@ -76,6 +77,8 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             scale_queries,
             plan_attention,
             attend,
+            plan_prompts,
+            attend_prompts,
             pack_heads,
             heads_linear,
             latent_store,
