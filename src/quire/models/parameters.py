@@ -325,7 +325,7 @@ def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
     if m.act == "xielu":
         for part in XIELU_PARTS:
             yield Parameter(f"{at}xielu.{part}", (1,), "replicated", "xielu")
-    yield from _linear(at + "down", dim, m.width, "row", m.bias)
+    yield from _linear(at + "down", dim, m.width, "row", m.bias or m.out_bias)
 
 
 def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:

@@ -297,7 +297,8 @@ def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     gate = f"Wg @ {x}" if not m.sparsity else f"sparse(Wg @ {x}, {m.sparsity:g})"
     inner = f"{m.act}({gate}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
     bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
-    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}{bound}"
+    outer = " + bias" if m.bias or m.out_bias else ""
+    yield f"{into} = Wd @ ({inner}){outer}    # width {m.width:,}{bound}"
 
 
 def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:

@@ -149,6 +149,7 @@ class LatentAttention:
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
+    `bias` is that of all products, `out_bias` of `down` alone.
     `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
     at the value that so large a share of them would be below if they were distributed normally, and
     lessened by it (Gemma 3n). `bound`: act(gate) is at most so large, up(x) within its bounds on
@@ -159,6 +160,7 @@ class Mlp:
     act: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    out_bias: bool = False
     sparsity: float = 0.0
     bound: float | None = None
 
