@@ -123,8 +123,9 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """The share of the blocks that are referenced, 0..1."""
-        return 1 - self.num_free / (self.num_blocks - 1)
+        """The share of the blocks that are referenced, 0..1; 0 where there are none."""
+        usable = self.num_blocks - 1
+        return 1 - self.num_free / usable if usable else 0.0
 
     def _forget(self, block: int) -> None:
         key = self._key[block]

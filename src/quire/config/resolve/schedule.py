@@ -23,8 +23,7 @@ def decide_schedule(d: Decisions) -> int | None:
     length = _length(d)
     bound = length if length is not None else length_limit(d)
     _decide_switches(d)
-    chunked = True if d.args.enable_chunked_prefill is None else d.args.enable_chunked_prefill
-    _decide_budget(d, bound, chunked)
+    _decide_budget(d, bound, d.value("enable_chunked_prefill"))
     _decide_queue(d)
     d.requested("scheduling_policy")
     d.requested("long_prefill_token_threshold")
@@ -75,6 +74,11 @@ def _decide_switches(d: Decisions) -> None:
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         given = vars(d.args)[name]
         why = "on for models that generate" if given is None else f"{name} was given"
+        if _sees_whole_prompts(d):
+            if given:
+                allowed = "tokens of this model see those after them: prompts are computed whole"
+                raise InvalidParameter(name, True, allowed, "Leave it out.")
+            given, why = False, "tokens see those after them, so prompts are computed whole"
         if name == "enable_prefix_caching" and _loses_routed_experts(d):
             given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)
@@ -87,6 +91,11 @@ def _decide_switches(d: Decisions) -> None:
         )
     else:
         d.decide("max_steps_in_flight", 2 if overlap else 1, f"async_scheduling={overlap}")
+
+
+def _sees_whole_prompts(d: Decisions) -> bool:
+    """Whether layers see the tokens of their own step alone."""
+    return any(memory is None for memory in d.model.memories)
 
 
 def _loses_routed_experts(d: Decisions) -> bool:
@@ -107,7 +116,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
         raise InvalidParameter(
             "max_num_batched_tokens",
             tokens,
-            f"at least max_model_len={length}, since enable_chunked_prefill is off",
+            f"at least max_model_len={length}, since prompts are computed whole",
         )
     if given_seqs is not None and tokens < given_seqs:
         raise InvalidParameter(
@@ -144,7 +153,7 @@ def _tokens(
     if given is not None:
         return given, "max_num_batched_tokens was given"
     if not chunked and length > default:
-        return length, "a whole prompt at once, since enable_chunked_prefill is off"
+        return length, "a whole prompt at once, since prompts are not cut"
     if seqs > default:
         return seqs, "one token for each of max_num_seqs"
     if seqs * length < default:
