@@ -28,6 +28,14 @@ _HOMES = {
     "StructuredOutputsParams": "quire.params",
     "TextPrompt": "quire.prompts",
     "TokensPrompt": "quire.prompts",
+    "ClassificationOutput": "quire.pooling_outputs",
+    "ClassificationRequestOutput": "quire.pooling_outputs",
+    "EmbeddingOutput": "quire.pooling_outputs",
+    "EmbeddingRequestOutput": "quire.pooling_outputs",
+    "PoolingOutput": "quire.pooling_outputs",
+    "PoolingRequestOutput": "quire.pooling_outputs",
+    "ScoringOutput": "quire.pooling_outputs",
+    "ScoringRequestOutput": "quire.pooling_outputs",
     "__version__": "quire.release",
     "__version_tuple__": "quire.release",
 }
@@ -43,6 +51,16 @@ if TYPE_CHECKING:
         PoolingParams,
         SamplingParams,
         StructuredOutputsParams,
+    )
+    from quire.pooling_outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
     from quire.prompts import PromptType, TextPrompt, TokensPrompt
     from quire.release import __version__, __version_tuple__
@@ -72,6 +90,14 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "__version__",
     "__version_tuple__",
 ]

@@ -7,10 +7,9 @@ engine/frontend/input_processor.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from quire.beam_search import BeamSearchOutput
 from quire.config.args.engine_args import EngineArgs
@@ -18,9 +17,10 @@ from quire.engine.beam_runner import BeamRunner
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.offline import OfflineRequests
-from quire.engine.unbuilt import UnbuiltOfflineMethods
+from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet
+from quire.llm_pooling import PoolingMethods, UseTqdm, one_at_a_time
 from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric
@@ -30,29 +30,10 @@ from quire.prompts import as_prompts
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
-UseTqdm: TypeAlias = bool | Callable[..., Any]
-"""Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
 
-
-def _one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Have calls from other threads wait until the method returns; its own may use `self` again,
-    but not while the engine works (offline.py).
-    """
-
-    @wraps(method)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        llm = cast(LLM, args[0])
-        with llm._lock:
-            llm._requests.require_idle()
-            return method(*args, **kwargs)
-
-    return alone
-
-
-class LLM(BlockingControl, UnbuiltOfflineMethods):
+class LLM(BlockingControl, PoolingMethods, UnbuiltTransferMethods):
     """A model for offline use: `generate` and `chat` block until all prompts are answered.
 
     `model` is a folder or a hub id; None is the small model inside the package. Further keywords
@@ -98,7 +79,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
 
     # text
 
-    @_one_at_a_time
+    @one_at_a_time
     def generate(
         self,
         prompts: Any,
@@ -127,7 +108,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         )
         return self._requests.outputs(ids, use_tqdm)
 
-    @_one_at_a_time
+    @one_at_a_time
     def chat(
         self,
         messages: Any,
@@ -139,7 +120,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
         ids = self.enqueue_chat(messages, sampling_params, False, **options)
         return self._requests.outputs(ids, use_tqdm)
 
-    @_one_at_a_time
+    @one_at_a_time
     def enqueue(
         self,
         prompts: Any,
@@ -163,7 +144,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             use_tqdm=use_tqdm,
         )
 
-    @_one_at_a_time
+    @one_at_a_time
     def enqueue_chat(
         self,
         messages: Any,
@@ -211,7 +192,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             use_tqdm=use_tqdm,
         )
 
-    @_one_at_a_time
+    @one_at_a_time
     def wait_for_completion(
         self,
         output_type: type[RequestOutput] | tuple[type[RequestOutput], ...] | None = None,
@@ -224,7 +205,7 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             raise InvalidType("output_type", output_type, allowed)
         return self._requests.outputs(None, use_tqdm)
 
-    @_one_at_a_time
+    @one_at_a_time
     def beam_search(
         self,
         prompts: Any,
@@ -287,11 +268,11 @@ class LLM(BlockingControl, UnbuiltOfflineMethods):
             self._description = (
                 object.__repr__(self)
                 if plan is None
-                else describe(describe_model(plan.hf_config, plan.model_impl))
+                else describe(describe_model(plan.hf_config, plan.model_impl, plan.pooler))
             )
         return self._description
 
-    @_one_at_a_time
+    @one_at_a_time
     def _call(self, call: Utility[T]) -> T:
         return self.llm_engine._call(call)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
+from quire.models.pooler_spec import PoolerSpec
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +24,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     `num_experts` of a layer, 0 in a dense model; `num_expert_parameters` of those of all layers
     together. `widest`: elements of the widest activation of one token, for the workspace.
     `stored_as`: how the checkpoint is quantised, None where it is not; `num_coded_parameters` of
-    its weights are then codes of `coded_bytes`.
+    its weights are then codes of `coded_bytes`. `pooler`: of a model that pools; its input is made
+    small letters where it `lowers_input`, and `prompts` are what callers may put before texts.
     """
 
     name: str
@@ -53,6 +55,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation_config_source: str = ""
     chat_template: str | None = None
     chat_template_source: str = ""
+    pooler: PoolerSpec | None = None
+    pooler_reason: str = "the model generates"
+    pooler_note: str = ""
+    lowers_input: bool = False
+    prompts: dict[str, str] = {}
 
     @property
     def has_latents(self) -> bool:

@@ -7,13 +7,18 @@ from typing import Any
 
 import msgspec
 
+from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
+from quire.models.pooler_spec import PoolerSpec
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is built from. Frozen; the builder reads it and hands values on.
 
+    `pooler`: of an engine that pools, and `pooler_config` as it was given; its vectors have
+    `embedding_size` numbers before they are cut; input is made small
+    letters where it `lowers_input`, and `prompts` are what clients may put before texts.
     `sampling_defaults` are fields of SamplingParams. `num_blocks` counts the null block.
     `data_parallel_ranks` are the cores that run here; in the mode "internal" the others run on
     other machines and connect to `data_parallel_address`. `num_threads`, `num_blocks` and
@@ -34,6 +39,11 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     model_impl: str
     vocab_size: int
+    pooler: PoolerSpec | None
+    pooler_config: PoolerConfig | None
+    embedding_size: int
+    lowers_input: bool
+    prompts: dict[str, str]
     hf_config: dict[str, Any]
     load_format: str
     weights_folder: str | None
@@ -120,6 +130,10 @@ def _short(value: object) -> str:
     """A value in at most 40 characters."""
     if isinstance(value, dict):
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    elif isinstance(value, PoolerSpec):
+        text = f"{value.tasks[0]} {value.pooling}"
+    elif isinstance(value, PoolerConfig):
+        text = "given"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
     elif isinstance(value, StructuredOutputsConfig):

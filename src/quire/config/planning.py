@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from quire.config.args.command_line import merged
 from quire.config.args.engine_options import EngineOptions
 from quire.config.facts import ModelFacts
 from quire.config.plan import EnginePlan
+from quire.config.pooling import TokenIds, check_runner, choose_form, finished_pooler
 from quire.config.resolve.resolve import check_args, resolve
 from quire.errors import InvalidParameter, LoadError, ModelNotFound
 from quire.hardware.host import gather_machine_facts
@@ -26,11 +29,13 @@ from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
 from quire.models.loading.folder_files import found_format, read_folder_config, read_header
 from quire.models.loading.source import What, locate
-from quire.models.max_length import length_facts
+from quire.models.max_length import LengthFacts, length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
+from quire.models.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.spec import Block, Decoder
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text
+from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_formats.folder import found_mode
 
 EMBEDDED_NAME = "quire-embedded"
@@ -58,17 +63,21 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     load_format = _load_format(args, folder)
     config = overridden(read_folder_config(folder, load_format), args.hf_overrides)
     model_impl, why = choose_implementation(config, args.model_impl)
-    decoder = describe_model(config, model_impl)
+    files = SentenceFiles() if args.runner == "generate" else read_sentence_files(folder)
+    decoder = describe_model(config, model_impl, form=choose_form(args, files))
+    tokenizer_folder = _tokenizer_folder(args, folder)
+    tokenizer_mode = _tokenizer_mode(args, tokenizer_folder)
+    token_ids_of = partial(_token_id, tokenizer_folder, tokenizer_mode)
+    decoder, pooling = _pooling(args, config, decoder, files, token_ids_of)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
-    tokenizer_folder = _tokenizer_folder(args, folder)
     template, template_source = _chat_template(args.chat_template)
     return ModelFacts(
         name=EMBEDDED_NAME if args.model is None else os.fspath(args.model),
         folder=str(folder),
         load_format=load_format,
         tokenizer_folder=tokenizer_folder,
-        tokenizer_mode=_tokenizer_mode(args, tokenizer_folder),
+        tokenizer_mode=tokenizer_mode,
         architecture=config["architectures"][0],
         model_impl=model_impl,
         model_impl_reason=why,
@@ -79,13 +88,52 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         vocab_size=decoder.vocab,
         **_sizes(decoder),
         **_storage(config, decoder),
+        **pooling,
         memories=memories_of([decoder]),
-        length=length_facts(config),
+        length=_length(config, files),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
         chat_template_source=template_source,
     )
+
+
+def _pooling(
+    args: EngineOptions,
+    config: dict[str, Any],
+    decoder: AnyDecoder,
+    files: SentenceFiles,
+    token_ids_of: TokenIds,
+) -> tuple[AnyDecoder, dict[str, Any]]:
+    """The decoder with its finished pooler, if it has one, and what `ModelFacts` says of that."""
+    pooler = decoder.pooler if isinstance(decoder, Decoder) else None
+    check_runner(args, config["architectures"][0], pooler)
+    if pooler is None or not isinstance(decoder, Decoder):
+        return decoder, {}
+    pooler, reason = finished_pooler(args, pooler, files, config, decoder.dim, token_ids_of)
+    return replace(decoder, pooler=pooler), {
+        "pooler": pooler,
+        "pooler_reason": reason,
+        "pooler_note": files.note,
+        "lowers_input": files.lowers,
+        "prompts": dict(files.prompts or {}),
+    }
+
+
+def _token_id(folder: str | None, mode: str, token: str) -> int | None:
+    """The id of a token in the tokenizer of a folder."""
+    if folder is None:
+        allowed = "classifier_from_token names tokens, which the engine has no tokenizer for"
+        raise InvalidParameter("skip_tokenizer_init", True, allowed)
+    return Tokenizer.from_folder(Path(folder), mode=mode).get_vocab().get(token)
+
+
+def _length(config: dict[str, Any], files: SentenceFiles) -> LengthFacts:
+    """The lengths of config.json, or in place of them that of sentence-transformers."""
+    if files.max_length is None:
+        return length_facts(config)
+    source = "max_seq_length of sentence-transformers"
+    return LengthFacts(files.max_length, files.max_length, source)
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
@@ -250,7 +298,8 @@ def _storage(config: dict[str, Any], decoder: AnyDecoder) -> dict[str, Any]:
     storage = read_storage(config)
     if storage is None:
         return {}
-    count, size = size_in_codes(coded_tensors(find_family(config), decoder, storage))
+    family = find_family(config, decoder.pooler)
+    count, size = size_in_codes(coded_tensors(family, decoder, storage))
     return {"stored_as": storage.method, "num_coded_parameters": count, "coded_bytes": size}
 
 

@@ -10,7 +10,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
@@ -47,6 +48,7 @@ from quire.observability.prometheus import MetricsCollector
 from quire.observability.watchdog import LoopWatch, Watchdog
 from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
+from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -61,6 +63,20 @@ STALL_S = 10.0
 """An event loop that is blocked for this long is logged with the stacks of all threads."""
 SLICE_ROWS = 256
 """The output handler yields to consumers after this many rows: about a millisecond of work."""
+
+
+@contextmanager
+def _stream_errors(request_id: str) -> Iterator[None]:
+    """Errors of a request's stream as its reader gets them."""
+    try:
+        yield
+    except (EngineDeadError, RequestError, CapacityError):
+        raise
+    except InputStreamError as error:
+        raise error.cause from None
+    except Exception as error:
+        logger.exception("Request %s failed in the front end.", request_id)
+        raise EngineGenerateError(f"The stream ended by an error: {error}") from error
 
 
 class AsyncLLM(AwaitedControl):
@@ -189,33 +205,27 @@ class AsyncLLM(AwaitedControl):
         """
         mailbox = None
         try:
-            mailbox = await self.add_request(
-                request_id,
-                prompt,
-                sampling_params,
-                lora_request=lora_request,
-                tokenization_kwargs=tokenization_kwargs,
-                trace_headers=trace_headers,
-                priority=priority,
-                data_parallel_rank=data_parallel_rank,
-                prompt_text=prompt_text,
-                timeout_s=timeout_s,
-            )
-            is_finished = False
-            while not is_finished:
-                output = mailbox.get_nowait()
-                if output is None:
-                    await mailbox.arrival()
-                else:
-                    is_finished = output.finished
-                    yield output
-        except (EngineDeadError, RequestError, CapacityError):
-            raise
-        except InputStreamError as error:
-            raise error.cause from None
-        except Exception as error:
-            logger.exception("Request %s failed in the front end.", request_id)
-            raise EngineGenerateError(f"The stream ended by an error: {error}") from error
+            with _stream_errors(request_id):
+                mailbox = await self.add_request(
+                    request_id,
+                    prompt,
+                    sampling_params,
+                    lora_request=lora_request,
+                    tokenization_kwargs=tokenization_kwargs,
+                    trace_headers=trace_headers,
+                    priority=priority,
+                    data_parallel_rank=data_parallel_rank,
+                    prompt_text=prompt_text,
+                    timeout_s=timeout_s,
+                )
+                is_finished = False
+                while not is_finished:
+                    output = mailbox.get_nowait()
+                    if output is None:
+                        await mailbox.arrival()
+                    else:
+                        is_finished = output.finished
+                        yield output
         finally:
             if mailbox is not None:
                 self._leave(mailbox)
@@ -273,12 +283,42 @@ class AsyncLLM(AwaitedControl):
         return group.mailbox
 
     async def encode(
-        self, prompt: Any, *args: Any, **options: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Refuse pooling, on the first iteration: this engine generates text."""
-        hint = "Use generate(): pooling models are not served yet."
-        raise NotBuiltYet("method", "encode", hint)
-        yield  # makes this a generator, because callers iterate over it
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        *,
+        data_parallel_rank: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Pool a prompt and yield the one output, whose `data` is an array of numpy. Closing the
+        generator, or cancelling its task, aborts the request.
+
+        A task that is None in `pooling_params` is one of tokens: see `PoolingParams`. Raises what
+        `generate` raises.
+        """
+        mailbox = None
+        try:
+            with _stream_errors(request_id):
+                mailbox = await self.add_request(
+                    request_id,
+                    prompt,
+                    pooling_params,
+                    lora_request=lora_request,
+                    trace_headers=trace_headers,
+                    priority=priority,
+                    tokenization_kwargs=tokenization_kwargs,
+                    data_parallel_rank=data_parallel_rank,
+                    timeout_s=timeout_s,
+                )
+                yield await mailbox.get_pooled()
+        finally:
+            if mailbox is not None:
+                self._leave(mailbox)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Abort requests by the callers' ids (every request that has one of them), or by the
@@ -338,7 +378,7 @@ class AsyncLLM(AwaitedControl):
             while True:
                 step = await self.front_end.client.get_output()
                 self._note_ended(len(self.front_end.take_in(step).ended))
-                num_rows += len(step.handles)
+                num_rows += len(step.handles) + len(step.pooled)
                 if num_rows >= SLICE_ROWS:
                     num_rows = 0
                     await asyncio.sleep(0)

@@ -15,12 +15,12 @@ from quire.config.plan import EnginePlan
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
+from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.launcher import launch_front_end
 from quire.engine.stats.loggers import StatLoggerFactory, with_stat_loggers
 from quire.engine.wire.control_calls import Utility
 from quire.errors import EngineError, InvalidType, NotBuiltYet
 from quire.observability.metrics import Metric
-from quire.outputs import RequestOutput
 from quire.params import PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
@@ -62,7 +62,7 @@ class LLMEngine(BlockingControl):
             front_end = make(vllm_config, stat_loggers, aggregate_engine_logging)
         self.front_end = front_end
         self._is_logging = self.front_end.log_stats if log_stats is None else log_stats
-        self._ready: list[RequestOutput] = []
+        self._ready: list[AnyOutput] = []
         self._logged_at = time.monotonic()
 
     @classmethod
@@ -134,9 +134,10 @@ class LLMEngine(BlockingControl):
         )
         return group.internal_id
 
-    def step(self) -> list[RequestOutput]:
-        """Run one step of the core and return the outputs that are due, those of aborted requests
-        first. Without unfinished requests this returns [] and costs nothing.
+    def step(self) -> list[Any]:
+        """Run one step of the core and return the outputs that are due, `RequestOutput`s or
+        `PoolingRequestOutput`s, those of aborted requests first. Without unfinished requests this
+        returns [] and costs nothing.
         """
         ready, self._ready = self._ready, []
         if self.front_end.next_deadline is not None:

@@ -12,11 +12,11 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Self
 
+from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
-from quire.outputs import RequestOutput
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import RequestOutputKind, RequestParams, SamplingParams
 
 
 class OfflineRequests:
@@ -31,7 +31,7 @@ class OfflineRequests:
         self._engine = engine
         self._next_id = 0
         self._queued: dict[str, None] = {}
-        self._finished: dict[str, RequestOutput] = {}
+        self._finished: dict[str, AnyOutput] = {}
         self._is_busy = False
 
     def require_idle(self) -> None:
@@ -57,7 +57,7 @@ class OfflineRequests:
         self,
         prompts: Iterable[object],
         total: int,
-        params: SamplingParams | Sequence[SamplingParams],
+        params: RequestParams | Sequence[RequestParams],
         *,
         priority: int | Sequence[int] | None = None,
         lora_request: object = None,
@@ -98,9 +98,7 @@ class OfflineRequests:
             self._queued.update(dict.fromkeys(ids))
         return ids
 
-    def outputs(
-        self, ids: Sequence[str] | None, use_tqdm: bool | Callable[..., Any]
-    ) -> list[RequestOutput]:
+    def outputs(self, ids: Sequence[str] | None, use_tqdm: bool | Callable[..., Any]) -> list[Any]:
         """Wait for the outputs of these ids (None: of all that are queued) and return them in
         order. If this fails, by Ctrl-C too, nothing stays queued.
         """
@@ -130,7 +128,7 @@ class OfflineRequests:
 def _complete(
     engine: LLMEngine,
     wanted: Collection[str],
-    finished: dict[str, RequestOutput],
+    finished: dict[str, AnyOutput],
     bar: Progress | None,
     interrupt: DeferredInterrupt,
 ) -> None:
@@ -169,7 +167,7 @@ def _require_awake(engine: LLMEngine, num_missing: int) -> None:
         )
 
 
-def _require_outputs(engine: LLMEngine, outputs: list[RequestOutput], num_missing: int) -> None:
+def _require_outputs(engine: LLMEngine, outputs: list[AnyOutput], num_missing: int) -> None:
     if not outputs and not engine.has_unfinished_requests():
         raise EngineError(
             f"{num_missing} requests have ended, but not in this call: "

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quire.outputs import RequestOutput
+from quire.pooling_outputs import PoolingRequestOutput
 
 
 class Progress:
@@ -37,10 +38,11 @@ class Progress:
         """One more request is queued."""
         self._bar.update(1)
 
-    def note(self, output: RequestOutput) -> None:
+    def note(self, output: RequestOutput | PoolingRequestOutput[Any]) -> None:
         """One more request is finished."""
-        self._num_input += len(output.prompt_token_ids or ()) * len(output.outputs)
-        self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
+        completions = output.outputs if isinstance(output, RequestOutput) else ()
+        self._num_input += len(output.prompt_token_ids or ()) * max(len(completions), 1)
+        self._num_output += sum(len(completion.token_ids) for completion in completions)
         seconds = max(time.monotonic() - self._start, 1e-9)
         self._bar.set_postfix_str(
             f"input {self._num_input / seconds:.1f} tokens/s, "

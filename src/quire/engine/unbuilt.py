@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from quire.errors import NotBuiltYet
 
-_POOLING = "Use generate() or chat(): pooling models are not served yet."
 _ADAPTERS = "Merge the adapter into the model's weights."
 _TRANSFER = "Write a checkpoint and call collective_rpc('reload_weights'), or start a new engine."
 _ONE_VERSION = "Weights are those that the engine was started with, whose version is 'default'."
@@ -49,15 +48,6 @@ class UnbuiltTransferMethods:
     start_weight_update = Refused(_TRANSFER)
     update_weights = Refused(_TRANSFER)
     finish_weight_update = Refused(_TRANSFER)
-
-
-class UnbuiltOfflineMethods(UnbuiltTransferMethods):
-    """Of `LLM` alone."""
-
-    encode = Refused(_POOLING)
-    embed = Refused(_POOLING)
-    classify = Refused(_POOLING)
-    score = Refused(_POOLING)
 
 
 class UnbuiltAsyncMethods(UnbuiltTransferMethods):

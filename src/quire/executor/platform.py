@@ -66,7 +66,10 @@ def _open_cpu(config: WorkerConfig) -> Platform:
         CpuDevice(),
         recordable(ops, runtime),
         lambda model, batches: RecordedForward(
-            model, runtime, batches.capacity_batch, num_rows=config.max_num_seqs
+            model,
+            runtime,
+            batches.capacity_batch,
+            num_rows=config.max_num_seqs if config.pooler is None else 0,
         ),
     )
 

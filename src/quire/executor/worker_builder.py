@@ -15,6 +15,7 @@ from quire.executor.profiler import Profiler
 from quire.executor.worker import SaveWeights, Worker
 from quire.executor.worker_config import WorkerConfig, WorkerFacts
 from quire.models import find_family, read_spec
+from quire.models.decoder import DecoderModel
 from quire.models.foreign.implementation import AnyDecoder
 from quire.models.foreign.load import load_foreign_model
 from quire.models.formats import read_storage
@@ -22,7 +23,7 @@ from quire.models.kv_pool import memories_of, plan_kv_pool
 from quire.models.loading.weights import load_model, save_sharded_state
 from quire.models.spec import Decoder
 from quire.ops import Ops
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
 from quire.quantization import RECIPES, UNQUANTIZED, Recipe
 from quire.runner.batch import BatchBuilder
 from quire.runner.forward.forward import Forward
@@ -30,6 +31,7 @@ from quire.runner.forward.lockstep_forward import LockStepForward
 from quire.runner.head import RowHead
 from quire.runner.kv_cache import KVCache
 from quire.runner.model import RunnableModel
+from quire.runner.pooling.pooling_head import PoolingHead
 from quire.runner.residence import Residence
 from quire.runner.routed_experts import ExpertRecorder
 from quire.runner.rows import Rows
@@ -94,7 +96,10 @@ def build_worker(
     runner = ModelRunner(
         model=model, rows=rows, batches=batches, kv_cache=kv_cache, device=device, forward=forward
     )
-    runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+    if config.pooler is None:
+        runner.register(SamplingParams, _token_head(config, platform, runner, forward, group))
+    else:
+        runner.register(PoolingParams, _pooling_head(config, runner))
     if config.keeps_experts:
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
@@ -152,7 +157,7 @@ def _loader(
     return partial(
         load_model,
         Path(config.model_folder),
-        read_spec(config.hf_config),
+        read_spec(config.hf_config, config.pooler),
         platform.ops,
         dtype=config.dtype,
         device=platform.device.torch,
@@ -161,7 +166,7 @@ def _loader(
         recipe=_recipe(config),
         seed=config.seed,
         max_model_len=config.max_model_len,
-        family=find_family(config.hf_config),
+        family=find_family(config.hf_config, config.pooler),
         storage=read_storage(config.hf_config),
         spread=exchange,
         group=group,
@@ -180,11 +185,11 @@ def _saver(
     return partial(
         save_sharded_state,
         Path(config.model_folder),
-        read_spec(config.hf_config),
+        read_spec(config.hf_config, config.pooler),
         device=platform.device.torch,
         load_format=config.load_format,
         seed=config.seed,
-        family=find_family(config.hf_config),
+        family=find_family(config.hf_config, config.pooler),
         storage=read_storage(config.hf_config),
         recipe=_recipe(config),
         group=group,
@@ -233,6 +238,13 @@ def _token_head(
         device=device,
         share=None if group is None else group.broadcast,
     )
+
+
+def _pooling_head(config: WorkerConfig, runner: ModelRunner) -> RowHead:
+    """Make the head of rows that pool."""
+    model = runner.model
+    assert isinstance(model, DecoderModel) and model.pooler is not None, "a model that pools"
+    return PoolingHead(model, runner.rows, runner.device)
 
 
 def record_steps(platform: Platform, model: RunnableModel, batches: BatchBuilder) -> Forward:

@@ -49,6 +49,7 @@ from quire.models.mixers.shared_transformer import (
     make_shared_weights,
     make_use,
 )
+from quire.models.pooler import Pooler, make_pooler
 from quire.models.spec import (
     Attention,
     Block,
@@ -127,6 +128,7 @@ class Assembly:
         self._place = first_place
         self._first_places: list[int] = []
         self._tied_head: LinearWeight | None = None
+        self._tied_rows: Tensor | None = None
         self._shared: dict[int, SharedWeights] = {}
 
     @property
@@ -197,9 +199,13 @@ class Assembly:
             for pieces in layers
         ]
 
-    def head(self) -> LanguageModelHead:
-        """The language-model head, over the embedding's table where the spec ties them."""
+    def head(self) -> LanguageModelHead | Pooler:
+        """The language-model head, over the embedding's table where the spec ties them, or what is
+        in its place.
+        """
         spec, weight = self._spec, self._tied_head
+        if spec.pooler is not None:
+            return make_pooler(self._make, spec.pooler, self._token_rows)
         if weight is None:
             weight = self._make.linear("head", "head", role="head")
         return LanguageModelHead(self._ops, weight, spec.logit_scale, spec.logit_softcap)
@@ -292,10 +298,19 @@ class Assembly:
             return None
         return self._make.tensor("positions.weight")[self._spec.position_offset :]
 
+    def _token_rows(self) -> Tensor:
+        """The language-model head [V, C] that a classifier takes rows of."""
+        if not self._spec.tie:
+            return self._make.weights.tensor("head.weight")
+        assert self._tied_rows is not None, "the embedding comes first"
+        return self._tied_rows
+
     def _table(self) -> Tensor | LinearWeight:
         """The embedding table: the head's weight if the spec ties them, unless it is rounded."""
         table = self._make.weights.tensor("embed.weight")
-        if self._spec.tie:
+        if self._spec.pooler is not None:
+            self._tied_rows = table if self._spec.pooler.reads_tokens else None
+        elif self._spec.tie:
             stored_as = self._make.format_of("head")
             self._tied_head = self._ops.pack_linear(table, None, stored_as)
             if stored_as is None:

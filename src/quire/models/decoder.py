@@ -21,8 +21,10 @@ from torch import Tensor
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.worker_group import WorkerGroup
 from quire.models.assembly import Assembly
+from quire.models.heads import LanguageModelHead
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.maker import tensors_of, tensors_within
+from quire.models.pooler import Pooler
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
 from quire.quantization import UNQUANTIZED, Recipe
@@ -150,7 +152,13 @@ class DecoderModel:
         """Scores over the vocabulary for hidden [R, C] as a whole `forward` gives it -> fp32 [R,
         V].
         """
+        assert isinstance(self.head, LanguageModelHead), "a pooling model has no such head"
         return self.head.logits(hidden)
+
+    @property
+    def pooler(self) -> Pooler | None:
+        """The pooling head; None: the model has a language-model head."""
+        return self.head if isinstance(self.head, Pooler) else None
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The weight tensors by name as they are kept: fused, tied ones once.

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.errors import InvalidParameter
+
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 SequencePooling = Literal["cls", "mean", "last"]
 TokenPooling = Literal["all", "step"]
@@ -89,3 +91,20 @@ class PoolerSpec:
     def width(self, dim: int) -> int:
         """Numbers of a whole vector, of hidden states with `dim`."""
         return self.dense[-1].width if self.dense else dim
+
+
+def check_dimensions(pooler: PoolerSpec, dimensions: int, width: int, name: str) -> None:
+    """Raise InvalidParameter unless vectors of the model `name`, which have `width` numbers, may be
+    cut to so many.
+    """
+    if pooler.sizes is None:
+        allowed = (
+            f"{name} does not support Matryoshka embeddings, so that dimensions must be left out"
+        )
+        hint = 'hf_overrides={"is_matryoshka": true} says that it does.'
+        raise InvalidParameter("dimensions", dimensions, allowed, hint)
+    if not 1 <= dimensions <= width:
+        raise InvalidParameter("dimensions", dimensions, f"vectors have from 1 to {width} numbers")
+    if pooler.sizes and dimensions not in pooler.sizes:
+        allowed = f"the sizes are {', '.join(map(str, pooler.sizes))}"
+        raise InvalidParameter("dimensions", dimensions, allowed)

@@ -1,4 +1,4 @@
-"""The parameters of a pooling request: checked here, served by a later release."""
+"""The parameters of a pooling request."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from quire.params import checks
 from quire.params.checks import MAX_INT
 from quire.params.kinds import RequestOutputKind
 
+SECOND_TEXT = "compressed_token_type_ids"
+"""The key of `extra_kwargs` for `PoolingParams.second_text_at`."""
+
 _FIELDS_OF_TASK = {
     "embed": ("dimensions", "use_activation"),
     "token_embed": ("dimensions", "use_activation"),
@@ -21,11 +24,21 @@ _FIELDS_OF_TASK = {
     "embed&token_classify": ("dimensions", "use_activation"),
 }
 
+_GONE_TASKS = {"score": "classify", "encode": "token_embed or token_classify"}
+"""Tasks of earlier releases of the reference -> those of today."""
+
 
 class PoolingParams(
     msgspec.Struct, omit_defaults=True, tag="pooling", metaclass=checks.CheckedMeta
 ):
-    """The parameters of a pooling request: task, size, whether activated."""
+    """The parameters of a pooling request.
+
+    `task` None: the first of token_embed and token_classify that the model can do. `use_activation`
+    (whether a vector is normalised, or labels are activated) and `dimensions` (to how many numbers
+    a vector is cut) are the model's where they are None; so are `step_tag_id`, the token whose
+    places are returned, and `returned_token_ids`, the columns, which belong to STEP pooling.
+    `skip_reading_prefix_cache`: every token is computed. `requires_token_ids` is set by the engine.
+    """
 
     use_activation: bool | None = None
     dimensions: int | None = None
@@ -39,6 +52,10 @@ class PoolingParams(
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise InvalidParameter for the first value that is not allowed."""
         if self.output_kind is not RequestOutputKind.FINAL_ONLY:
             raise InvalidParameter(
                 "output_kind", self.output_kind, "pooling has only FINAL_ONLY outputs"
@@ -48,11 +65,19 @@ class PoolingParams(
         if self.dimensions is not None:
             allowed = "it must be None or an int of at least 1"
             self.dimensions = checks.integer("dimensions", self.dimensions, 1, MAX_INT, allowed)
+        if self.step_tag_id is not None:
+            allowed = "it must be None or a token id"
+            self.step_tag_id = checks.integer("step_tag_id", self.step_tag_id, 0, MAX_INT, allowed)
+        if self.returned_token_ids is not None:
+            self.returned_token_ids = _columns(self.returned_token_ids)
         self._check_task()
 
     def _check_task(self) -> None:
         if self.task is None:
             return
+        if self.task in _GONE_TASKS:
+            hint = f"Use {_GONE_TASKS[self.task]}."
+            raise InvalidParameter("task", self.task, "there is no such task any more", hint)
         if self.task not in _FIELDS_OF_TASK:
             allowed = f"the tasks are {', '.join(_FIELDS_OF_TASK)}"
             raise InvalidParameter("task", self.task, allowed)
@@ -61,6 +86,20 @@ class PoolingParams(
             if value is not None and name not in _FIELDS_OF_TASK[self.task]:
                 raise InvalidParameter(name, value, f"the task {self.task} does not take it")
 
+    @property
+    def second_text_at(self) -> int | None:
+        """The place in the prompt where the second text of a pair begins, whose tokens have type 1;
+        None: all have type 0.
+        """
+        return None if self.extra_kwargs is None else self.extra_kwargs.get(SECOND_TEXT)
+
     def clone(self) -> PoolingParams:
         """A copy that shares nothing with this one."""
         return copy.deepcopy(self)
+
+
+def _columns(given: object) -> list[int]:
+    allowed = "it must be None or a list of numbers of columns"
+    if not isinstance(given, list | tuple) or not given:
+        raise InvalidParameter("returned_token_ids", given, allowed)
+    return [checks.integer("returned_token_ids", one, 0, MAX_INT, allowed) for one in given]

@@ -27,7 +27,7 @@ from quire.text.tokenizer_formats.folder import MODES
 _MAX_CACHED_TEMPLATES = 16
 _MAX_SHOWN = 200
 _TRUNCATIONS = (None, False, True, "longest_first", "only_first", "do_not_truncate")
-_ENCODE_PARAMETERS = "add_special_tokens, truncation and max_length"
+_ENCODE_PARAMETERS = "add_special_tokens, truncation, max_length and truncation_side"
 _UNSUPPORTED_CHAT_PARAMETERS = (
     "padding",
     "truncation",
@@ -219,17 +219,20 @@ class Tokenizer:
         *,
         truncation: bool | str | None = None,
         max_length: int | None = None,
+        truncation_side: str | None = None,
         **unknown: Any,
     ) -> list[int]:
         """The ids of `text`, with the special tokens of the post-processor unless told otherwise.
 
-        `max_length` alone turns truncation on, at `truncation_side`, and counts the special tokens;
-        `truncation=True` alone uses the tokenizer's `model_max_length`. Raises InvalidType,
+        `max_length` alone turns truncation on, at `truncation_side` (None: the tokenizer's own),
+        and counts the special tokens; `truncation=True` alone uses the tokenizer's
+        `model_max_length`. Raises InvalidType,
         InvalidParameter or UnknownParameter.
         """
         _refuse_unknown(unknown, _ENCODE_PARAMETERS)
         limit = self._truncation_limit(truncation, max_length)
-        return self._encoding(text, bool(add_special_tokens), limit).ids
+        side = truncation_side or self.truncation_side
+        return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
     def __call__(
         self,
@@ -279,7 +282,9 @@ class Tokenizer:
         """How many tokens the post-processor adds to one text."""
         return self.library.num_special_tokens_to_add(False)
 
-    def _encoding(self, text: str, add_special_tokens: bool, limit: int | None) -> Encoding:
+    def _encoding(
+        self, text: str, add_special_tokens: bool, limit: int | None, side: str
+    ) -> Encoding:
         if not isinstance(text, str):
             raise InvalidType("text", text, "a string is expected")
         if limit is None:
@@ -290,7 +295,7 @@ class Tokenizer:
         room = limit - (self.num_special_tokens_to_add() if add_special_tokens else 0)
         if room < 0:
             raise InvalidParameter("max_length", limit, "it does not even hold the special tokens")
-        encoding.truncate(room, direction=self.truncation_side)
+        encoding.truncate(room, direction=side)
         return self.library.post_process(encoding, None, add_special_tokens)
 
     def _encoded(self, text: str, add_special_tokens: bool) -> Encoding:

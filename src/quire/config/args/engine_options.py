@@ -79,6 +79,21 @@ class EngineOptions(UnbuiltArgs, CommandLineOptions):
         choices=("auto", "vllm", "quire", "transformers"),
         hint="Models of other libraries, as 'terratorch', are not built.",
     )
+    runner: str = _MODEL.text(
+        "auto",
+        "What the model does: generate texts, or pool prompts into vectors and labels. auto: what "
+        "its files and its architecture are for.",
+        choices=("auto", "generate", "pooling", "draft"),
+    )
+    convert: str = _MODEL.text(
+        "auto",
+        "What pooling makes of a model that generates: vectors (embed) or labels (classify). auto: "
+        "vectors, with runner=pooling or a pooling module of sentence-transformers.",
+        choices=("auto", "none", "embed", "classify"),
+    )
+    pooler_config: dict[str, Any] | None = _MODEL.mapping(
+        None, "How a pooling model pools: see docs/pooling.md. None: as its files say."
+    )
     seed: int = _MODEL.integer(
         0, "Start of the seeds of requests that bring none.", minimum=-(2**63), maximum=2**63 - 1
     )

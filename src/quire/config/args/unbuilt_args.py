@@ -17,7 +17,6 @@ _ONE_DEVICE = "This release runs on one device in one process; start one engine 
 _TEXT_ONLY = "This release serves text only; leave it out."
 _NO_LORA = "Merge the adapter into the checkpoint before loading it."
 _NO_OFFLOAD = "Weights stay in memory whole; use a smaller model or a machine with more memory."
-_NO_POOLING = "This release generates text only; it has no embedding, classification or scoring."
 _NO_MODEL_CODE = "Quire never runs code from a model folder; leave it out."
 _SERVER = "It is for servers: give it to `quire serve`."
 _NO_EVENTS = "Events of the KV cache are not published; leave it out."
@@ -39,9 +38,6 @@ class UnbuiltArgs:
     quantization_config: dict[str, Any] | None = unbuilt(
         None, "settings of quantisation", "Pass quantization='int8', 'int4' or 'fp8'."
     )
-    runner: str = unbuilt("auto", "generation or pooling", _NO_POOLING, "generate")
-    convert: str = unbuilt("auto", "turn a generator into an embedder", _NO_POOLING, "none")
-    pooler_config: dict[str, Any] | None = unbuilt(None, "pooling settings", _NO_POOLING)
     enable_prompt_embeds: bool = unbuilt(
         False, "prompts as embeddings", "Pass prompts as text or token ids."
     )

@@ -24,6 +24,7 @@ from quire.config.resolve.parallel import (
     decide_executor,
     decide_expert_parallel,
 )
+from quire.config.resolve.pooling import decide_pooling
 from quire.config.resolve.schedule import decide_schedule
 from quire.config.structured_outputs_config import structured_outputs_config
 from quire.errors import InvalidParameter, NotBuiltYet
@@ -76,6 +77,7 @@ def _decide_model(d: Decisions) -> None:
     else:
         d.requested("load_format")
     decide_implementation(d)
+    decide_pooling(d)
     d.decide("vocab_size", model.vocab_size, "rows of the model's embedding")
     d.decide("hf_config", model.hf_config, "config.json with hf_overrides")
     d.requested("seed")
@@ -122,6 +124,8 @@ def _decide_graphs(d: Decisions) -> None:
         d.decide(
             "use_graphs", False, "the model's code is that of transformers, called in each step"
         )
+    elif d.value("pooler") is not None and d.machine.device == "cuda":
+        d.decide("use_graphs", False, "pooling has no steps of decodes that graphs are for")
     elif d.args.enforce_eager:
         d.decide("use_graphs", False, "enforce_eager")
     elif d.machine.device == "cuda" and any(map(_is_chunked, d.model.memories)):

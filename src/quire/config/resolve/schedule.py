@@ -73,12 +73,14 @@ def _warn_of_longer(d: Decisions, given: int) -> None:
 def _decide_switches(d: Decisions) -> None:
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         given = vars(d.args)[name]
-        why = "on for models that generate" if given is None else f"{name} was given"
+        why = "the default" if given is None else f"{name} was given"
         if _sees_whole_prompts(d):
             if given:
                 allowed = "tokens of this model see those after them: prompts are computed whole"
                 raise InvalidParameter(name, True, allowed, "Leave it out.")
             given, why = False, "tokens see those after them, so prompts are computed whole"
+        if name == "enable_prefix_caching" and given is None and _needs_every_token(d):
+            given, why = False, "pooling needs the hidden state of each token"
         if name == "enable_prefix_caching" and _loses_routed_experts(d):
             given, why = False, "windows give blocks back, and their tokens' experts with them"
         d.decide(name, True if given is None else given, why)
@@ -96,6 +98,12 @@ def _decide_switches(d: Decisions) -> None:
 def _sees_whole_prompts(d: Decisions) -> bool:
     """Whether layers see the tokens of their own step alone."""
     return any(memory is None for memory in d.model.memories)
+
+
+def _needs_every_token(d: Decisions) -> bool:
+    """Whether no result can begin after tokens whose K/V are cached."""
+    pooler = d.value("pooler")
+    return pooler is not None and (pooler.pooling != "last" or pooler.token_pooling == "step")
 
 
 def _loses_routed_experts(d: Decisions) -> bool:

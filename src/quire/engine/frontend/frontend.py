@@ -20,8 +20,9 @@ from quire.engine.client.client import CoreClient
 from quire.engine.core.structured_outputs import grammar_trials
 from quire.engine.frontend.fan_out import fan_out
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits, ReasoningMarks
-from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.output_processor import AnyOutput, OutputProcessor, Processed
 from quire.engine.frontend.output_stream import RequestOutputCollector
+from quire.engine.frontend.pooling_input import PoolingFacts
 from quire.engine.frontend.request_spans import begun_attributes
 from quire.engine.frontend.request_state import RequestGroup
 from quire.engine.stats.engine_stats import EngineStats, Stats
@@ -31,7 +32,6 @@ from quire.engine.wire.control_calls import Utility
 from quire.engine.wire.messages import CLIENT_SHIFT, EngineCoreOutputs, EngineCoreRequest
 from quire.errors import EngineError, InvalidParameter, InvalidType
 from quire.observability.tracing import RequestTracer, exporter_to
-from quire.outputs import RequestOutput
 from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
@@ -239,7 +239,7 @@ class FrontEnd(Generic[Client]):
         """The time of the next request deadline (monotonic, seconds)."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def expire(self, now: float) -> list[RequestOutput]:
+    def expire(self, now: float) -> list[AnyOutput]:
         """Abort requests past their deadline (finish reason "abort", stop reason "timeout")."""
         late = []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -296,6 +296,7 @@ def build_front_end(
         max_logprobs=plan.max_logprobs,
         eos_token_ids=plan.generation_eos_token_ids,
         reports_experts=plan.enable_return_routed_experts,
+        pooling=_pooling_facts(plan),
     )
     tracer = None
     if plan.otlp_traces_endpoint is not None:
@@ -325,6 +326,13 @@ def build_front_end(
         plan=plan,
         tracer=tracer,
     )
+
+
+def _pooling_facts(plan: EnginePlan) -> PoolingFacts | None:
+    if plan.pooler is None:
+        return None
+    name = plan.served_model_names[0]
+    return PoolingFacts(plan.pooler, plan.embedding_size, name, plan.lowers_input)
 
 
 def _seed_of(plan: EnginePlan, client_index: int) -> int:

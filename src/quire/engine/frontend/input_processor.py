@@ -15,6 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from quire.engine.frontend.pooling_input import (
+    PoolingFacts,
+    check_length,
+    completed,
+    require_pooling_params,
+    take_truncation,
+)
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
 from quire.grammar.thinking import num_thinking
@@ -41,7 +48,7 @@ class ModelLimits:
 
     `vocab_size` is the number of ids that the model embeds. `eos_token_ids` are those of the
     generation config. `max_logprobs` -1 means no limit. `reports_experts`: with
-    `enable_return_routed_experts`.
+    `enable_return_routed_experts`. `pooling`: of an engine that pools.
     """
 
     vocab_size: int
@@ -49,6 +56,7 @@ class ModelLimits:
     max_logprobs: int = 20
     eos_token_ids: tuple[int, ...] = ()
     reports_experts: bool = False
+    pooling: PoolingFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +110,57 @@ class InputProcessor:
         does.
         """
         _refuse_unbuilt("lora_request", lora_request, "Adapters are not served yet; leave it out.")
+        if self.limits.pooling is not None:
+            return self._process_pooling(
+                self.limits.pooling,
+                parse_prompt(prompt),
+                completed(require_pooling_params(params), self.limits.pooling),
+                tokenization_kwargs,
+                handle=handle,
+                arrival_time=arrival_time,
+                priority=_priority(priority),
+            )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
         token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self.limits.max_model_len - len(token_ids))
-        allowed = "it must be an int that fits 32 bits"
         request = EngineCoreRequest(
             handle=handle,
             prompt_token_ids=token_ids,
             params=own,
             seed=0,
             arrival_time=arrival_time,
-            priority=checks.integer("priority", priority, -(2**31), 2**31 - 1, allowed),
+            priority=_priority(priority),
             cache_salt=parsed.cache_salt,
         )
         request.seed = self._seed_of(own)
         request.thinking = self._thinking(own, token_ids)
+        return request, parsed.text
+
+    def _process_pooling(
+        self,
+        facts: PoolingFacts,
+        parsed: ParsedPrompt,
+        own: PoolingParams,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        **known: Any,
+    ) -> tuple[EngineCoreRequest, str | None]:
+        """The message of a pooling request, whose prompt may be as long as the model takes."""
+        limit = self.limits.max_model_len
+        side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
+        kwargs, cut = take_truncation(tokenization_kwargs, limit, side)
+        if parsed.token_ids is None:
+            text = parsed.text or ""
+            ids = self._encode(text.lower() if facts.lowers_input else text, kwargs)
+        else:
+            ids = parsed.token_ids if cut is None else cut.of(parsed.token_ids)
+        self._check_ids(ids, parsed)
+        check_length(ids, limit)
+        salt = parsed.cache_salt
+        request = EngineCoreRequest(
+            prompt_token_ids=ids, params=own, seed=0, cache_salt=salt, **known
+        )
         return request, parsed.text
 
     def _own_params(self, params: SamplingParams | PoolingParams) -> SamplingParams:
@@ -126,8 +168,8 @@ class InputProcessor:
         request.
         """
         if isinstance(params, PoolingParams):
-            hint = "Give SamplingParams: this release generates text only."
-            raise NotBuiltYet("params", params, hint)
+            hint = "Give SamplingParams, or start the engine with runner='pooling'."
+            raise InvalidType("params", params, "this engine generates text", hint)
         if not isinstance(params, SamplingParams):
             raise InvalidType("params", params, "it must be a SamplingParams")
         own = params.clone()
@@ -218,16 +260,19 @@ class InputProcessor:
         token_ids = parsed.token_ids
         if token_ids is None:
             token_ids = self._encode(parsed.text or "", tokenization_kwargs)
+        if len(token_ids) >= self.limits.max_model_len:
+            raise PromptTooLong(len(token_ids), self.limits.max_model_len)
+        self._check_ids(token_ids, parsed)
+        return token_ids
+
+    def _check_ids(self, token_ids: list[int], parsed: ParsedPrompt) -> None:
         if not token_ids:
             allowed = "it must have at least one token"
             given = token_ids if parsed.text is None else parsed.text
             raise InvalidParameter("prompt", given, allowed)
-        if len(token_ids) >= self.limits.max_model_len:
-            raise PromptTooLong(len(token_ids), self.limits.max_model_len)
         vocab_size = self.limits.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             checks.in_vocabulary("prompt_token_ids", token_ids, vocab_size)
-        return token_ids
 
     def _encode(self, text: str, tokenization_kwargs: Mapping[str, Any] | None) -> list[int]:
         if self._tokenizer is None:
@@ -243,6 +288,11 @@ class InputProcessor:
         self._num_drawn += 1
         name = f"{self._seed}:{self._num_drawn}".encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def _priority(given: object) -> int:
+    allowed = "it must be an int that fits 32 bits"
+    return checks.integer("priority", given, -(2**31), 2**31 - 1, allowed)
 
 
 def _has(ids: list[int], mark: list[int]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from quire.engine.frontend.output_experts import OutputExperts
 from quire.engine.frontend.output_logprobs import (
@@ -19,16 +19,22 @@ from quire.engine.frontend.output_logprobs import (
     PromptLogprobsBuilder,
 )
 from quire.engine.frontend.output_text import OutputText
+from quire.engine.frontend.pooling_state import PoolingState
 from quire.engine.frontend.request_spans import end_span
 from quire.engine.frontend.request_state import RequestGroup, RequestState
 from quire.engine.stats.step_stats import IterationStats, finished_stats, note_tokens
 from quire.engine.wire.messages import EngineCoreOutputs, EngineCoreRequest, Finished, FinishReason
 from quire.outputs import RequestOutput, RequestStateStats
-from quire.params import SamplingParams
+from quire.params import PoolingParams, SamplingParams
+from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.text.detokenizer import IncrementalDetokenizer
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+
+AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput[PoolingOutput]
+State: TypeAlias = RequestState | PoolingState
 
 
 class Processed(NamedTuple):
@@ -37,7 +43,7 @@ class Processed(NamedTuple):
     put there instead.
     """
 
-    outputs: list[RequestOutput]
+    outputs: list[AnyOutput]
     stopped: list[int]
     ended: list[FinishReason]
     stats: dict[int, IterationStats]
@@ -57,7 +63,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
         self._log_stats = log_stats
-        self._states: dict[int, RequestState] = {}
+        self._states: dict[int, State] = {}
         self._groups: dict[str, RequestGroup] = {}
         self._by_name: dict[str, list[RequestGroup]] = {}
         self.num_queued_tokens = 0
@@ -85,13 +91,13 @@ class OutputProcessor:
         self._note_starts(outputs, stats)
         self._note_prompts(outputs, processed)
         self._note_experts(outputs)
-        self._refuse_pooled(outputs, processed)
+        self._note_pooled(outputs, stats, processed)
         frame = None if outputs.logprobs is None else LogprobFrame(outputs.logprobs)
         ended = {finished.handle: finished for finished in outputs.finished}
         position = 0
         for handle, ids in _rows(outputs):
             state = self._states.get(handle)
-            if state is not None and ids:
+            if isinstance(state, RequestState) and ids:
                 end = ended.pop(handle, None) if ended else None
                 if stats is not None and state.times is not None:
                     note_tokens(stats, state.times, len(ids), outputs.timestamp)
@@ -101,7 +107,7 @@ class OutputProcessor:
             state = self._states.get(end.handle)
             if state is not None:
                 state.engine_index = outputs.engine_index
-                self._advance(state, (), end, None, 0, processed)
+                self._end(state, end, processed)
         return processed
 
     def abort(
@@ -152,11 +158,12 @@ class OutputProcessor:
         """Our own ids of the requests that are not finished."""
         return list(self._groups)
 
-    def _new_state(
-        self, group: RequestGroup, request: EngineCoreRequest, now: float
-    ) -> RequestState:
-        params = request.params
-        assert isinstance(params, SamplingParams), "the input processor refuses other requests"
+    def _new_state(self, group: RequestGroup, request: EngineCoreRequest, now: float) -> State:
+        params, times = request.params, None
+        if self._log_stats:
+            times = RequestStateStats(arrival_time=request.arrival_time, queued_ts=now)
+        if isinstance(params, PoolingParams):
+            return PoolingState(request.handle, group, times)
         tokenizer = self._tokenizer if params.detokenize else None
         wants_logprobs = params.num_logprobs is not None
         prompt = request.prompt_token_ids
@@ -169,9 +176,7 @@ class OutputProcessor:
             prompt_logprobs=None
             if params.prompt_logprobs is None
             else PromptLogprobsBuilder(params, prompt, tokenizer),
-            times=RequestStateStats(arrival_time=request.arrival_time, queued_ts=now)
-            if self._log_stats
-            else None,
+            times=times,
             max_tokens=params.max_tokens,
             experts_start=params.routed_experts_prompt_start,
         )
@@ -199,7 +204,7 @@ class OutputProcessor:
     def _note_prompts(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
         for message in outputs.prompt_logprobs:
             state = self._states.get(message.handle)
-            if state is not None and state.prompt_logprobs is not None:
+            if isinstance(state, RequestState) and state.prompt_logprobs is not None:
                 try:
                     state.prompt_logprobs.add(message)
                 except Exception as error:
@@ -209,17 +214,32 @@ class OutputProcessor:
     def _note_experts(self, outputs: EngineCoreOutputs) -> None:
         for message in outputs.routed_experts:
             state = self._states.get(message.handle)
-            if state is not None:
+            if isinstance(state, RequestState):
                 if state.experts is None:
                     state.experts = OutputExperts(state.experts_start)
                 state.experts.add(message)
 
-    def _refuse_pooled(self, outputs: EngineCoreOutputs, processed: Processed) -> None:
-        """Fail generation requests that got a pooling result."""
+    def _note_pooled(
+        self, outputs: EngineCoreOutputs, stats: IterationStats | None, processed: Processed
+    ) -> None:
+        """Take in the results of pooling requests; fail generation requests that got one."""
         for pooled in outputs.pooled:
             state = self._states.get(pooled.handle)
-            if state is not None:
+            if isinstance(state, PoolingState):
+                state.values = pooled.values
+                if stats is not None and state.times is not None:
+                    note_tokens(stats, state.times, 0, outputs.timestamp)
+            elif state is not None:
                 self._fail(state, TypeError("a generation got a pooled result"), processed)
+
+    def _end(self, state: State, end: Finished, processed: Processed) -> None:
+        """Process the end of a request that has no new token."""
+        if isinstance(state, RequestState):
+            self._advance(state, (), end, None, 0, processed)
+            return
+        output = state.final(end)
+        self._forget(state, end, processed)
+        _deliver(state.group, output, processed)
 
     def _advance(
         self,
@@ -250,15 +270,16 @@ class OutputProcessor:
             self._forget(state, end, processed)
         _deliver(state.group, output, processed)
 
-    def _fail(self, state: RequestState, error: Exception, processed: Processed) -> None:
+    def _fail(self, state: State, error: Exception, processed: Processed) -> None:
         """End a request here, and have the core drop it."""
         output = self._failed(state, error)
         self._forget(state, Finished(state.handle, FinishReason.ERROR), processed)
         processed.stopped.append(state.handle)
         _deliver(state.group, output, processed)
 
-    def _abort(self, state: RequestState, stop_reason: str | None, processed: Processed) -> None:
+    def _abort(self, state: State, stop_reason: str | None, processed: Processed) -> None:
         end = Finished(state.handle, FinishReason.ABORT, stop_reason)
+        output: AnyOutput | None
         try:
             output = state.final(end)
         except Exception as error:
@@ -273,12 +294,12 @@ class OutputProcessor:
             group.is_queued = False
             self.num_queued_tokens -= len(group.prompt_token_ids)
 
-    def _failed(self, state: RequestState, error: Exception) -> RequestOutput | None:
+    def _failed(self, state: State, error: Exception) -> AnyOutput | None:
         request_id = state.group.request_id
         logger.error("Request %s failed in the front end.", request_id, exc_info=error)
         return state.failed("the output could not be put together; the engine's log says why")
 
-    def _forget(self, state: RequestState, end: Finished, processed: Processed) -> None:
+    def _forget(self, state: State, end: Finished, processed: Processed) -> None:
         del self._states[state.handle]
         processed.ended.append(end.reason)
         group = state.group
@@ -309,7 +330,7 @@ def _detokenizer(
     )
 
 
-def _deliver(group: RequestGroup, output: RequestOutput | None, processed: Processed) -> None:
+def _deliver(group: RequestGroup, output: AnyOutput | None, processed: Processed) -> None:
     if output is None:
         return
     if group.mailbox is None:
@@ -340,7 +361,7 @@ def _ragged_rows(
         start += count
 
 
-def _note_end(stats: IterationStats, state: RequestState, end: Finished) -> None:
+def _note_end(stats: IterationStats, state: State, end: Finished) -> None:
     group = state.group
     assert state.times is not None
     ended = finished_stats(

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind
+from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 
 
 class Unfetched(Protocol):
@@ -36,6 +37,7 @@ class RequestOutputCollector:
         self._is_delta = output_kind is RequestOutputKind.DELTA
         self._news: dict[int, Unfetched] = {}
         self._output: RequestOutput | None = None
+        self._pooled: PoolingRequestOutput[PoolingOutput] | None = None
         self._error: BaseException | None = None
         self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
@@ -47,12 +49,16 @@ class RequestOutputCollector:
             if self._waiter is not None:
                 self._wake()
 
-    def put(self, output: RequestOutput | BaseException) -> None:
+    def put(
+        self, output: RequestOutput | PoolingRequestOutput[PoolingOutput] | BaseException
+    ) -> None:
         """Merge an output with the unfetched ones, or replace them by an error."""
         if self._is_closed:
             return
         if isinstance(output, BaseException):
             self._error = output
+        elif isinstance(output, PoolingRequestOutput):
+            self._pooled = output
         elif self._output is None:
             self._output = output
         else:
@@ -77,6 +83,14 @@ class RequestOutputCollector:
             elif part is not None:
                 output.add(part, aggregate=self._is_delta)
         return output
+
+    async def get_pooled(self) -> PoolingRequestOutput[PoolingOutput]:
+        """Wait for the one output of a pooling request. Raises an error that was put."""
+        while self._pooled is None:
+            if self._error is not None:
+                raise self._error
+            await self.arrival()
+        return self._pooled
 
     async def get(self) -> RequestOutput:
         """Wait until there is something new, and return it like `get_nowait`."""

@@ -5,12 +5,16 @@ imported when asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from quire.errors import UnsupportedArchitecture
 from quire.models.config_reader import ConfigReader
+from quire.models.conversion import Form, converted, generators_of, with_pooler
 from quire.models.formats import read_storage
+from quire.models.pooler_keys import with_pooler_keys
+from quire.models.pooler_spec import PoolerSpec
 from quire.models.rules import Family
 from quire.models.spec import Decoder
 
@@ -166,8 +170,12 @@ def architectures() -> tuple[str, ...]:
     return tuple(sorted(_HOMES))
 
 
-def find_family(config: Mapping[str, Any]) -> Family:
-    """The family of the first architecture that config.json names and we know.
+def find_family(
+    config: Mapping[str, Any], pooler: PoolerSpec | None = None, form: Form | None = None
+) -> Family:
+    """The family of the first architecture that config.json names and we know. A name such as
+    `XModel` or `XForSequenceClassification` is a form of the generator X. `pooler`: the one that
+    was decided for the model; `form`: what is made of a generator where none is decided yet.
 
     Raises UnsupportedArchitecture, which lists what is known; code that a repository brings along
     is never run.
@@ -177,10 +185,31 @@ def find_family(config: Mapping[str, Any]) -> Family:
         raise UnsupportedArchitecture(
             f"config.json: architectures={named!r} is not a list of names."
         )
+    if pooler is not None:
+        form = "embed" if pooler.classifier is None else "classify"
     for name in named:
         if name in _HOMES:
-            return family_of(name)
+            return _in_form(family_of(name), form)
+        if (found := _family_in_form(name)) is not None:
+            return found
     raise UnsupportedArchitecture(_refusal(named, config))
+
+
+def _in_form(family: Family, form: Form | None) -> Family:
+    """A family that is named itself: a generator's as it is or in a form, or a pooler's."""
+    if family.pools:
+        return with_pooler(family, ())
+    return family if form is None else converted(family, form)
+
+
+def _family_in_form(architecture: str) -> Family | None:
+    """The family of a pooling architecture whose generator is known."""
+    found = generators_of(architecture)
+    if found is None:
+        return None
+    generators, form = found
+    home = next((name for name in generators if name in _HOMES), None)
+    return None if home is None else converted(family_of(home), form)
 
 
 def family_of(architecture: str) -> Family:
@@ -198,17 +227,21 @@ def summary_of(architecture: str) -> str:
     return " ".join(text.split())
 
 
-def read_spec(config: Mapping[str, Any]) -> Decoder:
-    """The spec of the model that a config.json describes.
+def read_spec(
+    config: Mapping[str, Any], pooler: PoolerSpec | None = None, form: Form | None = None
+) -> Decoder:
+    """The spec of the model that a config.json describes; `pooler` and `form`: see `find_family`.
 
     Raises UnsupportedArchitecture, UnknownConfigKey for a key of unknown meaning,
     UnsupportedConfigValue for a known key at a value that is not implemented, LoadError for a
     missing key. How the weights are quantised is checked as well; it is no part of the spec.
     """
     read_storage(config)
-    family = find_family(config)
     reader = ConfigReader(config)
-    decoder = family.describe(reader)
+    decoder = find_family(config, pooler, form).describe(reader)
+    if decoder.pooler is not None:
+        own = with_pooler_keys(reader, decoder.pooler)
+        decoder = replace(decoder, pooler=own if pooler is None else pooler)
     reader.finish()
     return decoder
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from quire.errors import UnsupportedArchitecture
+from quire.errors import NotBuiltYet, UnsupportedArchitecture
+from quire.models.conversion import Form
 from quire.models.families import find_family, read_spec
 from quire.models.foreign import library
 from quire.models.foreign.spec import ForeignDecoder
+from quire.models.pooler_spec import PoolerSpec
 from quire.models.spec import Decoder
 
 ModelImpl = Literal["quire", "transformers"]
@@ -39,13 +41,22 @@ def choose_implementation(config: Mapping[str, Any], asked: str) -> tuple[ModelI
     return "quire", "a family of Quire's describes the architecture"
 
 
-def describe_model(config: Mapping[str, Any], implementation: str) -> AnyDecoder:
-    """The description of a config.json's model for one of the implementations.
+def describe_model(
+    config: Mapping[str, Any],
+    implementation: str,
+    pooler: PoolerSpec | None = None,
+    form: Form | None = None,
+) -> AnyDecoder:
+    """The description of a config.json's model for one of the implementations; `pooler` and `form`:
+    see `find_family`.
 
     Raises LoadError subclasses for what cannot run: see `read_spec` and `describe_foreign`.
     """
     if implementation == "quire":
-        return read_spec(config)
+        return read_spec(config, pooler, form)
+    if pooler is not None or form is not None:
+        hint = "Use a model that has a family of Quire's: see docs/models.md."
+        raise NotBuiltYet("runner", "pooling with model_impl=transformers", hint)
     from quire.models.foreign.dry_run import describe_foreign  # imports torch and transformers
 
     return describe_foreign(config)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.models.loading.checkpoint_files import CheckpointFiles, TensorEntry
 from quire.models.loading.folder_files import LoadFormat, found_format
+from quire.models.loading.layer_files import LayerFiles
 from quire.models.loading.mistral_files import MistralFiles
 from quire.models.loading.pickled_files import PickledFiles
 from quire.models.loading.streamed_files import StreamedFiles
@@ -56,6 +57,11 @@ _OPENERS: Mapping[str, Callable[[Path, Decoder], WeightFiles]] = MappingProxyTyp
 
 
 def open_files(load_format: LoadFormat, folder: Path, decoder: Decoder) -> WeightFiles:
-    """Open the weights of a folder that are stored by their names on the hub. Raises LoadError."""
+    """Open the weights of a folder that are stored by their names on the hub, and those of a
+    pooler's layers that have files of their own. Raises LoadError.
+    """
     chosen = found_format(folder) if load_format == "auto" else load_format
-    return _OPENERS[chosen](folder, decoder)
+    files = _OPENERS[chosen](folder, decoder)
+    dense = () if decoder.pooler is None else decoder.pooler.dense
+    own = [layer.file for layer in dense if layer.file is not None]
+    return LayerFiles(files, folder, own) if own else files

@@ -66,7 +66,7 @@ class EagerForward:
 
 class RecordedForward:
     """A model's steps as programs: hidden states of up to T tokens, logits of up to R rows, and
-    both in one for the steps that sample all of their tokens.
+    both in one for the steps that sample all of their tokens. A model that pools has the first.
 
     One replay instead of two saves a tenth of a small model's decode step, because threads go to
     sleep between two replays. The programs own the memory of the logits, since allocating it in
@@ -77,7 +77,7 @@ class RecordedForward:
         self, model: RunnableModel, runtime: CpuRuntime, inputs: Batch, *, num_rows: int
     ) -> None:
         """inputs: the whole tensors whose first entries are the steps' batches, with plans for no
-        rows. num_rows: how many rows a step may sample.
+        rows. num_rows: how many rows a step may sample; 0 for a model without logits.
         """
         self._model = model
         self._runtime = runtime
@@ -95,19 +95,24 @@ class RecordedForward:
 
     def record(self) -> None:
         """Record over the weights and the KV memory that there are now."""
-        capacity = self._inputs.num_tokens
-        body, head = (Program(self._runtime, count) for count in (capacity, self._num_rows))
-        both = Program(self._runtime, min(capacity, self._num_rows))
+        body = Program(self._runtime, self._inputs.num_tokens)
         with body.recording():
             hidden = self._model.forward(self._first_inputs(body.capacity))
+        sampling = self._record_sampling(hidden) if self._num_rows else None
+        self._programs = _Programs(body, _FirstStates(hidden), sampling)
+
+    def _record_sampling(self, hidden: HiddenStates) -> _SamplingPrograms:
+        head = Program(self._runtime, self._num_rows)
+        both = Program(self._runtime, min(self._inputs.num_tokens, self._num_rows))
         last = hidden.last.new_zeros((self._num_rows, hidden.last.shape[1]))
         with head.recording():
             logits = self._model.logits(last)
         with both.recording():
             decoded = self._model.forward(self._first_inputs(both.capacity))
             scores = self._model.logits(decoded.last)
-        states = _FirstStates(hidden), _FirstStates(decoded)
-        self._programs = _Programs(body, head, both, *states, *map(_First, (last, logits, scores)))
+        return _SamplingPrograms(
+            head, both, _FirstStates(decoded), *map(_First, (last, logits, scores))
+        )
 
     def _first_inputs(self, count: int) -> Batch:
         """The inputs of up to `count` tokens."""
@@ -140,15 +145,17 @@ class RecordedForward:
         for plan, group in zip(self._plans, batch.groups, strict=True):
             if plan is not None and not isinstance(group, StateBatch):
                 plan.plan = group.plan
-        if samples_all and count <= programs.both.capacity:
-            programs.both.replay(count)
-            return programs.decoded.of(count)
+        sampling = programs.sampling
+        if samples_all and sampling is not None and count <= sampling.both.capacity:
+            sampling.both.replay(count)
+            return sampling.decoded.of(count)
         programs.body.replay(count)
         return programs.hidden.of(count)
 
     def logits(self, hidden: Tensor, last: Tensor | None) -> Tensor:
-        programs = self._programs
-        assert programs is not None, "the memory is released"
+        assert self._programs is not None, "the memory is released"
+        programs = self._programs.sampling
+        assert programs is not None, "a model without logits"
         if last is None:
             if programs.decoded.last.is_part(hidden):
                 return programs.scores.of(len(hidden))
@@ -194,17 +201,24 @@ class _FirstStates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Programs:
-    """The recorded programs, and where each one's inputs and results are."""
+class _SamplingPrograms:
+    """Programs that end with logits, and where each one's inputs and results are."""
 
-    body: Program
     head: Program
     both: Program
-    hidden: _FirstStates
     decoded: _FirstStates
     last: _First
     logits: _First
     scores: _First
+
+
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """The recorded programs; `sampling` None: of a model without logits."""
+
+    body: Program
+    hidden: _FirstStates
+    sampling: _SamplingPrograms | None
 
 
 def _stand_in(group: LayerBatch) -> Any:

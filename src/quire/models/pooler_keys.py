@@ -1,11 +1,12 @@
-"""The keys of a config.json that describe a classifier: its labels and their activation."""
+"""The keys of a config.json that describe a pooler: its labels, and the sizes of its vectors."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.pooler_spec import Classifier, HeadLayer, LabelActivation
+from quire.models.pooler_spec import Classifier, HeadLayer, LabelActivation, PoolerSpec
 
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _MODULES = "torch.nn.modules."
@@ -15,6 +16,25 @@ _ACTIVATIONS: dict[str, LabelActivation] = {
     "linear.Identity": "identity",
 }
 _MOST_LABELS = 2**20
+_OF_LABELS = ("sentence_transformers", "sbert_ce_default_activation_function")
+_OF_TOKENS = ("classifier_from_token", "method", "is_original_qwen3_reranker", "use_sep_token")
+"""Keys that hf_overrides brings, for a classifier made of the language-model head's rows."""
+
+
+def with_pooler_keys(c: ConfigReader, pooler: PoolerSpec) -> PoolerSpec:
+    """The pooler with what the config says of any pooler: the sizes that its vectors may have, and
+    the dtype of its layers.
+    """
+    c.ignore(*_OF_LABELS, *_OF_TOKENS)
+    sizes = c.raw("matryoshka_dimensions", [])
+    if not isinstance(sizes, list) or any(
+        not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes
+    ):
+        raise unsupported("matryoshka_dimensions", sizes, "a list of sizes")
+    is_any = c.flag("is_matryoshka", False)
+    is_wide = c.choice_of("head_dtype", "float32", "model", absent="float32") == "float32"
+    found = tuple(sizes) if sizes else () if is_any else None
+    return replace(pooler, sizes=found, is_wide=is_wide)
 
 
 def read_classifier(
@@ -29,7 +49,7 @@ def read_classifier(
     if count is None:
         count = len(labels) or 2
     names = tuple(labels.get(i) for i in range(count))
-    return Classifier(count, _activation(c, count), bias, layers, labels=names)
+    return Classifier(count, label_activation(c, count), bias, layers, labels=names)
 
 
 def _labels(c: ConfigReader) -> dict[int, str]:
@@ -45,19 +65,20 @@ def _labels(c: ConfigReader) -> dict[int, str]:
     return named
 
 
-def _activation(c: ConfigReader, num_labels: int) -> LabelActivation:
-    problem = c.choice_of("problem_type", *_PROBLEMS, absent="")
-    stated = _stated_activation(c)
+def label_activation(c: ConfigReader, num_labels: int) -> LabelActivation:
+    """What the config says becomes of the scores of so many labels."""
+    problem = c.choice_of("problem_type", *_PROBLEMS) if "problem_type" in c else None
+    stated = _stated(c)
     if problem == "regression":
         return "identity"
     if problem == "multi_label_classification":
         return "sigmoid"
-    if problem == "" and stated is not None:
+    if problem is None and stated is not None:
         return stated
     return "sigmoid" if num_labels < 2 else "softmax"
 
 
-def _stated_activation(c: ConfigReader) -> LabelActivation | None:
+def _stated(c: ConfigReader) -> LabelActivation | None:
     """What sentence-transformers has written into the config."""
     section: Any = c.raw("sentence_transformers", {})
     older = c.raw("sbert_ce_default_activation_function", None)

@@ -1,0 +1,35 @@
+"""Decides how a model pools, and refuses what pooling does not have."""
+
+from __future__ import annotations
+
+from quire.config.pooler_config import pooler_config
+from quire.config.resolve.decisions import Decisions
+from quire.errors import NotBuiltYet
+
+_WITHOUT = {
+    "logits_processors": "Leave it out: no tokens are drawn.",
+    "enable_return_routed_experts": "Leave it out.",
+    "enable_expert_parallel": "Leave it out: each copy has all experts.",
+}
+"""What engines that pool do not have -> what to do."""
+
+
+def decide_pooling(d: Decisions) -> None:
+    """Fix the pooler. Raises NotBuiltYet for an option that engines that pool do not have."""
+    args, model = d.args, d.model
+    d.decide("pooler", model.pooler, model.pooler_reason)
+    given = args.pooler_config
+    config = pooler_config(given) if given is not None else None
+    d.decide("pooler_config", config, "pooler_config" + (" was given" if given else ": none"))
+    size = 0 if model.pooler is None else model.pooler.width(model.hidden_size)
+    d.decide("embedding_size", size, "the width of hidden states, or of the last Dense module")
+    d.decide("lowers_input", model.lowers_input, "do_lower_case of sentence-transformers")
+    d.decide("prompts", model.prompts, "the prompts of sentence-transformers, for clients")
+    if model.pooler is None:
+        return
+    for name, hint in _WITHOUT.items():
+        value = getattr(args, name)
+        if value:
+            raise NotBuiltYet(name, f"{value} of a model that pools", hint)
+    if model.pooler_note:
+        d.note(model.pooler_note)

@@ -1,0 +1,115 @@
+"""Checks and completes the parameters of a pooling request, and cuts its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidParameter, InvalidType, PromptTooLong
+from quire.models.pooler_spec import PoolerSpec, check_dimensions
+from quire.params import PoolingParams, checks
+
+_OF_TOKENS = ("token_embed", "token_classify")
+_WITHOUT_TASK = ("token_embed", "token_classify")
+"""What a request without a task asks for, the first of these that the model can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFacts:
+    """A pooler as requests are checked against it. `width`: numbers of a whole vector. `name`: the
+    model's. `lowers_input`: texts are made small letters.
+    """
+
+    pooler: PoolerSpec
+    width: int
+    name: str
+    lowers_input: bool = False
+
+
+def completed(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
+    """A copy of the parameters with everything that the model decides. Raises InvalidParameter."""
+    own, pooler = params.clone(), facts.pooler
+    own.validate()
+    own.task = _task(own.task, pooler)
+    if own.dimensions is not None:
+        check_dimensions(pooler, own.dimensions, facts.width, facts.name)
+    _complete_steps(own, pooler)
+    if own.skip_reading_prefix_cache is None:
+        own.skip_reading_prefix_cache = False
+    if own.task in _OF_TOKENS or pooler.pooling != "last":
+        own.skip_reading_prefix_cache = True  # a cached block has no hidden states
+    return own
+
+
+def _task(asked: str | None, pooler: PoolerSpec) -> str:
+    if asked is None:
+        return next((t for t in _WITHOUT_TASK if t in pooler.tasks), pooler.tasks[0])
+    if asked not in pooler.tasks:
+        raise InvalidParameter("task", asked, f"this model can do {', '.join(pooler.tasks)}")
+    return asked
+
+
+def _complete_steps(own: PoolingParams, pooler: PoolerSpec) -> None:
+    """Fill in what belongs to the tokens that STEP pooling keeps."""
+    is_step = pooler.token_pooling == "step" and own.task in _OF_TOKENS
+    for name in ("step_tag_id", "returned_token_ids"):
+        value = getattr(own, name)
+        if value is not None and not is_step:
+            allowed = f"the task {own.task} of this model does not take it: it belongs to STEP"
+            raise InvalidParameter(name, value, allowed)
+    if is_step:
+        own.requires_token_ids = True
+        if own.step_tag_id is None:
+            own.step_tag_id = pooler.step_tag
+        if own.returned_token_ids is None and pooler.returned_ids:
+            own.returned_token_ids = list(pooler.returned_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """At most `limit` tokens are left of a prompt: its last ones where the side that is cut is
+    "left", else its first.
+    """
+
+    limit: int
+    side: str
+
+    def of(self, ids: list[int]) -> list[int]:
+        """The ids, cut."""
+        if len(ids) <= self.limit:
+            return ids
+        return ids[len(ids) - self.limit :] if self.side == "left" else ids[: self.limit]
+
+
+def take_truncation(
+    kwargs: Mapping[str, Any] | None, max_model_len: int, default_side: str
+) -> tuple[dict[str, Any], Truncation | None]:
+    """The arguments of the tokenizer, which cuts texts so that special tokens stay, and how ids
+    are cut. `truncate_prompt_tokens` -1 is the model's limit. Raises InvalidParameter.
+    """
+    left = dict(kwargs or {})
+    asked, side = left.pop("truncate_prompt_tokens", None), left.pop("truncation_side", None)
+    if side not in (None, "left", "right"):
+        raise InvalidParameter("truncation_side", side, "it must be 'left' or 'right'")
+    if asked is None:
+        return left, None
+    allowed = f"it must be -1, or a number of tokens up to max_model_len={max_model_len}"
+    limit = checks.integer("truncate_prompt_tokens", asked, -1, max_model_len, allowed)
+    cut = Truncation(max_model_len if limit == -1 else limit, side or default_side)
+    return {**left, "max_length": cut.limit, "truncation_side": cut.side}, cut
+
+
+def check_length(ids: list[int], limit: int) -> None:
+    """Raise PromptTooLong for more tokens than the model takes."""
+    if len(ids) > limit:
+        raise PromptTooLong(len(ids), limit)
+
+
+def require_pooling_params(params: object) -> PoolingParams:
+    """The parameters. Raises InvalidType for any others."""
+    if isinstance(params, PoolingParams):
+        return params
+    hint = "To generate, start the engine with runner='generate' on a model that does."
+    allowed = "this engine pools, so it must be a PoolingParams"
+    raise InvalidType("params", params, allowed, hint)

@@ -1,0 +1,133 @@
+"""Generators as poolers: the pooler that an architecture's name or an option asks for, and the
+family of such checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from quire.models.config_reader import ConfigReader
+from quire.models.pooler_keys import read_classifier
+from quire.models.pooler_spec import Classifier, HeadLayer, PoolerSpec
+from quire.models.rules import Family, Rule, rule
+from quire.models.spec import Decoder
+
+Form = Literal["embed", "classify", "token_classify", "reward", "process_reward", "value_head"]
+"""What is made of a generator."""
+
+STEP_TAG = 151651
+"""The token behind each step of a solution that Qwen's process reward models score."""
+
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_FORMS: dict[str, Form] = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "token_classify",
+    "ForProcessRewardModel": "process_reward",
+    "ForRewardModel": "reward",
+    "ForRewardModeling": "reward",
+    "ForTextEncoding": "embed",
+    "EmbeddingModel": "embed",
+    "TextModel": "embed",
+    "Model": "embed",
+}
+"""End of an architecture's name -> form. The first that fits counts."""
+_VALUE_HEADS = ("InternLM2",)
+"""Beginnings of architectures whose reward model has a `v_head`."""
+
+
+def generators_of(architecture: str) -> tuple[tuple[str, ...], Form] | None:
+    """The names that the generator of a pooling architecture may have, and its form; None for a
+    name that ends as none of these.
+    """
+    if architecture.endswith(_GENERATORS):
+        return None
+    for end, form in _FORMS.items():
+        stem = architecture.removesuffix(end)
+        if stem and stem != architecture:
+            form = "value_head" if form == "reward" and stem in _VALUE_HEADS else form
+            return tuple(stem + generator for generator in _GENERATORS), form
+    return None
+
+
+def converted(family: Family, form: Form) -> Family:
+    """The family of checkpoints in this form; a language-model head in them is ignored."""
+    describe = family.describe
+
+    def describe_pooler(c: ConfigReader) -> Decoder:
+        return replace(describe(c), pooler=_MAKERS[form](c))
+
+    return with_pooler(replace(family, describe=describe_pooler), _rules(form))
+
+
+def with_pooler(family: Family, rules: tuple[Rule, ...]) -> Family:
+    """The family with these rules for its pooler, where a head that is not used is ignored."""
+    names = rf"({re.escape(family.head_prefix)})?(lm_head|embed_out|output)\.(weight|bias)"
+
+    def all_rules(decoder: Decoder) -> tuple[Rule, ...]:
+        return (*family.rules_for(decoder), *rules, *_file_rules(decoder.pooler))
+
+    return replace(family, rules=all_rules, ignored=(*family.ignored, names))
+
+
+def _file_rules(pooler: PoolerSpec | None) -> tuple[Rule, ...]:
+    """The rules of layers that are in files of their own, whose tensors are named by the file."""
+    dense = () if pooler is None else pooler.dense
+    return tuple(
+        rule(f"{layer.file}:{{leaf}}", f"pooler.dense.{i}.{{leaf}}")
+        for i, layer in enumerate(dense)
+    )
+
+
+def _embed(c: ConfigReader) -> PoolerSpec:
+    return PoolerSpec(("embed", "token_embed"))
+
+
+def _classify(c: ConfigReader) -> PoolerSpec:
+    return PoolerSpec(("classify", "token_classify"), classifier=read_classifier(c, bias=False))
+
+
+def _token_classify(c: ConfigReader) -> PoolerSpec:
+    return PoolerSpec(("token_classify",), classifier=read_classifier(c))
+
+
+def _reward(c: ConfigReader) -> PoolerSpec:
+    layers = (HeadLayer(c.integer("hidden_size"), "relu"),)
+    classifier = Classifier(1, "identity", bias=True, layers=layers)
+    return PoolerSpec(("token_classify",), activates=False, classifier=classifier)
+
+
+def _process_reward(c: ConfigReader) -> PoolerSpec:
+    layers = (HeadLayer(c.integer("hidden_size"), "relu"),)
+    classifier = Classifier(2, "softmax", bias=True, layers=layers)
+    return PoolerSpec(
+        ("token_classify",), token_pooling="step", step_tag=STEP_TAG, classifier=classifier
+    )
+
+
+def _value_head(c: ConfigReader) -> PoolerSpec:
+    classifier = Classifier(1, "identity")
+    return PoolerSpec(("token_classify",), activates=False, classifier=classifier)
+
+
+_MAKERS: dict[Form, Callable[[ConfigReader], PoolerSpec]] = {
+    "embed": _embed,
+    "classify": _classify,
+    "token_classify": _token_classify,
+    "reward": _reward,
+    "process_reward": _process_reward,
+    "value_head": _value_head,
+}
+
+
+def _rules(form: Form) -> tuple[Rule, ...]:
+    if form == "value_head":
+        return (rule("v_head.{leaf}", "pooler.classifier.{leaf}"),)
+    if form in ("reward", "process_reward"):
+        return (
+            rule("score.0.{leaf}", "pooler.layers.0.{leaf}"),
+            rule("score.2.{leaf}", "pooler.classifier.{leaf}"),
+        )
+    return (rule("score.{leaf}", "pooler.classifier.{leaf}"),)

@@ -1,0 +1,179 @@
+"""The files with which sentence-transformers describes a model: which modules follow the
+transformer, and how its input is prepared. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from quire.errors import LoadError
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.pooler_spec import HeadActivation, HeadLayer, SequencePooling
+from quire.text.json_files import read_json, read_value
+from quire.text.model_files import has_file
+
+_PACKAGES = (
+    "sentence_transformers.models.",
+    "sentence_transformers.sentence_transformer.modules.",
+    "sentence_transformers.base.modules.",
+    "pylate.models.",
+)
+_POOLINGS: dict[str, SequencePooling] = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean",
+    "lasttoken": "last",
+    "cls": "cls",
+    "mean": "mean",
+}
+_ACTIVATIONS: dict[str, HeadActivation] = {
+    "linear.Identity": "identity",
+    "activation.Tanh": "tanh",
+    "activation.ReLU": "relu",
+    "activation.GELU": "gelu",
+    "activation.SiLU": "silu",
+    "activation.Sigmoid": "sigmoid",
+}
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Of a Dense module, the first that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceFiles:
+    """What the files say.
+
+    `pooling` None: they name none that is implemented, and `note` says which. `normalizes` None:
+    there is no list of modules. `max_length` None: the model's own. `lowers`: input is in small
+    letters. `prompts`, by name, are for callers to put before their texts.
+    """
+
+    pooling: SequencePooling | None = None
+    has_pooling: bool = False
+    normalizes: bool | None = None
+    dense: tuple[HeadLayer, ...] = ()
+    max_length: int | None = None
+    lowers: bool = False
+    prompts: Mapping[str, str] | None = None
+    note: str = ""
+
+
+def read_sentence_files(folder: Path) -> SentenceFiles:
+    """Read them from a model's folder. Raises LoadError for files that cannot be what they are
+    called, and for Dense modules that cannot be used.
+    """
+    modules = _modules(folder)
+    length, lowers = _transformer(folder)
+    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
+        prompts = {}
+    if modules is None:
+        return SentenceFiles(max_length=length, lowers=lowers, prompts=prompts)
+    paths = {name: [path for kind, path in modules if kind == name] for name, _ in modules}
+    pooling, note = None, ""
+    if "Pooling" in paths:
+        config = read_json(folder / paths["Pooling"][0] / "config.json")
+        pooling, note = _pooling(config)
+    return SentenceFiles(
+        pooling=pooling,
+        has_pooling="Pooling" in paths,
+        normalizes="Normalize" in paths,
+        dense=tuple(_dense(folder, path) for path in paths.get("Dense", ())),
+        max_length=length,
+        lowers=lowers,
+        prompts=prompts,
+        note=note,
+    )
+
+
+def _modules(folder: Path) -> list[tuple[str, str]] | None:
+    """Type and folder of each module; None where there is no list of them."""
+    path = folder / "modules.json"
+    if not has_file(path):
+        return None
+    listed = read_value(path)
+    try:
+        found = [(str(module["type"]), str(module.get("path", ""))) for module in listed]
+    except (TypeError, KeyError, AttributeError):
+        raise LoadError(f"{path} must be a list of modules with a type and a path.") from None
+    for _, inside in found:
+        parts = PurePosixPath(inside).parts
+        if ".." in parts or PurePosixPath(inside).is_absolute() or "\0" in inside:
+            raise LoadError(f"{path}: {inside!r} is no folder of the model.")
+    return [(_type(path, kind), inside) for kind, inside in found]
+
+
+def _type(path: Path, kind: str) -> str:
+    """The name of a module's class. Raises LoadError for one that is not implemented."""
+    name = kind.rpartition(".")[2]
+    if kind.startswith(_PACKAGES) and name in ("Transformer", "Pooling", "Dense", "Normalize"):
+        return name
+    raise LoadError(
+        f"{path}: modules of type {kind[:200]} are not implemented; there are Transformer, "
+        "Pooling, Dense and Normalize of sentence-transformers."
+    )
+
+
+def _pooling(config: dict[str, Any]) -> tuple[SequencePooling | None, str]:
+    """The pooling of a module, or None and the sentence that says why there is none."""
+    given = config.get("pooling_mode")
+    modes = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    if not modes:
+        modes = [
+            key.removeprefix("pooling_mode_")
+            for key, value in config.items()
+            if key.startswith("pooling_mode_") and value is True
+        ]
+    if len(modes) == 1 and modes[0] in _POOLINGS:
+        return _POOLINGS[modes[0]], ""
+    names = " and ".join(map(str, modes)) or "nothing"
+    return None, (
+        f"sentence-transformers pools this model by {names}, which is not implemented: vectors "
+        "differ from theirs. CLS, MEAN and LAST are implemented."
+    )
+
+
+def _dense(folder: Path, inside: str) -> HeadLayer:
+    """The layer of a Dense module. Raises LoadError where it cannot be computed."""
+    path = folder / inside / "config.json"
+    c = ConfigReader(read_json(path), f"{inside}/config.json: ")
+    c.ignore("module_input_name", "module_output_name", "init_weight", "init_bias")
+    c.integer("in_features")
+    given = c.raw("activation_function", "torch.nn.modules.activation.Tanh")
+    name = given.removeprefix("torch.nn.modules.") if isinstance(given, str) else ""
+    if name not in _ACTIVATIONS:
+        raise unsupported("activation_function", given, ", ".join(_ACTIVATIONS), str(path))
+    if c.flag("use_residual", False):
+        raise unsupported("use_residual", True, "false", str(path))
+    files = [f"{inside}/{name}" for name in WEIGHT_FILES if has_file(folder / inside / name, None)]
+    if not files:
+        raise LoadError(f"{folder / inside} has no weights in {' or '.join(WEIGHT_FILES)}.")
+    layer = HeadLayer(
+        c.integer("out_features"), _ACTIVATIONS[name], c.flag("bias", True), file=files[0]
+    )
+    c.finish()
+    return layer
+
+
+def _transformer(folder: Path) -> tuple[int | None, bool]:
+    """The longest input, and whether it is made small letters; the latter counts only with the
+    former.
+    """
+    for name in _TRANSFORMER_FILES:
+        c = read_json(folder / name)
+        length = c.get("max_seq_length")
+        if length is None:
+            continue
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise unsupported("max_seq_length", length, "a number of tokens", name)
+        lowers = c.get("do_lower_case", False)
+        if not isinstance(lowers, bool):
+            raise unsupported("do_lower_case", lowers, "true or false", name)
+        return length, lowers
+    return None, False

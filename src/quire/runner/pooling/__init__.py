@@ -1,0 +1,1 @@
+"""The head of rows that pool their prompt."""

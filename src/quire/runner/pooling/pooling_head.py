@@ -1,0 +1,198 @@
+"""The head of rows that pool: gathers what pooling needs of a prompt's hidden states over its
+chunks, and reports the result with the prompt's last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.models.decoder import DecoderModel, HiddenStates
+from quire.models.pooler_spec import PoolerSpec
+from quire.params import PoolingParams, RequestParams
+from quire.runner.batch import StepInputs
+from quire.runner.devices.device import Device
+from quire.runner.grammar_mask import GrammarMask
+from quire.runner.pooling.finish import finished
+from quire.runner.pooling.ordered_sums import PartialSum, Piece, add_pieces
+from quire.runner.rows import Rows
+from quire.runner.runner_output import PooledRow, RunnerOutput
+from quire.scheduling.step import NewRow
+
+_OF_TOKENS = ("token_embed", "token_classify")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What is kept of a prompt between its chunks.
+
+    `ids` are its tokens, where their places count. `first` [1, C] is the first token's hidden
+    state, `sum` that of all so far, `pieces` [n, D] the results of tokens so far.
+    """
+
+    handle: int
+    params: PoolingParams
+    length: int
+    ids: np.ndarray | None
+    first: Tensor | None = None
+    sum: PartialSum | None = None
+    pieces: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A prompt's chunk in a step: `count` tokens from position `first` on, from row `start` of the
+    hidden states.
+    """
+
+    row: int
+    prompt: _Prompt
+    first: int
+    start: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.first + self.count == self.prompt.length
+
+
+class PoolingHead:
+    """Pools the prompts of rows with `PoolingParams`, whose tasks have been checked."""
+
+    def __init__(self, model: DecoderModel, rows: Rows, device: Device) -> None:
+        assert model.pooler is not None, "a model that pools"
+        self.model = model
+        self.spec: PoolerSpec = model.pooler.spec
+        self.rows = rows
+        self.device = device
+        self.prompts: dict[int, _Prompt] = {}
+
+    def needs_host_ids(self, params: RequestParams) -> bool:
+        return False
+
+    def add_row(self, new: NewRow) -> None:
+        params = new.params
+        assert isinstance(params, PoolingParams), "the head of rows that pool"
+        by_place = params.task in _OF_TOKENS and self.spec.token_pooling == "step"
+        ids = np.array(new.token_ids, dtype=np.int64) if by_place else None
+        self.prompts[new.row] = _Prompt(new.handle, params, new.num_prompt_tokens, ids)
+
+    def remove_row(self, row: int) -> None:
+        del self.prompts[row]
+
+    def begin(self, inputs: StepInputs) -> PoolingStep | None:
+        computed = self.rows.num_computed
+        parts = [
+            _Part(
+                row, self.prompts[row], int(computed[row]), int(inputs.starts[i]),
+                int(inputs.counts[i]),
+            )
+            for i, row in enumerate(inputs.rows.tolist())
+            if row in self.prompts
+        ]  # fmt: skip
+        return PoolingStep(self, parts) if parts else None
+
+
+class PoolingStep:
+    """This head's part of one step. What it keeps of prompts counts after `advance`."""
+
+    moves_rows = False
+
+    def __init__(self, head: PoolingHead, parts: Sequence[_Part]) -> None:
+        self._head = head
+        self._parts = parts
+        self._kept: dict[int, _Prompt] = {}
+        self._results: list[tuple[_Prompt, slice | int]] = []
+
+    def compute(self, states: HiddenStates, mask: GrammarMask | None) -> Sequence[Tensor]:
+        """Queue the head's layers on what the step completes; returns one matrix for each task
+        that has results.
+        """
+        vectors = [part for part in self._parts if part.prompt.params.task not in _OF_TOKENS]
+        tokens = [part for part in self._parts if part.prompt.params.task in _OF_TOKENS]
+        hidden = states.last
+        pooled = self._pool(hidden, vectors) if vectors else []
+        pooler = self._head.model.pooler
+        assert pooler is not None, "the model pools"
+        found: list[Tensor] = []
+        for task, layers in (("embed", pooler.embed), ("classify", pooler.classify)):
+            mine = [(part, x) for part, x in pooled if part.prompt.params.task == task]
+            if mine:
+                found.append(layers(torch.cat([x for _, x in mine])))
+                self._results += [(part.prompt, i) for i, (part, _) in enumerate(mine)]
+        return [*found, *self._pool_tokens(hidden, tokens)]
+
+    def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> list[tuple[_Part, Tensor]]:
+        """The pooled hidden states [1, C] of the prompts that end in this step."""
+        pooling = self._head.spec.pooling
+        if pooling == "mean":
+            return self._means(hidden, parts)
+        if pooling == "last":
+            ends = ((part, part.start + part.count - 1) for part in parts if part.is_last)
+            return [(part, hidden[end : end + 1]) for part, end in ends]
+        found = []
+        for part in parts:
+            first = part.prompt.first
+            if first is None:
+                assert part.first == 0, "the first token is not computed"
+                first = hidden[part.start : part.start + 1].clone()
+            if part.is_last:
+                found.append((part, first))
+            self._kept[part.row] = replace(part.prompt, first=first)
+        return found
+
+    def _means(self, hidden: Tensor, parts: Sequence[_Part]) -> list[tuple[_Part, Tensor]]:
+        pieces = [Piece(p.first, p.start, p.count, p.prompt.sum) for p in parts]
+        found = []
+        for part, total in zip(parts, add_pieces(hidden, pieces), strict=True):
+            self._kept[part.row] = replace(part.prompt, sum=total)
+            if part.is_last:
+                found.append((part, (total.total / part.prompt.length)[None]))
+        return found
+
+    def _pool_tokens(self, hidden: Tensor, parts: Sequence[_Part]) -> list[Tensor]:
+        """The results [n, D] of the prompts that end in this step, one tensor for each."""
+        found = []
+        for part in parts:
+            pieces = (*part.prompt.pieces, self._tokens(hidden, part))
+            if part.is_last:
+                found.append(torch.cat(pieces))
+                self._results.append((part.prompt, slice(None)))
+            else:
+                self._kept[part.row] = replace(part.prompt, pieces=pieces)
+        return found
+
+    def _tokens(self, hidden: Tensor, part: _Part) -> Tensor:
+        """The results of a chunk's tokens, or of those that are asked for."""
+        pooler, prompt = self._head.model.pooler, part.prompt
+        assert pooler is not None, "the model pools"
+        x = hidden[part.start : part.start + part.count]
+        if prompt.ids is not None:
+            ids = prompt.ids[part.first : part.first + part.count]
+            chosen = np.flatnonzero(ids == prompt.params.step_tag_id)
+            x = x[torch.from_numpy(chosen).to(x.device)]
+        layers = pooler.embed if prompt.params.task == "token_embed" else pooler.classify
+        results = layers(x) if len(x) else layers(hidden[:1])[:0]
+        columns = prompt.params.returned_token_ids
+        return results.clone() if not columns else results[:, columns]
+
+    def advance(self) -> None:
+        """Keep what the step has found of prompts that go on."""
+        self._head.prompts.update(self._kept)
+
+    def report(self, values: Sequence[Tensor], output: RunnerOutput) -> None:
+        """Add the results of complete prompts."""
+        left = iter(values)
+        matrix: Tensor | None = None
+        for prompt, place in self._results:
+            if place == 0 or isinstance(place, slice):
+                matrix = next(left)
+            assert matrix is not None
+            found = matrix[place].numpy()
+            output.pooled.append(
+                PooledRow(prompt.handle, finished(found, self._head.spec, prompt.params))
+            )
