@@ -60,8 +60,9 @@ def make_prompt_attention(make: Maker, at: str, a: Attention) -> PromptAttention
     kinds = (a.chunk, a.softcap, a.sinks, a.temperature, a.clip, a.alibi, a.gate, a.value_dim)
     usual = (plain.chunk, plain.softcap, plain.sinks, plain.temperature, plain.clip)
     assert kinds == (*usual, plain.alibi, plain.gate, plain.value_dim), "no other form"
-    assert not (a.value_norm or a.values_are_keys or a.qk_norm_after_rope or a.shares is not None)
-    assert a.qk_norm_over == "head", "norms of heads"
+    assert not (a.value_norm or a.values_are_keys or a.shares is not None), "no other form"
+    if a.qk_norm is not None:
+        assert a.qk_norm_over == "head" and not a.qk_norm_after_rope, "norms of heads, first"
     qkv = make.linear(at + "qkv", *(at + part for part in projections_of(a)))
     norms = [
         None if a.qk_norm is None else make.norm(f"{at}{part}_norm", a.qk_norm) for part in "qk"
