@@ -31,6 +31,7 @@ from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    DenseAndExperts,
     LayerInputs,
     MixerAfterShared,
     Mlp,
@@ -212,7 +213,9 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
 
 def has_out_bias(block: Block) -> bool:
     """Whether the layer's feed-forward part has a bias after all products anyway."""
-    return isinstance(block.mlp, Mlp) and block.mlp.bias
+    mlp = block.mlp.dense if isinstance(block.mlp, DenseAndExperts) else block.mlp
+    own = mlp.shared if isinstance(mlp, Moe) else mlp
+    return isinstance(own, Mlp) and own.bias
 
 
 def num_uses(spec: Decoder, block: Block) -> int:
