@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quire.errors import EngineDeadError, EngineError, InvalidParameter, InvalidType, NotBuiltYet
+from quire.errors import EngineDeadError, EngineError, InvalidParameter, InvalidType, RequestError
 from quire.llm import LLM
 from quire.outputs import RequestOutput
 from quire.params import RequestOutputKind, SamplingParams
@@ -103,13 +103,13 @@ def test_priorities_reach_the_core():
 
 
 @pytest.mark.parametrize("name", ["encode", "embed", "classify", "score"])
-def test_pooling_is_refused(name):
+def test_a_model_that_generates_does_not_pool(name):
     arguments = ("a", "b") if name == "score" else ("a",)
-    with pytest.raises(NotBuiltYet) as caught:
+    with pytest.raises(RequestError) as caught:
         getattr(make_llm(), name)(*arguments)
     assert str(caught.value) == (
-        f"method='{name}' is not allowed: this release does not implement it. "
-        "Use generate() or chat(): pooling models are not served yet."
+        "encode(), embed(), classify() and score() are only supported for pooling models. Start "
+        "the engine with runner='pooling', or a model that pools."
     )
 
 

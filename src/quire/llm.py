@@ -16,11 +16,11 @@ from quire.config.args.engine_args import EngineArgs
 from quire.engine.beam_runner import BeamRunner
 from quire.engine.control_verbs import BlockingControl
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import OfflineRequests
+from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.engine.unbuilt import UnbuiltTransferMethods
 from quire.engine.wire.control_calls import Utility
 from quire.errors import InvalidType, NotBuiltYet
-from quire.llm_pooling import PoolingMethods, UseTqdm, one_at_a_time
+from quire.llm_pooling import PoolingMethods, UseTqdm
 from quire.models.foreign.implementation import describe_model
 from quire.models.show import describe
 from quire.observability.metrics import Metric

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
 from quire.engine.frontend.pooling_input import PoolingFacts
+from quire.engine.frontend.score_prompts import (
+    CrossPrompts,
+    cosine,
+    largest_similarities,
+    paired,
+)
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.offline import OfflineRequests
+from quire.engine.offline import OfflineRequests, one_at_a_time
 from quire.errors import InvalidParameter, InvalidType, RequestError
-from quire.models.pooler_spec import PoolingTask
+from quire.models.pooling.spec import PoolingTask
 from quire.params import PoolingParams
 from quire.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
 )
-from quire.prompts import as_prompts
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from quire.prompts import TokensPrompt, as_prompts
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 """Whether to show a progress bar, or a callable that makes one, with `tqdm.tqdm`'s arguments."""
@@ -34,21 +38,6 @@ _HINTS = {
     "embed": "Start it with convert='embed', or a model of vectors.",
     "classify": "Start it with convert='classify', or a model of labels.",
 }
-
-
-def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
-    """Have calls from other threads wait until the method returns; its own may use `self` again,
-    but not while the engine works (engine/offline.py).
-    """
-
-    @wraps(method)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        llm = cast(PoolingMethods, args[0])
-        with llm._lock:
-            llm._requests.require_idle()
-            return method(*args, **kwargs)
-
-    return alone
 
 
 class PoolingMethods:
@@ -118,6 +107,72 @@ class PoolingMethods:
             prompts, pooling_params, "classify", use_tqdm, lora_request, tokenization_kwargs
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    @one_at_a_time
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Score each text of `data_2` with the text of `data_1`, or with that in its place.
+
+        With a model of vectors the score is their cosine, with one of token vectors the sum of
+        each query token's largest product with a document's, with one of labels (it has one) the
+        label of the pair. `chat_template`, or the engine's, makes a prompt of a pair for the
+        latter. Raises RequestError for unequal numbers of texts.
+        """
+        task = self._pooling.pooler.tasks[0]
+        first, second = paired(data_1, data_2)
+        params = _of_task(PoolingParams() if pooling_params is None else pooling_params, task)
+        if task == "classify":
+            template = chat_template or self.llm_engine.front_end.chat_template
+            queries = first * (len(second) // len(first))
+            prompts, each = self._cross_prompts(
+                queries, second, params, template, tokenization_kwargs
+            )
+            outputs = self._pooled(prompts, each, task, use_tqdm, lora_request, None)
+            return [ScoringRequestOutput.from_base(output) for output in outputs]
+        if task not in ("embed", "token_embed"):
+            raise InvalidParameter("method", "score", f"the engine serves {task!r}, no scores")
+        outputs = self._pooled(
+            [*first, *second], params, task, use_tqdm, lora_request, tokenization_kwargs
+        )
+        pooled = outputs[: len(first)] * (len(second) // len(first))
+        return [
+            _compared(query, document, task)
+            for query, document in zip(pooled, outputs[len(first) :], strict=True)
+        ]
+
+    def _cross_prompts(
+        self,
+        first: list[Any],
+        second: list[Any],
+        params: PoolingParams,
+        template: str | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[list[TokensPrompt], list[PoolingParams]]:
+        """A prompt for each pair. Raises RequestError for a model with several labels."""
+        facts, front_end = self._pooling, self.llm_engine.front_end
+        classifier = facts.pooler.classifier
+        if classifier is None or classifier.num_labels != 1:
+            raise RequestError("Scoring API is only enabled for num_labels == 1.")
+        for one in (*first, *second):
+            if not isinstance(one, str):
+                raise InvalidType("data_1", one, "pairs are made of texts")
+        limit = front_end.inputs.limits.max_model_len
+        make = CrossPrompts(front_end.require_tokenizer(), facts, limit, template)
+        pairs = [
+            make.of(query, document, params, tokenization_kwargs)
+            for query, document in zip(first, second, strict=True)
+        ]
+        return [prompt for prompt, _ in pairs], [own for _, own in pairs]
 
     def _pooled(
         self,
@@ -189,3 +244,22 @@ def _of_task(given: object, task: str | None) -> PoolingParams:
     own.task = task
     own.validate()
     return own
+
+
+def _compared(
+    query: PoolingRequestOutput[PoolingOutput],
+    document: PoolingRequestOutput[PoolingOutput],
+    task: str,
+) -> ScoringRequestOutput:
+    """The score of a pair whose texts were pooled apart."""
+    error, score = query.error or document.error, 0.0
+    if error is None:
+        compare = cosine if task == "embed" else largest_similarities
+        score = compare(query.outputs.data, document.outputs.data)
+    return ScoringRequestOutput(
+        f"{query.request_id}_{document.request_id}",
+        ScoringOutput(score),
+        query.prompt_token_ids + document.prompt_token_ids,
+        num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+        error=error,
+    )

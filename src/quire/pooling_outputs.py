@@ -75,7 +75,7 @@ class ScoringOutput(msgspec.Struct, gc=False):
             return cls(0.0)
         if any(size != 1 for size in output.data.shape):
             raise ValueError(f"a score is one number, not {tuple(output.data.shape)}")
-        return cls(float(output.data))
+        return cls(float(output.data.reshape(-1)[0]))
 
 
 def _one_axis(output: PoolingOutput, what: str) -> list[float]:

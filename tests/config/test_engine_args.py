@@ -101,7 +101,6 @@ def test_keyword_like_no_name_is_pointed_to_the_page():
         {"trust_remote_code": True},
         {"enable_lora": True},
         {"cpu_offload_gb": 4},
-        {"runner": "pooling"},
         {"compilation_config": 3},
         {"speculative_config": {"method": "ngram"}},
         {"limit_mm_per_prompt": {"image": 1}},

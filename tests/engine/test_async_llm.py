@@ -11,12 +11,13 @@ from quire.errors import (
     EngineDeadError,
     EngineError,
     InvalidParameter,
+    InvalidType,
     MaxQueuedTokensError,
     NotBuiltYet,
     QueueOverflowError,
     RequestError,
 )
-from quire.params import RequestOutputKind, SamplingParams
+from quire.params import PoolingParams, RequestOutputKind, SamplingParams
 from tests.engine.frontend.async_engines import collect, core_of, looped, make_async
 from tests.engine.frontend.scripted_engines import make_engine, run, whole
 
@@ -255,8 +256,8 @@ async def test_bad_requests_are_refused_and_nothing_else_happens():
     ):
         with pytest.raises(error):
             await collect(engine, "r", prompt, **params)
-    with pytest.raises(NotBuiltYet):
-        await anext(engine.encode([4]))
+    with pytest.raises(InvalidType, match="this engine generates text"):
+        await anext(engine.encode([4], PoolingParams(task="embed"), "r"))
     with pytest.raises(TypeError):
         await collect(engine, 7)
     assert_nothing_left(engine)

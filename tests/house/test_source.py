@@ -10,7 +10,7 @@ from tests.house.package import MODULES
 BANNED_WORDS = {"utils", "helpers", "misc", "common", "seq", "job", "radix", "indptr", "iteration"}
 """Synonyms of the glossary's words, as parts of identifiers."""
 
-OTHERS_WORDS = "seq_len|iteration_(stats|timestamp)"
+OTHERS_WORDS = "seq_len|seq_pooling_type|iteration_(stats|timestamp)"
 """seq_lens is the word, and what a plug-in for statistics reads has its name from others."""
 
 PATH_FILES = {

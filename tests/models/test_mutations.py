@@ -19,7 +19,7 @@ from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
 from quire.models.parameters import parameters
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import (
     Alibi,
     LinearScaling,

@@ -565,7 +565,11 @@ def test_beam_search_params_need_width_and_length():
     [
         (
             {"task": "score"},
-            "task='score' is not allowed: the tasks are embed, token_embed, classify, "
+            "task='score' is not allowed: there is no such task any more. Use classify.",
+        ),
+        (
+            {"task": "reward"},
+            "task='reward' is not allowed: the tasks are embed, token_embed, classify, "
             "token_classify, plugin, embed&token_classify.",
         ),
         (

@@ -36,6 +36,7 @@ class LastHidden:
     def __init__(self, runner):
         self.rows, self.owners = runner.rows, {}
         self.fails, self.breaks = set(), set()
+        self.tasks = ("embed",)
 
     def needs_host_ids(self, params):
         return False

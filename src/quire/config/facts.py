@@ -13,7 +13,7 @@ import msgspec
 
 from quire.models.layer_memory import Latents, LayerMemory
 from quire.models.max_length import LengthFacts
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from quire.config.pooler_config import PoolerConfig
 from quire.config.profiler_config import ProfilerConfig
 from quire.config.structured_outputs_config import StructuredOutputsConfig
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +121,13 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def decided(self) -> list[tuple[str, object]]:
         """The fields that are decisions, in order, with their values."""
-        hidden = ("hf_config", "reasons", "notes")
+        hidden = ("hf_config", "reasons", "notes", *_OF_POOLERS)
         fields = [name for name in self.__struct_fields__ if name not in hidden]
         return [(name, msgspec.structs.asdict(self)[name]) for name in fields]
+
+
+_OF_POOLERS = ("pooler_config", "embedding_size", "lowers_input", "prompts")
+"""What `pooler` and the model's files say already."""
 
 
 def _short(value: object) -> str:
@@ -131,9 +135,7 @@ def _short(value: object) -> str:
     if isinstance(value, dict):
         text = " ".join(f"{k}={v}" for k, v in value.items()) or "none"
     elif isinstance(value, PoolerSpec):
-        text = f"{value.tasks[0]} {value.pooling}"
-    elif isinstance(value, PoolerConfig):
-        text = "given"
+        text = f"{value.tasks[0]} by {value.pooling}"
     elif isinstance(value, ProfilerConfig):
         text = value.torch_profiler_dir
     elif isinstance(value, StructuredOutputsConfig):

@@ -31,7 +31,7 @@ from quire.models.loading.folder_files import found_format, read_folder_config, 
 from quire.models.loading.source import What, locate
 from quire.models.max_length import LengthFacts, length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
-from quire.models.sentence_transformers import SentenceFiles, read_sentence_files
+from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.spec import Block, Decoder
 from quire.text.json_files import read_json
 from quire.text.model_files import has_file, read_text

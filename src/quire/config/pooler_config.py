@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.errors import InvalidParameter
-from quire.models.pooler_spec import PoolingTask
+from quire.models.pooling.spec import PoolingTask
 
 SequenceType = Literal["CLS", "LAST", "MEAN"]
 TokenType = Literal["ALL", "STEP"]

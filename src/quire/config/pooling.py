@@ -12,16 +12,16 @@ from quire.config.args.engine_options import EngineOptions
 from quire.config.pooler_config import PoolerConfig, pooler_config
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.conversion import Form
-from quire.models.pooler_keys import label_activation
-from quire.models.pooler_spec import (
+from quire.models.pooling.conversion import Form
+from quire.models.pooling.keys import label_activation
+from quire.models.pooling.sentence_transformers import SentenceFiles
+from quire.models.pooling.spec import (
     Classifier,
     PoolerSpec,
     SequencePooling,
     TokenPooling,
     check_dimensions,
 )
-from quire.models.sentence_transformers import SentenceFiles
 
 TokenIds = Callable[[str], int | None]
 """The id of a token's text in the model's vocabulary; None if there is no such token."""

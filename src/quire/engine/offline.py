@@ -9,14 +9,33 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.progress import Progress
 from quire.errors import EngineDeadError, EngineError, InvalidParameter
 from quire.params import RequestOutputKind, RequestParams, SamplingParams
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def one_at_a_time(method: Callable[P, T]) -> Callable[P, T]:
+    """Have calls from other threads wait until the method returns; its own may use `self` again,
+    but not while the engine works.
+    """
+
+    @wraps(method)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        llm: Any = args[0]
+        with llm._lock:
+            llm._requests.require_idle()
+            return method(*args, **kwargs)
+
+    return alone
 
 
 class OfflineRequests:

@@ -119,7 +119,7 @@ class Worker:
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The kinds of requests that the model supports."""
-        return ("generate",)
+        return self.model_runner.heads.tasks
 
     def _launch_profiled(self, plan: StepPlan) -> Step | NoTokens:
         assert self._profiler is not None

@@ -13,7 +13,7 @@ from quire.config.profiler_config import ProfilerConfig
 from quire.models.foreign.implementation import ModelImpl
 from quire.models.layer_memory import NumberBytes
 from quire.models.loading.folder_files import LoadFormat
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 from quire.runner.sampling import LogitsProcessor
 from quire.runner.sampling.logprobs import LogprobsMode
 from quire.scheduling.settings import KVGroupSpec

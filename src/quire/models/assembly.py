@@ -49,7 +49,7 @@ from quire.models.mixers.shared_transformer import (
     make_shared_weights,
     make_use,
 )
-from quire.models.pooler import Pooler, make_pooler
+from quire.models.pooling.pooler import Pooler, make_pooler
 from quire.models.spec import (
     Attention,
     Block,

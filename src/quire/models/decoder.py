@@ -24,7 +24,7 @@ from quire.models.assembly import Assembly
 from quire.models.heads import LanguageModelHead
 from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.maker import tensors_of, tensors_within
-from quire.models.pooler import Pooler
+from quire.models.pooling.pooler import Pooler
 from quire.models.spec import Decoder
 from quire.ops import Batch, Ops
 from quire.quantization import UNQUANTIZED, Recipe

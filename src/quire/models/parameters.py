@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quire.models.mixers.recurrent.leaves import leaves
-from quire.models.pooler_spec import HeadLayer, PoolerSpec
+from quire.models.pooling.spec import HeadLayer, PoolerSpec
 from quire.models.spec import (
     Attention,
     Block,

@@ -14,6 +14,7 @@ from quire.models.kv_pool import memories_of, plan_kv_pool, state_bytes, token_b
 from quire.models.layer_memory import KeyValues, NumberBytes, TokenMemory
 from quire.models.mixers.recurrent.words import describe as recurrent
 from quire.models.parameters import layer_parameters, num_parameters
+from quire.models.pooling.show import pooler_lines
 from quire.models.positions import (
     DynamicScaling,
     LinearScaling,
@@ -75,7 +76,9 @@ def _figures(d: Decoder, weight_bytes: int, number: NumberBytes) -> Iterator[str
         yield f"active per token  {active:,}"
     yield f"layers            {len(d.blocks)}"
     yield f"hidden width      {d.dim:,}"
-    yield f"vocabulary        {d.vocab:,}" + (" (head tied to embedding)" if d.tie else "")
+    yield f"vocabulary        {d.vocab:,}" + (
+        " (head tied to embedding)" if d.tie and d.pooler is None else ""
+    )
     context = "of any length" if d.context is None else f"{d.context:,} tokens"
     yield f"context           {context}"
     memories = memories_of([d])
@@ -115,7 +118,7 @@ def _program(d: Decoder) -> Iterator[str]:
         yield "x = mean of the first stream and of Wi @ the others with its magnitude"
     if d.final_norm is not None:
         yield f"x = {_norm(d.final_norm)}(x)"
-    yield from _head(d)
+    yield from _head(d) if d.pooler is None else pooler_lines(d.pooler, d.dim)
 
 
 def _head(d: Decoder) -> Iterator[str]:

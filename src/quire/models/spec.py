@@ -14,7 +14,7 @@ from typing import Literal
 
 from quire.models.layer_memory import KeyValues, Latents, LayerMemory
 from quire.models.mixers.recurrent.spec import RecurrentMixer
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import Alibi, Rope, Temperature
 
 NormKind = Literal["rms", "rms_late_cast", "rms1p", "rms_bare", "layer", "layer1p", "none"]

@@ -74,6 +74,11 @@ class Watcher(Protocol):
 class RowHead(Watcher, Protocol):
     """Serves the rows of one kind of request, and has a part in the steps that have such rows."""
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What such requests may ask for, under the names of the field."""
+        ...
+
     def needs_host_ids(self, params: RequestParams) -> bool:
         """Whether a request with these parameters must not be scheduled ahead of its last id."""
         ...

@@ -120,6 +120,11 @@ class Heads:
         assert kind not in self._by_kind, f"{kind.__name__} has a head"
         self._by_kind[kind] = head
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What requests may ask for."""
+        return tuple(task for head in self._by_kind.values() for task in head.tasks)
+
     def watch(self, watcher: Watcher) -> None:
         """Have `watcher` take part in all steps, from now on."""
         self._watchers.append(watcher)

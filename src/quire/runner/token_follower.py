@@ -26,6 +26,10 @@ class TokenFollower:
         self._rows = rows
         self._group = group
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
     def needs_host_ids(self, params: RequestParams) -> bool:
         """Return False: this worker needs no ids on the host."""
         return False

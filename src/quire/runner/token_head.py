@@ -55,6 +55,10 @@ class TokenHead:
         self._device = device
         self.share = share
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
     def needs_host_ids(self, params: RequestParams) -> bool:
         return self.sampler.needs_host_ids(_sampling(params))
 

@@ -234,6 +234,33 @@ class Tokenizer:
         side = truncation_side or self.truncation_side
         return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
+    def encode_pair(
+        self,
+        text: str,
+        pair: str,
+        *,
+        max_length: int | None = None,
+        truncation_side: str | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """The ids of two texts as the post-processor joins them, and the type of each: 0 for the
+        first text, 1 for the second where the model tells them apart.
+
+        With `max_length` the longer one of the texts is cut until the whole fits; special tokens
+        stay. Raises InvalidParameter.
+        """
+        side = truncation_side or self.truncation_side
+        first, second = (self._encoded(one, False) for one in (text, pair))
+        if max_length is not None:
+            room = max_length - self.library.num_special_tokens_to_add(True)
+            if room < 0:
+                allowed = "it does not even hold the special tokens"
+                raise InvalidParameter("max_length", max_length, allowed)
+            rooms = _shared_room(room, len(first.ids), len(second.ids))
+            for encoding, count in zip((first, second), rooms, strict=True):
+                encoding.truncate(count, direction=side)
+        joined = self.library.post_process(first, second, True)
+        return joined.ids, joined.type_ids
+
     def __call__(
         self,
         text: str | Sequence[str],
@@ -491,3 +518,12 @@ def clean_up_spaces(text: str) -> str:
     for spaced in (" n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced[1:])
     return text
+
+
+def _shared_room(room: int, first: int, second: int) -> tuple[int, int]:
+    """How many tokens of two texts fit in `room`, where the longer one is cut first."""
+    over = max(0, first + second - room)
+    cut = min(over, abs(first - second))
+    first, second = (first - cut, second) if first > second else (first, second - cut)
+    rest = over - cut
+    return first - rest // 2, second - (rest - rest // 2)

@@ -127,9 +127,9 @@ BAD = [
     (
         "a",
         {"params": PoolingParams()},
-        NotBuiltYet,
-        "this release does not implement it. Give SamplingParams: this release generates "
-        "text only.",
+        InvalidType,
+        "this engine generates text. Give SamplingParams, or start the engine with "
+        "runner='pooling'.",
     ),
     (
         "a",
@@ -148,7 +148,8 @@ BAD = [
         "a",
         {"tokenization_kwargs": {"padding": 1}},
         RequestError,
-        "'padding' is not a parameter here: add_special_tokens, truncation and max_length exist.",
+        "'padding' is not a parameter here: add_special_tokens, truncation, max_length and "
+        "truncation_side exist.",
     ),
     (
         "a",

@@ -177,7 +177,8 @@ class CoreControl(UnbuiltCoreMethods, ABC):
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The kinds of requests that the model supports."""
-        return ("generate",)
+        tasks: tuple[str, ...] = self.executor.collective_rpc("get_supported_tasks", (), {})[0]
+        return tasks
 
     def get_weight_version(self) -> str:
         """The version of the weights, which never change after the start."""

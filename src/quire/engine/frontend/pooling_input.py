@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidParameter, InvalidType, PromptTooLong
-from quire.models.pooler_spec import PoolerSpec, check_dimensions
+from quire.models.pooling.spec import PoolerSpec, check_dimensions
 from quire.params import PoolingParams, checks
 
 _OF_TOKENS = ("token_embed", "token_classify")

@@ -11,10 +11,10 @@ from typing import Any
 
 from quire.errors import UnsupportedArchitecture
 from quire.models.config_reader import ConfigReader
-from quire.models.conversion import Form, converted, generators_of, with_pooler
 from quire.models.formats import read_storage
-from quire.models.pooler_keys import with_pooler_keys
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.conversion import Form, converted, generators_of, with_pooler
+from quire.models.pooling.keys import with_pooler_keys
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.rules import Family
 from quire.models.spec import Decoder
 

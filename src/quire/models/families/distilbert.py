@@ -11,7 +11,7 @@ from quire.models.families.encoders import (
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_rules, mlp, stack
-from quire.models.pooler_spec import HeadLayer
+from quire.models.pooling.spec import HeadLayer
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.pooler_keys import read_classifier
-from quire.models.pooler_spec import HeadLayer, PoolerSpec
+from quire.models.pooling.keys import read_classifier
+from quire.models.pooling.spec import HeadLayer, PoolerSpec
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Attention
 

@@ -15,7 +15,7 @@ from quire.models.families.encoders import (
     whole_attention,
 )
 from quire.models.families.llama import context_of, layer_norm, layer_rules, mlp, stack
-from quire.models.pooler_spec import HeadLayer
+from quire.models.pooling.spec import HeadLayer
 from quire.models.positions import LinearScaling, Rope
 from quire.models.rope_config import LEAST_THETA, read_rope
 from quire.models.rules import Family, rule

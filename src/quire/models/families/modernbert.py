@@ -25,7 +25,7 @@ from quire.models.families.llama import (
     with_rope,
     with_windows,
 )
-from quire.models.pooler_spec import HeadActivation, HeadLayer, SequencePooling
+from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
 from quire.models.rope_config import read_ropes
 from quire.models.rules import Family, rule
 from quire.models.spec import Block, Decoder, Norm

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from quire.errors import NotBuiltYet, UnsupportedArchitecture
-from quire.models.conversion import Form
 from quire.models.families import find_family, read_spec
 from quire.models.foreign import library
 from quire.models.foreign.spec import ForeignDecoder
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.conversion import Form
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.spec import Decoder
 
 ModelImpl = Literal["quire", "transformers"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.models.pooler_spec import Classifier, PoolerSpec
+from quire.models.pooling.spec import Classifier, PoolerSpec
 from quire.params import PoolingParams
 
 Array = np.ndarray[Any, Any]

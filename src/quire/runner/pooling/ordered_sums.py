@@ -32,7 +32,7 @@ class PartialSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptChunk:
     """`count` tokens of a prompt from position `first` on; their values begin at row `start`."""
 
     first: int
@@ -42,7 +42,7 @@ class Piece:
     """The sum of the tokens before `first`; None where there are none."""
 
 
-def add_pieces(values: Tensor, pieces: Sequence[Piece]) -> list[PartialSum]:
+def add_pieces(values: Tensor, pieces: Sequence[PromptChunk]) -> list[PartialSum]:
     """values [T, C] of any float dtype -> the sum of each prompt up to the end of its piece."""
     spans = _spans(values, pieces)
     sums, at = [], 0
@@ -58,11 +58,11 @@ def add_pieces(values: Tensor, pieces: Sequence[Piece]) -> list[PartialSum]:
     return sums
 
 
-def _num_spans(piece: Piece) -> int:
+def _num_spans(piece: PromptChunk) -> int:
     return (piece.first + piece.count - 1) // SPAN - piece.first // SPAN + 1
 
 
-def _spans(values: Tensor, pieces: Sequence[Piece]) -> Tensor:
+def _spans(values: Tensor, pieces: Sequence[PromptChunk]) -> Tensor:
     """The sum of each span that the pieces touch, one after the other, with what came before."""
     counts = np.array([piece.count for piece in pieces])
     firsts = np.array([piece.first for piece in pieces])

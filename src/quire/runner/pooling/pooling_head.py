@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import DecoderModel, HiddenStates
-from quire.models.pooler_spec import PoolerSpec
+from quire.models.pooling.spec import PoolerSpec
 from quire.params import PoolingParams, RequestParams
 from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.pooling.finish import finished
-from quire.runner.pooling.ordered_sums import PartialSum, Piece, add_pieces
+from quire.runner.pooling.ordered_sums import PartialSum, PromptChunk, add_pieces
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
 from quire.scheduling.step import NewRow
@@ -70,6 +70,10 @@ class PoolingHead:
         self.rows = rows
         self.device = device
         self.prompts: dict[int, _Prompt] = {}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.spec.tasks
 
     def needs_host_ids(self, params: RequestParams) -> bool:
         return False
@@ -146,7 +150,7 @@ class PoolingStep:
         return found
 
     def _means(self, hidden: Tensor, parts: Sequence[_Part]) -> list[tuple[_Part, Tensor]]:
-        pieces = [Piece(p.first, p.start, p.count, p.prompt.sum) for p in parts]
+        pieces = [PromptChunk(p.first, p.start, p.count, p.prompt.sum) for p in parts]
         found = []
         for part, total in zip(parts, add_pieces(hidden, pieces), strict=True):
             self._kept[part.row] = replace(part.prompt, sum=total)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.models.maker import Maker
-from quire.models.pooler_spec import Classifier, HeadLayer, PoolerSpec
+from quire.models.pooling.spec import Classifier, HeadLayer, PoolerSpec
 from quire.ops import LinearWeight, NormWeight, Ops
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Literal
 
 from quire.models.config_reader import ConfigReader
-from quire.models.pooler_keys import read_classifier
-from quire.models.pooler_spec import Classifier, HeadLayer, PoolerSpec
+from quire.models.pooling.keys import read_classifier
+from quire.models.pooling.spec import Classifier, HeadLayer, PoolerSpec
 from quire.models.rules import Family, Rule, rule
 from quire.models.spec import Decoder
 
@@ -57,7 +57,7 @@ def converted(family: Family, form: Form) -> Family:
     describe = family.describe
 
     def describe_pooler(c: ConfigReader) -> Decoder:
-        return replace(describe(c), pooler=_MAKERS[form](c))
+        return replace(describe(c), pooler=replace(_MAKERS[form](c), encodes_pairs=False))
 
     return with_pooler(replace(family, describe=describe_pooler), _rules(form))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.pooler_spec import Classifier, HeadLayer, LabelActivation, PoolerSpec
+from quire.models.pooling.spec import Classifier, HeadLayer, LabelActivation, PoolerSpec
 
 _PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _MODULES = "torch.nn.modules."

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.errors import LoadError
 from quire.models.config_reader import ConfigReader, unsupported
-from quire.models.pooler_spec import HeadActivation, HeadLayer, SequencePooling
+from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
 from quire.text.json_files import read_json, read_value
 from quire.text.model_files import has_file
 

@@ -68,7 +68,8 @@ class PoolerSpec:
     kept then, () for all. `activates`: whether vectors are normalised, and labels activated, where
     a request does not say. `dense` is of vectors only, the `classifier` of labels only. `sizes`:
     to how many numbers a vector may be cut; () for any, None where it may not. `is_wide`: the head
-    computes in fp32, not in the model's dtype.
+    computes in fp32, not in the model's dtype. `encodes_pairs`: a pair of texts is read as the
+    tokenizer encodes pairs, not as one text after the other.
     """
 
     tasks: tuple[PoolingTask, ...]
@@ -82,6 +83,7 @@ class PoolerSpec:
     sizes: tuple[int, ...] | None = None
     dimensions: int | None = None
     is_wide: bool = True
+    encodes_pairs: bool = True
 
     @property
     def reads_tokens(self) -> bool:

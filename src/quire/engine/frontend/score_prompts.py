@@ -1,0 +1,126 @@
+"""Two texts as the prompts that a score is made of. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.engine.frontend.pooling_input import PoolingFacts, take_truncation
+from quire.errors import InvalidParameter, InvalidType
+from quire.params import PoolingParams
+from quire.params.pooling import SECOND_TEXT
+from quire.prompts import TokensPrompt
+from quire.text.chat_template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+Array = np.ndarray[Any, Any]
+
+_RESERVED = ("chat_template", "tools", "tokenize")
+
+
+def paired(first: object, second: object) -> tuple[list[Any], list[Any]]:
+    """The texts of two arguments, of which the first has one for all or one for each of the second.
+    Raises InvalidParameter for other numbers.
+    """
+    left, right = _texts("data_1", first), _texts("data_2", second)
+    if not left:
+        raise InvalidParameter("data_1", first, "at least one text element must be given")
+    if not right:
+        raise InvalidParameter("data_2", second, "at least one text_pair element must be given")
+    if len(left) not in (1, len(right)):
+        allowed = "input lengths must be either 1:1, 1:N or N:N"
+        raise InvalidParameter("data_1", f"<{len(left)} for {len(right)} items>", allowed)
+    return left, right
+
+
+def _texts(name: str, given: object) -> list[Any]:
+    """The texts, or lists of token ids, of one side."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Mapping):
+        allowed = "it must be a text or a list of texts: media are not served"
+        raise InvalidType(name, given, allowed)
+    if not isinstance(given, Sequence):
+        raise InvalidType(name, given, "it must be a text or a list of texts")
+    if given and all(isinstance(one, int) for one in given):
+        return [list(given)]
+    for one in given:
+        if not isinstance(one, str | list | tuple):
+            raise InvalidType(name, one, "each item must be a text")
+    return list(given)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossPrompts:
+    """Makes one prompt of each pair of texts, for a model that gives it one label.
+
+    `template` (its messages have the roles query and document, `variables` are its other names)
+    comes before the pair encoding of the tokenizer, which models of pairs were trained with; other
+    models read one text after the other.
+    """
+
+    tokenizer: Tokenizer
+    facts: PoolingFacts
+    max_model_len: int
+    template: str | None = None
+    variables: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for key in _RESERVED:
+            if key in (self.variables or {}):
+                raise InvalidParameter("chat_template_kwargs", key, "templates have no such name")
+
+    def of(
+        self,
+        query: str,
+        document: str,
+        params: PoolingParams,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[TokensPrompt, PoolingParams]:
+        """The prompt of a pair, and its parameters. Raises RequestError."""
+        kwargs, cut = take_truncation(
+            tokenization_kwargs, self.max_model_len, self.tokenizer.truncation_side
+        )
+        if self.facts.lowers_input:
+            query, document = query.lower(), document.lower()
+        if self.template is not None:
+            return self._plain(self._rendered(query, document), kwargs), params
+        if not self.facts.pooler.encodes_pairs:
+            return self._plain(query + document, kwargs), params
+        limit, side = (None, None) if cut is None else (cut.limit, cut.side)
+        ids, types = self.tokenizer.encode_pair(
+            query, document, max_length=limit, truncation_side=side
+        )
+        if 1 in types:
+            params = params.clone()
+            params.extra_kwargs = {**(params.extra_kwargs or {}), SECOND_TEXT: types.index(1)}
+        return TokensPrompt(prompt_token_ids=ids), params
+
+    def _plain(self, text: str, kwargs: Mapping[str, Any]) -> TokensPrompt:
+        return TokensPrompt(prompt_token_ids=self.tokenizer.encode(text, **kwargs), prompt=text)
+
+    def _rendered(self, query: str, document: str) -> str:
+        assert self.template is not None, "a template is given"
+        messages = [
+            {"role": "query", "content": query},
+            {"role": "document", "content": document},
+        ]
+        return ChatTemplate(self.template).render(messages, self.variables or {})
+
+
+def cosine(first: Array, second: Array) -> float:
+    """The cosine of two vectors [D]; 0 where one of them is 0."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    lengths = np.sqrt(np.add.reduce(a * a)) * np.sqrt(np.add.reduce(b * b))
+    return float(np.float32(np.add.reduce(a * b) / max(lengths, 1e-16)))
+
+
+def largest_similarities(query: Array, document: Array) -> float:
+    """The sum, over the tokens of a query [m, D], of the largest dot product with a token of the
+    document [n, D] (MaxSim, Khattab & Zaharia 2020).
+    """
+    products = query.astype(np.float32) @ document.astype(np.float32).T
+    return float(np.add.reduce(products.max(axis=1)))

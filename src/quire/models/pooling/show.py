@@ -1,0 +1,35 @@
+"""A pooler as text, in the form of the program that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from quire.models.pooling.spec import HeadLayer, PoolerSpec
+
+_POOLED = {"cls": "x[first token]", "mean": "mean of x", "last": "x[last token]"}
+
+
+def pooler_lines(p: PoolerSpec, dim: int) -> Iterator[str]:
+    """What becomes of hidden states x with `dim` numbers."""
+    yield f"p = {_POOLED[p.pooling]}    # for tasks of tokens each x"
+    yield from _layers(p.dense, dim)
+    c = p.classifier
+    if c is None:
+        length = " / |p|" if p.activates else ""
+        yield f"vector[{p.width(dim)}] = p{length}"
+        return
+    yield from _layers(c.layers, dim)
+    inputs = c.layers[-1].width if c.layers else dim
+    scores = f"classifier[{c.num_labels} x {inputs}] @ p{' + bias' if c.bias else ''}"
+    if c.mean or c.deviation != 1:
+        scores = f"({scores} - {c.mean:g}) / {c.deviation:g}"
+    is_plain = c.activation == "identity" or not p.activates
+    yield f"labels = {scores}" if is_plain else f"labels = {c.activation}({scores})"
+
+
+def _layers(layers: Sequence[HeadLayer], inputs: int) -> Iterator[str]:
+    for layer in layers:
+        product = f"W[{layer.width} x {inputs}] @ p{' + bias' if layer.bias else ''}"
+        after = product if layer.act == "identity" else f"{layer.act}({product})"
+        yield f"p = {after}" if layer.norm_eps is None else f"p = norm({after})"
+        inputs = layer.width

@@ -1,0 +1,281 @@
+"""What callers of a pooling engine see: outputs, errors in a sentence, edges of inputs."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import quire
+from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, PoolingParams
+from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
+from tests.pooling import models
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("embedder")
+    models.make(path, "Qwen3", "Model")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(folder, dtype="float32", disable_log_stats=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory):
+    path = tmp_path_factory.mktemp("reranker")
+    models.make(path, "Qwen2", "ForSequenceClassification", num_labels=1)
+    with LLM(str(path), dtype="float32") as llm:
+        yield llm
+
+
+def refusal(kind, call, *arguments, **options):
+    with pytest.raises(kind) as caught:
+        call(*arguments, use_tqdm=False, **options)
+    return str(caught.value)
+
+
+def test_texts_and_ids_are_the_same(llm):
+    text = "The quick brown fox"
+    ids = llm.get_tokenizer().encode(text)
+    by_text, by_ids = llm.embed([text, ids], use_tqdm=False)
+    assert by_text.outputs == by_ids.outputs and by_text.prompt_token_ids == ids
+    assert isinstance(by_text, quire.EmbeddingRequestOutput)
+    assert by_text.outputs.hidden_size == 48
+
+
+def test_the_longest_prompt_and_longer_ones(llm):
+    [ids] = models.prompts(lengths=(170,))
+    assert llm.embed([ids[:160]], use_tqdm=False)[0].outputs.hidden_size == 48
+    with pytest.raises(PromptTooLong, match="maximum context length is 160 tokens"):
+        llm.embed([ids[:161]], use_tqdm=False)
+    for side, kept in (("left", ids[-160:]), ("right", ids[:160])):
+        cut = {"truncate_prompt_tokens": -1, "truncation_side": side}
+        [output] = llm.embed([ids], tokenization_kwargs=cut, use_tqdm=False)
+        assert output.prompt_token_ids == kept
+    [output] = llm.embed(
+        "one two three four five six", tokenization_kwargs={"truncate_prompt_tokens": 3},
+        use_tqdm=False,
+    )  # fmt: skip
+    assert len(output.prompt_token_ids) == 3
+    text = refusal(
+        InvalidParameter, llm.embed, "a", tokenization_kwargs={"truncate_prompt_tokens": 161}
+    )
+    assert text == (
+        "truncate_prompt_tokens=161 is not allowed: it must be -1, or a number of tokens up to "
+        "max_model_len=160."
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "kind", "text"),
+    [
+        ([], {}, InvalidParameter, "prompts=[] is not allowed: you must pass at least one prompt."),
+        ([[]], {}, InvalidParameter, "prompt=[] is not allowed: it must have at least one token."),
+        ("", {}, InvalidParameter, "prompt='' is not allowed: it must have at least one token."),
+        ([[5, 320]], {}, InvalidParameter, "prompt_token_ids=320 is not allowed"),
+        (
+            "a",
+            {"pooling_params": quire.SamplingParams()},
+            InvalidType,
+            "it must be a PoolingParams, or a list of them.",
+        ),
+        (
+            ["a", "b"],
+            {"pooling_params": [PoolingParams()]},
+            InvalidParameter,
+            "it must be one value for all, or one for each of the 2 prompts.",
+        ),
+        (
+            "a",
+            {"pooling_params": PoolingParams(task="classify")},
+            InvalidParameter,
+            "task='classify' is not allowed: this call asks for 'embed'.",
+        ),
+        (
+            "a",
+            {"pooling_params": PoolingParams(dimensions=48)},
+            InvalidParameter,
+            "does not support Matryoshka embeddings, so that dimensions must be left out.",
+        ),
+        (
+            "a",
+            {"pooling_params": PoolingParams(step_tag_id=3)},
+            InvalidParameter,
+            "step_tag_id=3 is not allowed: the task embed of this model does not take it: it "
+            "belongs to STEP.",
+        ),
+    ],
+)
+def test_refusals_of_inputs(llm, prompts, options, kind, text):
+    assert text in refusal(kind, llm.embed, prompts, **options)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.embed("a", use_tqdm=False)[0].error is None
+
+
+def test_refusals_of_tasks(llm, reranker):
+    assert refusal(InvalidParameter, llm.classify, "a") == (
+        "pooling_task='classify' is not allowed: this model does not support it, but embed, "
+        "token_embed. Start it with convert='classify', or a model of labels."
+    )
+    assert refusal(InvalidParameter, llm.encode, "a") == (
+        "pooling_task=None is not allowed: it must be given, and this model serves 'embed'."
+    )
+    assert refusal(InvalidParameter, llm.encode, "a", pooling_task="token_embed") == (
+        "pooling_task='token_embed' is not allowed: the engine serves 'embed'. Start it with "
+        "pooler_config={'task': 'token_embed'}."
+    )
+    assert "Use classify." in refusal(InvalidParameter, llm.encode, "a", pooling_task="score")
+    assert "convert='embed'" in refusal(InvalidParameter, reranker.embed, "a")
+    with pytest.raises(InvalidType, match="this engine pools"):
+        llm.generate("a", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"runner": "generate"}, "Qwen3Model has no language-model head"),
+        ({"convert": "classify"}, "Qwen3Model is a pooler already, of embed, token_embed"),
+        ({"pooler_config": {"task": "classify"}}, "this model can do embed, token_embed"),
+        ({"pooler_config": {"normalize": True}}, "Its name is use_activation."),
+        ({"pooler_config": {"pooling_type": "MAX"}}, "its fields are task"),
+        ({"pooler_config": {"logit_sigma": 0}}, "it divides"),
+        ({"pooler_config": {"dimensions": 8}}, "Matryoshka"),
+        (
+            {"pooler_config": {"pooling_type": "LAST", "tok_pooling_type": "ALL"}},
+            "Give one of them.",
+        ),
+        ({"logits_processors": ["a:B"]}, "of a model that pools"),
+    ],
+)
+def test_refusals_of_options(folder, options, text):
+    with pytest.raises(RequestError) as caught:
+        LLM(folder, **options)
+    assert text in str(caught.value)
+
+
+def test_params_of_a_caller_are_not_changed(llm):
+    params = PoolingParams()
+    llm.embed("a", pooling_params=params, use_tqdm=False)
+    assert params == PoolingParams()
+
+
+def test_many_inputs_in_one_call(folder):
+    draw = np.random.default_rng(0)
+    asked = [draw.integers(5, 300, n).tolist() for n in draw.integers(1, 6, 10_000)]
+    with LLM(folder, dtype="float32") as llm:
+        outputs = llm.embed(asked, use_tqdm=False)
+        some = llm.embed([asked[i] for i in (0, 4321, 9999)], use_tqdm=False)
+    assert [o.prompt_token_ids for o in outputs] == asked
+    assert [o.outputs for o in some] == [outputs[i].outputs for i in (0, 4321, 9999)]
+
+
+def test_metrics(llm):
+    def count(name):
+        found = [m for m in llm.get_metrics() if m.name == name]
+        return sum(getattr(m, "value", getattr(m, "count", 0)) for m in found)
+
+    names = ("vllm:request_success", "vllm:prompt_tokens", "vllm:time_to_first_token_seconds")
+    before = [count(name) for name in names]
+    llm.embed([[5, 6, 7], [8, 9]], use_tqdm=False)
+    assert [count(name) for name in names] == [before[0] + 2, before[1] + 5, before[2] + 2]
+    assert count("vllm:generation_tokens") == 0
+
+
+def test_steps_of_an_engine(folder):
+    engine = LLMEngine.from_engine_args(EngineArgs(folder, dtype="float32"))
+    assert engine.get_supported_tasks() == ("embed", "token_embed")
+    engine.add_request("a", [5, 6, 7], PoolingParams(task="embed"))
+    engine.add_request("b", [5, 6, 7], PoolingParams())
+    found = {}
+    while engine.has_unfinished_requests():
+        found |= {output.request_id: output.outputs.data for output in engine.step()}
+    assert found["a"].shape == (48,) and found["b"].shape == (3, 48), "without a task: of tokens"
+    assert np.array_equal(found["b"][-1], found["a"])
+    engine.add_request("c", [5, 6, 7], PoolingParams(task="embed"))
+    engine.abort_request("c")
+    [aborted] = engine.step()
+    assert aborted.finished and aborted.error == "the request was aborted"
+    assert aborted.outputs.data.shape == (0,)
+    engine.close()
+
+
+def test_a_core_in_another_process(folder, llm):
+    asked = models.prompts(seed=7)
+
+    async def run():
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(folder, dtype="float32"))
+
+        async def one(name, ids, task):
+            async for output in engine.encode(ids, PoolingParams(task=task), name):
+                assert output.finished and output.request_id == name
+            return output.outputs.data
+
+        try:
+            calls = [one(str(i), ids, "embed") for i, ids in enumerate(asked)]
+            vectors = await asyncio.gather(*calls, one("t", asked[3], "token_embed"))
+            with pytest.raises(InvalidType, match="this engine pools"):
+                await anext(engine.generate([5], quire.SamplingParams(), "g"))
+            assert await engine.get_supported_tasks() == ("embed", "token_embed")
+            return vectors
+        finally:
+            engine.shutdown()
+
+    *vectors, tokens = asyncio.run(run())
+    wanted = llm.embed(asked, use_tqdm=False)
+    for vector, output in zip(vectors, wanted, strict=True):
+        assert vector.tolist() == output.outputs.embedding
+    assert tokens.shape == (len(asked[3]), 48)
+
+
+def test_cosines(llm):
+    texts = ["a fox", "a dog", "the fox"]
+    first, *rest = llm.embed(texts, use_tqdm=False)
+    wanted = [np.dot(first.outputs.embedding, one.outputs.embedding) for one in rest]
+    scores = llm.score(texts[0], texts[1:], use_tqdm=False)
+    assert [s.outputs.score for s in scores] == pytest.approx(wanted, abs=1e-6)
+    pairs = llm.score(
+        [texts[0], texts[1], texts[0]], [texts[1], texts[1], texts[2]], use_tqdm=False
+    )
+    found = [s.outputs.score for s in pairs]
+    assert found == pytest.approx([wanted[0], 1.0, wanted[1]], abs=1e-6)
+    assert pairs[1].prompt_token_ids == 2 * llm.get_tokenizer().encode(texts[1])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (["a", "b"], ["a", "b", "c"], "input lengths must be either 1:1, 1:N or N:N"),
+        ([], ["a"], "at least one text element must be given"),
+        ("a", [], "at least one text_pair element must be given"),
+        ({"content": []}, "a", "media are not served"),
+        (["a"], [3.0], "each item must be a text"),
+    ],
+)
+def test_refusals_of_pairs(llm, first, second, text):
+    assert text in refusal(RequestError, llm.score, first, second)
+
+
+def test_labels_of_pairs(reranker):
+    documents = ["a cat", "a dog and a cat"]
+    scores = reranker.score("what is it? ", documents, use_tqdm=False)
+    whole = reranker.classify(["what is it? " + one for one in documents], use_tqdm=False)
+    assert [s.outputs.score for s in scores] == [one.outputs.probs[0] for one in whole]
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    [score] = reranker.score("q", "d", chat_template=template, use_tqdm=False)
+    [one] = reranker.classify("<query>q<document>d", use_tqdm=False)
+    assert score.outputs.score == one.outputs.probs[0]
+
+
+def test_largest_similarities(folder):
+    with LLM(folder, dtype="float32", pooler_config={"task": "token_embed"}) as llm:
+        texts = ["a quick fox", "the dog", "one fox of many"]
+        [score, other] = llm.score(texts[0], texts[1:], use_tqdm=False)
+        tokens = [o.outputs.data.numpy() for o in llm.encode(
+            texts, pooling_task="token_embed", use_tqdm=False)]  # fmt: skip
+    for found, document in zip((score, other), tokens[1:], strict=True):
+        wanted = (tokens[0] @ document.T).max(axis=1).sum()
+        assert found.outputs.score == pytest.approx(float(wanted), abs=1e-5)
