@@ -2,7 +2,8 @@
 // values are rows of the step's own activations. The arithmetic is that of attention_tile.hpp.
 //
 // A query's segments begin at its prompt's first token and are merged in order, so that its bits do
-// not depend on what else is in the step.
+// not depend on what else is in the step. Prompts of few tokens that all see each other need no
+// merging: there the vectors are of queries, so that softmax goes down their columns.
 
 #include "core/parallel.hpp"
 #include "kernels/attention_tile.hpp"
@@ -52,6 +53,72 @@ inline void widen(const PromptKeys& keys, int64_t segment, int64_t low, int64_t 
     });
 }
 
+constexpr int64_t kFewKeys = 512;  // their scores with a vector of queries stay in the second cache
+constexpr int64_t kPitch = 144;  // between keys: no power of two, so that they spread in the cache
+constexpr int64_t kPitchDim = 128;
+
+// Whether all tokens of a prompt of this length see each other, and are few.
+inline bool are_few(const AttendPromptsArgs& a, int64_t length) {
+    return length <= kFewKeys && a.head_dim <= kPitchDim && (a.window == 0 || a.window >= length);
+}
+
+// Scratch memory for kColumns queries of a prompt of few tokens, in floats.
+struct FewRoom {
+    float *q, *k, *v, *s, *out, *inverse;
+    int64_t width, length;
+
+    static int64_t num_floats(int64_t dim, int64_t length) {
+        const int64_t width = rounded_up(dim, kColumns), padded = length + kRows;
+        return width * kColumns + padded * (kPitch + kColumns) + length * width +
+               (kRows + kColumns) * (width + 1);
+    }
+    FewRoom(float* memory, int64_t dim, int64_t num_keys)
+        : q(memory), width(rounded_up(dim, kColumns)), length(num_keys) {
+        const int64_t padded = num_keys + kRows;
+        k = q + width * kColumns;
+        v = k + padded * kPitch;
+        s = v + num_keys * width;
+        out = s + padded * kColumns;
+        inverse = out + (kRows + kColumns) * width;
+    }
+    float* panel(int64_t column) const { return v + column / kColumns * kColumns * length; }
+};
+
+// Scores [keys, kColumns] to weights whose sum is 1 / inverse.
+inline void soften_columns(const Scoring& scoring, const FewRoom& room) {
+    for (int64_t c = 0; c < kColumns; c += kLanes) {
+        float* s = room.s + c;
+        F32 top = splat(kNothing), sum = splat(0);
+        for (int64_t t = 0; t < room.length; ++t) {
+            const F32 score = scoring(load(s + t * kColumns));
+            store(s + t * kColumns, score);
+            top = max(top, score);
+        }
+        for (int64_t t = 0; t < room.length; ++t) {
+            const F32 weight = exp2(sub(load(s + t * kColumns), top));
+            store(s + t * kColumns, weight);
+            sum = add(sum, weight);
+        }
+        store(room.inverse + c, div(splat(1), sum));
+    }
+}
+
+// The sums for n of the queries, at room.out [n, width].
+inline void weigh_columns(const FewRoom& room, int64_t n) {
+    for (int64_t i = 0; i < room.width; i += kColumns) {
+        for (int64_t row = 0; row < n; row += kRows) {
+            with_group(least(kRows, n - row), [&](auto count) {
+                small_product<count.value, 1, kColumns>(
+                    room.s + row, room.panel(i), room.length, [&](int r, int c, F32 sum) {
+                        const F32 inverse = splat(room.inverse[row + r]);
+                        store(room.out + (row + r) * room.width + i + c * kLanes,
+                              mul(sum, inverse));
+                    });
+            });
+        }
+    }
+}
+
 // Some tokens of a row.
 struct PromptPiece {
     int32_t row;
@@ -80,11 +147,80 @@ struct PromptWorker {
         token = start + piece.token;
         const int64_t count = least(tokens, length - piece.token);
         rows = count * per_kv;
-        const size_t bytes = num_floats(a, count) * sizeof(float);
-        memory = static_cast<float*>(scratch(pool, worker, bytes));
+        const int64_t floats =
+            are_few(a, length) ? FewRoom::num_floats(a.head_dim, length) : num_floats(a, count);
+        memory = static_cast<float*>(scratch(pool, worker, floats * sizeof(float)));
     }
 
     void run() {
+        with_type(a.type, [&](auto type) {
+            if (are_few(a, length))
+                attend_few<decltype(type)>();
+            else
+                attend_many();
+        });
+    }
+
+    template <class E>
+    void attend_few() {
+        const FewRoom room(memory, a.head_dim, length);
+        for (int64_t j = 0; j < length; ++j) {
+            const E* key = row_of<E>(a.k, start + j, head);
+            const E* value = row_of<E>(a.v, start + j, head);
+            each(a.head_dim, [&](auto lanes, int64_t i) {
+                store(room.k + j * kPitch + i, get(lanes, key + i));
+                store(room.panel(i) + j * kColumns + i % kColumns, get(lanes, value + i));
+            });
+        }
+        const Scoring scoring(a.scale, 0);
+        for (int64_t row = 0; row < rows; row += kColumns) {
+            const int64_t n = least(kColumns, rows - row);
+            transpose_queries<E>(row, room.q);
+            for (int64_t j = 0; j < length; j += kRows)
+                with_group(least(kRows, length - j), [&](auto count) {
+                    small_product<count.value, kPitch, 1>(
+                        room.k + j * kPitch, room.q, a.head_dim, [&](int r, int c, F32 sum) {
+                            store(room.s + (j + r) * kColumns + c * kLanes, sum);
+                        });
+                });
+            soften_columns(scoring, room);
+            weigh_columns(room, n);
+            for (int64_t r = 0; r < n; ++r) {
+                E* out = static_cast<E*>(a.out) + place(row + r);
+                each(a.head_dim, [&](auto lanes, int64_t i) {
+                    put(lanes, out + i, load(room.out + r * room.width + i));
+                });
+            }
+        }
+    }
+
+    // kColumns queries from `row` on, as [dim, kColumns]; those beyond the last are 0.
+    template <class E>
+    void transpose_queries(int64_t row, float* to) const {
+        for (int64_t c = 0; c < kColumns; c += kLanes) {
+            each(a.head_dim, [&](auto lanes, int64_t i) {
+                F32 block[kLanes];
+                for (int64_t l = 0; l < kLanes; ++l)
+                    block[l] =
+                        row + c + l < rows ? get(lanes, query<E>(row + c + l) + i) : splat(0);
+                transpose(block);
+                for (int64_t l = 0; l < kLanes; ++l) store(to + (i + l) * kColumns + c, block[l]);
+            });
+        }
+    }
+
+    template <class E>
+    const E* query(int64_t row) const {
+        return row_of<E>(a.q, token + row / per_kv, head * per_kv + row % per_kv);
+    }
+
+    // Where a row's result is.
+    int64_t place(int64_t row) const {
+        const int64_t h = head * per_kv + row % per_kv;
+        return ((token + row / per_kv) * a.heads + h) * a.head_dim;
+    }
+
+    void attend_many() {
         float* slopes = memory;
         for (int64_t i = 0; i < per_kv; ++i) slopes[i] = 0;
         const int64_t width = rounded_up(a.head_dim, kColumns), padded = padded_rows(rows);
@@ -109,8 +245,7 @@ struct PromptWorker {
 
     void finish(const Merged& whole) const {
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t h = head * per_kv + r % per_kv;
-            const int64_t at = ((token + r / per_kv) * a.heads + h) * a.head_dim;
+            const int64_t at = place(r);
             const float* values = whole.values + r * whole.stride;
             const F32 sum = splat(whole.sums[r]);
             with_type(a.type, [&](auto type) {

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.params import PoolingParams, RequestParams
+from quire.params import PoolingParams
 from quire.runner.devices.device import Array
 from quire.scheduling.step import NewRow
-
-SECOND_TEXT = "compressed_token_type_ids"
-"""The key of `PoolingParams.extra_kwargs` with the position of the first token of type 1: types are
-0 before it and 1 from it on."""
 
 
 class TokenTypes:
@@ -23,7 +19,7 @@ class TokenTypes:
 
     def add_row(self, row: NewRow) -> None:
         """Note where the row's second text begins. Raises ValueError where there cannot be one."""
-        second = second_text(row.params)
+        second = row.params.second_text_at if isinstance(row.params, PoolingParams) else None
         if second is not None and (self._num_types < 2 or second < 0):
             raise ValueError(f"token {second} cannot have type 1 of {self._num_types}")
         self._second[row.row] = np.iinfo(np.int64).max if second is None else second
@@ -34,11 +30,3 @@ class TokenTypes:
     def fill(self, types: Array, rows: Array, positions: Array) -> None:
         """Write the types of tokens at these positions of these rows, [T] each."""
         np.greater_equal(positions, self._second[rows], out=types, casting="unsafe")
-
-
-def second_text(params: RequestParams) -> int | None:
-    """The position of the first token of type 1; None: all tokens have type 0."""
-    if not isinstance(params, PoolingParams) or params.extra_kwargs is None:
-        return None
-    second: int | None = params.extra_kwargs.get(SECOND_TEXT)
-    return second
