@@ -90,7 +90,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         **_storage(config, decoder),
         **pooling,
         memories=memories_of([decoder]),
-        length=_length(config, files),
+        length=_length(config, files, decoder, tokenizer_folder),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
@@ -128,12 +128,24 @@ def _token_id(folder: str | None, mode: str, token: str) -> int | None:
     return Tokenizer.from_folder(Path(folder), mode=mode).get_vocab().get(token)
 
 
-def _length(config: dict[str, Any], files: SentenceFiles) -> LengthFacts:
-    """The lengths of config.json, or in place of them that of sentence-transformers."""
-    if files.max_length is None:
-        return length_facts(config)
-    source = "max_seq_length of sentence-transformers"
-    return LengthFacts(files.max_length, files.max_length, source)
+def _length(
+    config: dict[str, Any], files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None
+) -> LengthFacts:
+    """The lengths of config.json, or in place of them that of sentence-transformers, or where a
+    model that pools has learned positions the tokenizer's if it is shorter.
+    """
+    if files.max_length is not None:
+        source = "max_seq_length of sentence-transformers"
+        return LengthFacts(files.max_length, files.max_length, source)
+    found = length_facts(config)
+    if not isinstance(decoder, Decoder) or decoder.pooler is None or tokenizer is None:
+        return found
+    if not decoder.learned_positions:
+        return found
+    stated = read_json(Path(tokenizer) / "tokenizer_config.json").get("model_max_length")
+    if not isinstance(stated, int) or not 0 < stated < (found.limit or stated + 1):
+        return found
+    return LengthFacts(stated, stated, "model_max_length of tokenizer_config.json")
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:

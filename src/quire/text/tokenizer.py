@@ -234,6 +234,12 @@ class Tokenizer:
         side = truncation_side or self.truncation_side
         return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """The part of `text` that its first tokens stand for, without special tokens."""
+        [encoding] = self.library.encode_batch([text], add_special_tokens=False)
+        ends = [end for _, end in encoding.offsets]
+        return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
+
     def encode_pair(
         self,
         text: str,
