@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from quire.errors import UnsupportedArchitecture
-from quire.models.config_reader import ConfigReader
+from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats import read_storage
 from quire.models.pooling.conversion import Form, converted, generators_of, with_pooler
 from quire.models.pooling.keys import with_pooler_keys
@@ -242,6 +242,11 @@ def read_spec(
     if decoder.pooler is not None:
         own = with_pooler_keys(reader, decoder.pooler)
         decoder = replace(decoder, pooler=own if pooler is None else pooler)
+    elif decoder.is_indivisible:
+        key = "use_bidirectional_attention"
+        key = key if config.get(key) else "is_causal"
+        allowed = "attention to what comes before, unless the model pools (runner='pooling')"
+        raise unsupported(key, config.get(key), allowed)
     reader.finish()
     return decoder
 
