@@ -305,7 +305,7 @@ struct AttendArgs {
     PerHead alibi;
 };
 
-// out [T, H*D] = attention of q within prompts that the step has whole; see ops/prompts.py. Of the
+// out [T, H*D] = attention of q within prompts that the step has whole; see ops/mixers/prompts.py. Of the
 // step it reads the rows' tokens. No window is 0.
 struct AttendPromptsArgs {
     Type type;

@@ -24,6 +24,7 @@ from quire.ops.mixers.latent import (
     pack_heads,
     plan_latent,
 )
+from quire.ops.mixers.prompts import attend_prompts, plan_prompts
 from quire.ops.mixers.state import gated_delta, gated_norm, mamba2_scan, mamba_scan, short_conv
 from quire.ops.mixers.streams import (
     add_matched,
@@ -35,7 +36,6 @@ from quire.ops.mixers.streams import (
 )
 from quire.ops.moe import moe, pack_experts
 from quire.ops.norm import add, add_norm, multiply, norm
-from quire.ops.prompts import attend_prompts, plan_prompts
 from quire.ops.registry import Op
 from quire.ops.rotary import rope_queries, rope_store, scale_queries
 from quire.ops.routing import route

@@ -10,7 +10,7 @@ from quire.kernels.cpu.runtime import CpuRuntime
 
 
 class PromptOps:
-    """`plan_prompts` and `attend_prompts` on a runtime; see quire.ops.prompts."""
+    """`plan_prompts` and `attend_prompts` on a runtime; see quire.ops.mixers.prompts."""
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self._runtime = runtime

@@ -18,9 +18,9 @@ from quire.models.layer_memory import NumberBytes
 from quire.models.loading.weights import load_model
 from quire.models.rules import RuleError
 from quire.ops import select
+from tests.models.encoders.prompt_driver import hidden_states
 from tests.models.hostile.encoders import ENCODERS, make_encoder, rename, renamed_tensors
 from tests.models.paged_driver import TOLERANCE, relative_error
-from tests.models.prompt_driver import hidden_states
 from tests.models.test_mutations import changed_configs, has_out_bias, mutants, shows
 
 DEFAULT = (
