@@ -124,7 +124,7 @@ def _decide_budget(d: Decisions, length: int, chunked: bool) -> None:
         raise InvalidParameter(
             "max_num_batched_tokens",
             tokens,
-            f"at least max_model_len={length}, since prompts are computed whole",
+            f"at least max_model_len={length}, since enable_chunked_prefill is off",
         )
     if given_seqs is not None and tokens < given_seqs:
         raise InvalidParameter(
@@ -161,7 +161,7 @@ def _tokens(
     if given is not None:
         return given, "max_num_batched_tokens was given"
     if not chunked and length > default:
-        return length, "a whole prompt at once, since prompts are not cut"
+        return length, "a whole prompt at once, since enable_chunked_prefill is off"
     if seqs > default:
         return seqs, "one token for each of max_num_seqs"
     if seqs * length < default:
