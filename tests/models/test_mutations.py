@@ -213,6 +213,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
 
 def has_out_bias(block: Block) -> bool:
     """Whether the layer's feed-forward part has a bias after all products anyway."""
+    if isinstance(block.mixer, MixerAfterShared):
+        return block.mixer.shared.mlp.bias
     mlp = block.mlp.dense if isinstance(block.mlp, DenseAndExperts) else block.mlp
     own = mlp.shared if isinstance(mlp, Moe) else mlp
     return isinstance(own, Mlp) and own.bias
