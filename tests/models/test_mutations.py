@@ -194,7 +194,7 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
     if last == "mixer_pre":
         return block.mixer is None or not block.pre
-    if last == "out_bias":
+    if last == "out_bias" and "mlp" in path:
         return has_out_bias(block)
     if last == "position_offset":
         return spec.learned_positions == 0
