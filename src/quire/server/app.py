@@ -15,11 +15,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quire.server.anthropic.failures import error_response as anthropic_error
-from quire.server.context import RouteEntry, Server
+from quire.server.context import Server
 from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
+from quire.server.route_entry import RouteEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
         exception_handlers={HTTPException: _refuse},
     )
     inner.router.redirect_slashes = False
-    inner.state.entries = entries
+    inner.state.entries = [entry for entry in entries if entry.is_for(server)]
     app: ASGIApp = KeyGuard(inner, access.keys, access.root_path) if access.keys else inner
     if access.origins:
         app = CORSMiddleware(

@@ -8,19 +8,19 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
-from quire.params import SamplingParams
+from quire.params import RequestParams, SamplingParams
+from quire.server.abilities import Abilities
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.event_stream import EventStream
-from quire.server.http.failures import Refusal, error_response
-from quire.server.http.fields import BODY_SLOT, FieldRules, name_as_sent
+from quire.server.http.failures import Refusal
+from quire.server.http.fields import BODY_SLOT, FieldRules
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
@@ -51,6 +51,19 @@ class ChatSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingSettings:
+    """How prompts are pooled. `prompts`: what may be put before texts, by name. `window`: how many
+    inputs of one request are in the engine at a time. `longest`: the most tokens of a text that is
+    embedded (None: any number); `has_pieces`: it may be longer than the model takes.
+    """
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    window: int = 256
+    longest: int | None = None
+    has_pieces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReplySettings:
     """What replies carry in addition to the answer."""
 
@@ -70,6 +83,14 @@ class Prompt:
     params: SamplingParams
 
 
+class Routed(Protocol):
+    """What a body says of how its prompts are run."""
+
+    cache_salt: str | None
+    priority: int | None
+    data_parallel_rank: int | None
+
+
 @dataclass(frozen=True)
 class Server:
     """One model served over HTTP. `names`: its names, of which replies have the first. `plan`: the
@@ -83,6 +104,7 @@ class Server:
     limits: Limits
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     chat: ChatSettings = field(default_factory=ChatSettings)
+    pooling: PoolingSettings = field(default_factory=PoolingSettings)
     replies: ReplySettings = field(default_factory=ReplySettings)
     field_rules: FieldRules = field(default_factory=FieldRules)
     num_keys: int = 0
@@ -95,6 +117,11 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
     texts: LongTexts | None = None
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the model can do."""
+        return Abilities(self.engine.front_end.inputs.limits.pooling)
 
     @cached_property
     def body_budget(self) -> BodyBudget:
@@ -169,35 +196,40 @@ class Server:
         streams: list[Outputs] = []
         try:
             for index, prompt in enumerate(prompts):
-                streams.append(await self._start(request, body, name, index, prompt))
+                key = f"{name.key}-{index}"
+                stream = await self.add(request, body, key, name.shown, prompt.ids, prompt.params)
+                streams.append(stream)
         except BaseException:
             await close_all(streams)
             raise
         return streams
 
-    async def _start(
+    async def add(
         self,
         request: Request,
-        body: GenerationFields,
-        name: RequestName,
-        index: int,
-        prompt: Prompt,
+        body: Routed,
+        key: str,
+        shown: str,
+        ids: list[int],
+        params: RequestParams,
     ) -> Outputs:
-        key = f"{name.key}-{index}"
-        given: dict[str, Any] = {"prompt_token_ids": prompt.ids}
+        """Add one prompt to the engine as `key`, which the client knows as `shown`. Raises what
+        `start` does.
+        """
+        given: dict[str, Any] = {"prompt_token_ids": ids}
         if salt := self.salt(request, body.cache_salt):
             given["cache_salt"] = salt
         mailbox = await self.engine.add_request(
             key,
             given,
-            prompt.params,
+            params,
             priority=_priority(request, body.priority),
             data_parallel_rank=_rank(request, body.data_parallel_rank),
             trace_headers={n: request.headers[n] for n in HEADERS if n in request.headers},
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
-        self.in_flight.enter(key, name.shown)
+        self.in_flight.enter(key, shown)
         return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
 
     async def _leave(self, key: str, internal_id: str) -> None:
@@ -266,39 +298,3 @@ def _rank(request: Request, asked: int | None) -> int | None:
     """
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked
-
-
-_CLIENT_GONE = 499
-"""For the access log: the client has disconnected."""
-
-Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class RouteEntry:
-    """One route: methods, path, handler, the types of its bodies (None: without one) and of its
-    query. `failure`: an error as a reply. `is_alias`: another path of a route that is documented by
-    its own.
-    """
-
-    methods: str
-    path: str
-    handler: Handler
-    takes: type | None = None
-    gives: type | None = None
-    query: type | None = None
-    failure: Callable[[BaseException], Response] = error_response
-    is_alias: bool = False
-
-    async def answer(self, server: Server, request: Request) -> Response:
-        """The reply to a request, also to one that fails."""
-        state = request.scope["state"]
-        try:
-            return await self.handler(server, request)
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
-        except Exception as error:
-            name_as_sent(error, state.get(BODY_SLOT))
-            return self.failure(error)
-        finally:
-            server.body_budget.release(state)

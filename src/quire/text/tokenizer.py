@@ -234,6 +234,14 @@ class Tokenizer:
         side = truncation_side or self.truncation_side
         return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """The part of `text` that its first tokens stand for, special tokens not counted."""
+        with _panics_as_errors():
+            [encoding] = self.library.encode_batch([text], add_special_tokens=False)
+        if len(encoding.ids) <= num_tokens:
+            return text
+        return text[: encoding.offsets[num_tokens - 1][1]] if num_tokens else ""
+
     def encode_pair(
         self,
         text: str,
