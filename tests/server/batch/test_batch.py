@@ -55,12 +55,13 @@ def results_of(target):
 def test_every_url_is_answered_as_a_client_would_be(files):
     source, target = files
     bodies = [BODY, {"prompt": "hello"}, {"input": "hello"}]
+    urls = URLS[:3]  # tests/server/pooling has the others
     source.write_text(
-        "\n".join(line(url, url, body) for url, body in zip(URLS, bodies, strict=True))
+        "\n".join(line(url, url, body) for url, body in zip(urls, bodies, strict=True))
     )
     assert run(source, target) == 0
     chat, text, response = results_of(target)
-    assert [chat["custom_id"], text["custom_id"], response["custom_id"]] == list(URLS)
+    assert [chat["custom_id"], text["custom_id"], response["custom_id"]] == [*urls]
     assert all(
         r["error"] is None and r["response"]["status_code"] == 200 for r in results_of(target)
     )

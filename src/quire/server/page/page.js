@@ -66,6 +66,7 @@ if (can.includes("generate")) {
   byId("prompt").focus();
 } else {
   byId("chat").hidden = true;
+  byId("tab-chat").setAttribute("aria-selected", false);
   openTab(tabs[0]);
   if (can.includes("score")) byId("near-query").focus();
 }

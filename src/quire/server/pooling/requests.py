@@ -21,6 +21,9 @@ DType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "little", "big"]
 Encoding = Literal["float", "base64", "bytes", "bytes_only"]
 
+_OF_CONVERSATIONS = (
+    *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
+)
 _ENGINE_NAMES = ("prompt", "text", "prompt_token_ids")
 """What the engine calls an input."""
 
@@ -100,6 +103,9 @@ class InputFields(PoolingFields, kw_only=True):
         if name == "messages":
             allowed = "it must be a conversation (a list of messages) or a list of such"
             raise InvalidParameter(name, given, allowed)
+        for field in _OF_CONVERSATIONS:
+            if (value := getattr(self, field)) is not None:
+                raise InvalidParameter(field, value, "it goes with conversations only")
         return [*prompts_in(name, given)]
 
     def as_chat(self, messages: Conversation) -> ChatRequest:

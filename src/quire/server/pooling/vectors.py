@@ -44,7 +44,7 @@ def _bfloat16(numbers: Array) -> Array:
 
 def _values(num_mantissa_bits: int, bias: int) -> Array:
     """The values of the codes 0..127 of an 8-bit float, those that mean infinity or NaN as if they
-    were numbers: what rounds to them is too large.
+    were numbers.
     """
     codes = np.arange(128)
     exponent, mantissa = codes >> num_mantissa_bits, codes & (2**num_mantissa_bits - 1)
@@ -54,8 +54,8 @@ def _values(num_mantissa_bits: int, bias: int) -> Array:
     return values
 
 
-_E4M3 = _values(3, 7)
-"""Without infinities (Micikevicius et al. 2022): the code after 448 is NaN."""
+_E4M3 = _values(3, 7)[:127]
+"""Without infinities (Micikevicius et al. 2022): what is larger becomes 448."""
 _E5M2 = _values(2, 15)[:125]
 """The code after 57344 is infinity, and the last one here."""
 
