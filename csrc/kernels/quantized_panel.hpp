@@ -13,7 +13,7 @@ namespace quire::QUIRE_LEVEL {
 
 constexpr int64_t kFour = 4;
 constexpr int64_t kByteLine = kFour * kPanel;  // four inputs of a panel in int8
-constexpr int64_t kPrefetch = 2048;            // bytes ahead: far enough for the memory
+constexpr int64_t kPrefetch = 4096;            // bytes ahead: far enough for the memory
 
 inline bool is_int4(const PackedWeight& w) { return w.form == WeightForm::int4; }
 

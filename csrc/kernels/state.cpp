@@ -162,14 +162,37 @@ inline int64_t columns_of(int64_t size, int64_t dim) {
     return columns;
 }
 
-// Some columns of a head.
+// What a tile computes of a head: some columns of its state, and so some lanes of its values.
 struct Columns {
-    int64_t head, begin, count;
-
-    // The tile `part` of heads that are cut alike.
-    Columns(int64_t part, int64_t dim, int64_t columns)
-        : head(part / (dim / columns)), begin(part % (dim / columns) * columns), count(columns) {}
+    int64_t head;
+    int64_t values;  // where these lanes begin in a token's values, of all heads
+    int64_t keys;    // the same for the head's keys, which `heads / groups` heads share
+    int64_t count;
+    float* numbers;  // room for a token's: `count` values and twice `size`
 };
+
+// A recurrence over heads, each with a state [size, dim]: coming(columns, token) for tokens ahead,
+// advance(columns, token, before, after).
+template <class Args, class Coming, class Advance>
+inline Status scan_heads(const Args& a, int64_t groups, int64_t tokens, Pool& pool,
+                         const Coming& coming, const Advance& advance) {
+    const int64_t columns = columns_of(a.size, a.dim), parts_of_head = a.dim / columns;
+    const size_t bytes = (columns + 2 * a.size + a.size * columns) * sizeof(float);
+    return for_rows(
+        a.states, tokens, a.heads * parts_of_head, pool,
+        [&](int64_t first, int64_t stop, int64_t part, int worker) {
+            auto* own = static_cast<float*>(scratch(pool, worker, bytes));
+            const int64_t head = part / parts_of_head, begin = part % parts_of_head * columns;
+            const Columns at{head, head * a.dim + begin, head / (a.heads / groups) * a.size,
+                             columns, own + a.size * columns};
+            walk(
+                a.states, first, stop, head * a.size * a.dim + begin, a.dim, {own, columns},
+                [&](int64_t token) { coming(at, token); },
+                [&](int64_t token, Numbers before, Numbers after) {
+                    advance(at, token, before, after);
+                });
+        });
+}
 
 // ---- short convolution
 
@@ -341,41 +364,33 @@ inline float mamba2_step(const Mamba2ScanArgs& a, int64_t token, int64_t head) {
     return first(step);
 }
 
-inline void mamba2_token(const Mamba2ScanArgs& a, const Channels& now, int64_t token,
-                         const Columns& at, Numbers before, Numbers after) {
-    const int64_t head = at.head, group = head / (a.heads / a.groups);
-    const int64_t begin = head * a.dim + at.begin;
-    widen(a.type, a.x, token, begin, at.count, now.x);
-    widen(a.type, a.b, token, group * a.size, a.size, now.b);
-    widen(a.type, a.c, token, group * a.size, a.size, now.c);
-    const F32 step = splat(mamba2_step(a, token, head));
-    const F32 kept = exp(mul(step, splat(a.decay[head])));
+inline void mamba2_token(const Mamba2ScanArgs& a, const Columns& at, int64_t token, Numbers before,
+                         Numbers after) {
+    float* x = at.numbers;
+    const Channels now{x, nullptr, x + at.count, x + at.count + a.size};
+    widen(a.type, a.x, token, at.values, at.count, now.x);
+    widen(a.type, a.b, token, at.keys, a.size, now.b);
+    widen(a.type, a.c, token, at.keys, a.size, now.c);
+    const F32 step = splat(mamba2_step(a, token, at.head));
+    const F32 kept = exp(mul(step, splat(a.decay[at.head])));
+    const float skip = a.skip[at.head];
     in_groups(at.count, [&](auto lanes, int64_t i, auto vectors) {
-        mamba2_lanes<vectors.value>(a.size, kept, step, a.skip[head], now, i, lanes, before, after);
+        mamba2_lanes<vectors.value>(a.size, kept, step, skip, now, i, lanes, before, after);
     });
-    narrow(a.type, a.out, token, begin, at.count, now.x);
+    narrow(a.type, a.out, token, at.values, at.count, now.x);
 }
 
 Status mamba2_scan(const Mamba2ScanArgs& a, int64_t tokens, Pool& pool) {
-    const int64_t columns = columns_of(a.size, a.dim), parts = a.heads * (a.dim / columns);
-    const size_t bytes = (columns + 2 * a.size + a.size * columns) * sizeof(float);
-    return for_rows(
-        a.states, tokens, parts, pool, [&](int64_t first, int64_t stop, int64_t part, int worker) {
-            auto* own = static_cast<float*>(scratch(pool, worker, bytes));
-            float* x = own + a.size * columns;
-            const Channels now{x, nullptr, x + columns, x + columns + a.size};
-            const Columns at(part, a.dim, columns);
-            const int64_t group = at.head / (a.heads / a.groups);
-            const auto coming = [&](int64_t token) {
-                fetch(a.type, a.x, token, at.head * a.dim + at.begin, columns);
-                fetch(a.type, a.dt, token, at.head, 1);
-                fetch(a.type, a.b, token, group * a.size, a.size);
-                fetch(a.type, a.c, token, group * a.size, a.size);
-            };
-            walk(a.states, first, stop, at.head * a.size * a.dim + at.begin, a.dim, {own, columns},
-                 coming, [&](int64_t token, Numbers before, Numbers after) {
-                     mamba2_token(a, now, token, at, before, after);
-                 });
+    return scan_heads(
+        a, a.groups, tokens, pool,
+        [&](const Columns& at, int64_t token) {
+            fetch(a.type, a.x, token, at.values, at.count);
+            fetch(a.type, a.dt, token, at.head, 1);
+            fetch(a.type, a.b, token, at.keys, a.size);
+            fetch(a.type, a.c, token, at.keys, a.size);
+        },
+        [&](const Columns& at, int64_t token, Numbers before, Numbers after) {
+            mamba2_token(a, at, token, before, after);
         });
 }
 
@@ -426,45 +441,36 @@ inline void delta_lanes(int64_t size, F32 kept, F32 beta, const Head& now, int64
     for (int v = 0; v < N; ++v) put(lanes, now.v + i + v * kLanes, y[v]);
 }
 
-inline void delta_token(const GatedDeltaArgs& a, const Head& now, int64_t token, const Columns& at,
-                        Numbers before, Numbers after) {
-    const int64_t head = at.head, keys = head / (a.heads / a.key_heads) * a.size;
-    const int64_t begin = head * a.dim + at.begin;
-    widen(a.type, a.q, token, keys, a.size, now.q);
-    widen(a.type, a.k, token, keys, a.size, now.k);
-    widen(a.type, a.v, token, begin, at.count, now.v);
+inline void delta_token(const GatedDeltaArgs& a, const Columns& at, int64_t token, Numbers before,
+                        Numbers after) {
+    float* v = at.numbers;
+    const Head now{v + at.count, v + at.count + a.size, v};
+    widen(a.type, a.q, token, at.keys, a.size, now.q);
+    widen(a.type, a.k, token, at.keys, a.size, now.k);
+    widen(a.type, a.v, token, at.values, at.count, now.v);
     normalise(now.q, a.size, a.eps, 1.0f / __builtin_sqrtf(static_cast<float>(a.size)));
     normalise(now.k, a.size, a.eps, 1.0f);
-    const float step = of_one(softplus, widen_one(a.type, a.a, token, head) + a.dt_bias[head]);
-    const F32 kept = exp(splat(step * a.decay[head]));
-    const F32 beta = sigmoid(splat(widen_one(a.type, a.b, token, head)));
+    const float entering = widen_one(a.type, a.a, token, at.head) + a.dt_bias[at.head];
+    const F32 kept = exp(splat(of_one(softplus, entering) * a.decay[at.head]));
+    const F32 beta = sigmoid(splat(widen_one(a.type, a.b, token, at.head)));
     in_groups(at.count, [&](auto lanes, int64_t i, auto vectors) {
         delta_lanes<vectors.value>(a.size, kept, beta, now, i, lanes, before, after);
     });
-    narrow(a.type, a.out, token, begin, at.count, now.v);
+    narrow(a.type, a.out, token, at.values, at.count, now.v);
 }
 
 Status gated_delta(const GatedDeltaArgs& a, int64_t tokens, Pool& pool) {
-    const int64_t columns = columns_of(a.size, a.dim), parts = a.heads * (a.dim / columns);
-    const size_t bytes = (columns + 2 * a.size + a.size * columns) * sizeof(float);
-    return for_rows(
-        a.states, tokens, parts, pool, [&](int64_t first, int64_t stop, int64_t part, int worker) {
-            auto* own = static_cast<float*>(scratch(pool, worker, bytes));
-            float* v = own + a.size * columns;
-            const Head now{v + columns, v + columns + a.size, v};
-            const Columns at(part, a.dim, columns);
-            const int64_t keys = at.head / (a.heads / a.key_heads) * a.size;
-            const auto coming = [&](int64_t token) {
-                fetch(a.type, a.q, token, keys, a.size);
-                fetch(a.type, a.k, token, keys, a.size);
-                fetch(a.type, a.v, token, at.head * a.dim + at.begin, columns);
-                fetch(a.type, a.a, token, at.head, 1);
-                fetch(a.type, a.b, token, at.head, 1);
-            };
-            walk(a.states, first, stop, at.head * a.size * a.dim + at.begin, a.dim, {own, columns},
-                 coming, [&](int64_t token, Numbers before, Numbers after) {
-                     delta_token(a, now, token, at, before, after);
-                 });
+    return scan_heads(
+        a, a.key_heads, tokens, pool,
+        [&](const Columns& at, int64_t token) {
+            fetch(a.type, a.q, token, at.keys, a.size);
+            fetch(a.type, a.k, token, at.keys, a.size);
+            fetch(a.type, a.v, token, at.values, at.count);
+            fetch(a.type, a.a, token, at.head, 1);
+            fetch(a.type, a.b, token, at.head, 1);
+        },
+        [&](const Columns& at, int64_t token, Numbers before, Numbers after) {
+            delta_token(a, at, token, before, after);
         });
 }
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quire.config.args.engine_args import AsyncEngineArgs, EngineArgs
 from quire.config.kv_pool_size import gib
+from quire.config.plan import NOT_SHOWN
 from quire.config.resolve.resolve import resolve
 from quire.errors import (
     InvalidParameter,
@@ -42,7 +43,7 @@ def test_pure_and_every_value_has_a_reason(name):
     plan = resolve(args, model, machine)
     assert plan == resolve(args, model, machine)
     assert (args, model, machine) == before
-    assert {field for field, _ in plan.decided()} == set(plan.reasons) - {"hf_config"}
+    assert {field for field, _ in plan.decided()} == set(plan.reasons) - set(NOT_SHOWN)
     assert all(plan.reasons.values())
     assert "auto" not in [value for _, value in plan.decided()]
     with pytest.raises(AttributeError):

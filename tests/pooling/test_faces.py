@@ -103,6 +103,12 @@ def test_the_longest_prompt_and_longer_ones(llm):
         ),
         (
             "a",
+            {"pooling_params": PoolingParams(task="embed"), "tokenization_kwargs": {"padding": 1}},
+            RequestError,
+            "'padding' is not a parameter here",
+        ),
+        (
+            "a",
             {"pooling_params": PoolingParams(step_tag_id=3)},
             InvalidParameter,
             "step_tag_id=3 is not allowed: the task embed of this model does not take it: it "
@@ -268,6 +274,21 @@ def test_labels_of_pairs(reranker):
     [score] = reranker.score("q", "d", chat_template=template, use_tqdm=False)
     [one] = reranker.classify("<query>q<document>d", use_tqdm=False)
     assert score.outputs.score == one.outputs.probs[0]
+
+
+def test_texts_of_pairs_are_cut(reranker):
+    long = "one two three four five six seven eight"
+    extra = {"max_tokens_per_query": 2, "max_tokens_per_doc": 3}
+    params = PoolingParams(extra_kwargs=extra)
+    [score] = reranker.score(long, long, pooling_params=params, use_tqdm=False)
+    tokenizer = reranker.get_tokenizer()
+    cut = [tokenizer.decode(tokenizer.encode(long)[:n]) for n in (2, 3)]
+    [one] = reranker.classify("".join(cut), use_tqdm=False)
+    assert score.outputs.score == one.outputs.probs[0]
+    params = PoolingParams(extra_kwargs={"max_tokens_per_doc": 160})
+    assert "below max_model_len=160" in refusal(
+        InvalidParameter, reranker.score, "a", "b", pooling_params=params
+    )
 
 
 def test_largest_similarities(folder):

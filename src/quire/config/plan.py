@@ -121,13 +121,13 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def decided(self) -> list[tuple[str, object]]:
         """The fields that are decisions, in order, with their values."""
-        hidden = ("hf_config", "reasons", "notes", *_OF_POOLERS)
+        hidden = (*NOT_SHOWN, "reasons", "notes")
         fields = [name for name in self.__struct_fields__ if name not in hidden]
         return [(name, msgspec.structs.asdict(self)[name]) for name in fields]
 
 
-_OF_POOLERS = ("pooler_config", "embedding_size", "lowers_input", "prompts")
-"""What `pooler` and the model's files say already."""
+NOT_SHOWN = ("hf_config", "pooler_config", "embedding_size", "lowers_input", "prompts")
+"""Fields that are long, or that follow from `pooler` and the model's files."""
 
 
 def _short(value: object) -> str:

@@ -27,7 +27,12 @@ from quire.models.foreign.implementation import AnyDecoder, choose_implementatio
 from quire.models.foreign.spec import ForeignDecoder
 from quire.models.formats import read_storage
 from quire.models.kv_pool import memories_of
-from quire.models.loading.folder_files import found_format, read_folder_config, read_header
+from quire.models.loading.folder_files import (
+    AUTOMATIC_FORMATS,
+    found_format,
+    read_folder_config,
+    read_header,
+)
 from quire.models.loading.source import What, locate
 from quire.models.max_length import LengthFacts, length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
@@ -42,8 +47,6 @@ EMBEDDED_NAME = "quire-embedded"
 """The name of the model inside the package."""
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-_ANY_FILES = ("auto", "hf", "mmap")
-"""Values of `load_format` that leave open which files are read."""
 
 
 def make_plan(args: EngineOptions, *, is_headless: bool = False) -> EnginePlan:
@@ -90,7 +93,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         **_storage(config, decoder),
         **pooling,
         memories=memories_of([decoder]),
-        length=_length(config, files),
+        length=_length(config, files, decoder, tokenizer_folder),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
@@ -128,12 +131,24 @@ def _token_id(folder: str | None, mode: str, token: str) -> int | None:
     return Tokenizer.from_folder(Path(folder), mode=mode).get_vocab().get(token)
 
 
-def _length(config: dict[str, Any], files: SentenceFiles) -> LengthFacts:
-    """The lengths of config.json, or in place of them that of sentence-transformers."""
-    if files.max_length is None:
-        return length_facts(config)
-    source = "max_seq_length of sentence-transformers"
-    return LengthFacts(files.max_length, files.max_length, source)
+def _length(
+    config: dict[str, Any], files: SentenceFiles, decoder: AnyDecoder, tokenizer: str | None
+) -> LengthFacts:
+    """The lengths of config.json, or in place of them that of sentence-transformers, or where a
+    model that pools has learned positions the tokenizer's if it is shorter.
+    """
+    if files.max_length is not None:
+        source = "max_seq_length of sentence-transformers"
+        return LengthFacts(files.max_length, files.max_length, source)
+    found = length_facts(config)
+    if not isinstance(decoder, Decoder) or decoder.pooler is None or tokenizer is None:
+        return found
+    if not decoder.learned_positions:
+        return found
+    stated = read_json(Path(tokenizer) / "tokenizer_config.json").get("model_max_length")
+    if not isinstance(stated, int) or not 0 < stated < (found.limit or stated + 1):
+        return found
+    return LengthFacts(stated, stated, "model_max_length of tokenizer_config.json")
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:
@@ -186,13 +201,13 @@ def _model_folder(args: EngineOptions) -> Path:
         token=args.hf_token,
         download_dir=args.download_dir,
         what=_wanted_files(args),
-        load_format="auto" if args.load_format in _ANY_FILES else args.load_format,
+        load_format="auto" if args.load_format in AUTOMATIC_FORMATS else args.load_format,
     )
 
 
 def _load_format(args: EngineOptions, folder: Path) -> str:
     """The format of the weights' files, which `auto` and its like leave open."""
-    if args.load_format not in _ANY_FILES:
+    if args.load_format not in AUTOMATIC_FORMATS:
         return args.load_format
     found = found_format(folder)
     if args.load_format == "hf" and found == "mistral":

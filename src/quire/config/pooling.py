@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config.args.engine_options import EngineOptions
 from quire.config.pooler_config import PoolerConfig, pooler_config
-from quire.errors import InvalidParameter, NotBuiltYet
+from quire.errors import InvalidParameter, LoadError, NotBuiltYet
 from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.pooling.conversion import Form
 from quire.models.pooling.keys import label_activation
@@ -89,6 +89,7 @@ def finished_pooler(
     s = _Sources(pooler_config(args.pooler_config), files, config, token_ids)
     pooler = _with_types(pooler, s)
     if pooler.classifier is None:
+        _check_widths(files, dim)
         pooler = replace(pooler, dense=files.dense)
     else:
         pooler = replace(pooler, classifier=_finished_classifier(pooler.classifier, s))
@@ -97,6 +98,14 @@ def finished_pooler(
         check_dimensions(pooler, s.asked.dimensions, pooler.width(dim), "this model")
         pooler = replace(pooler, dimensions=s.asked.dimensions)
     return pooler, _reason(args, s)
+
+
+def _check_widths(files: SentenceFiles, dim: int) -> None:
+    """Raise LoadError for a Dense layer that does not read what the one before it gives."""
+    for layer, inputs in zip(files.dense, files.dense_inputs, strict=True):
+        if inputs != dim:
+            raise LoadError(f"{layer.file}: in_features={inputs}, but its inputs have {dim}.")
+        dim = layer.width
 
 
 def _with_types(pooler: PoolerSpec, s: _Sources) -> PoolerSpec:

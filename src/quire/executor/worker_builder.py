@@ -39,7 +39,7 @@ from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
-from quire.runner.warm_up import warm_up
+from quire.runner.warm_up import warm_up, warm_up_pooling
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +98,7 @@ def build_worker(
         assert isinstance(model.spec, Decoder), "experts of Quire's own decoder"
         runner.heads.watch(ExpertRecorder(model.spec, rows, kv_cache, device))
     if not platform.is_host:
-        warm_up(
-            runner,
-            num_tokens=config.max_num_batched_tokens,
-            num_rows=config.max_num_seqs,
-            max_len=config.max_model_len,
-            max_logprobs=config.max_logprobs,
-        )
+        _warm_up(config, runner)
     if config.memory_share is not None:
         assert platform.free_bytes is not None, "a share of memory that cannot be measured"
         size_kv_cache(
@@ -126,6 +120,23 @@ def build_worker(
         rank=0 if group is None else group.rank,
         profiler=None if config.profiler is None else Profiler(config.profiler),
         save=_saver(config, platform, group),
+    )
+
+
+def _warm_up(config: WorkerConfig, runner: ModelRunner) -> None:
+    tokens, rows, length = (
+        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
+    )  # fmt: skip
+    if config.pooler is not None:
+        tasks = config.pooler.tasks
+        warm_up_pooling(runner, tasks=tasks, num_tokens=tokens, num_rows=rows, max_len=length)
+        return
+    warm_up(
+        runner,
+        num_tokens=tokens,
+        num_rows=rows,
+        max_len=length,
+        max_logprobs=config.max_logprobs,
     )
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import InvalidParameter
+from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import checks
 from quire.params.checks import MAX_INT
 from quire.params.kinds import RequestOutputKind
 
 SECOND_TEXT = "compressed_token_type_ids"
 """The key of `extra_kwargs` for `PoolingParams.second_text_at`."""
+
+_EXTRA = (SECOND_TEXT, "max_tokens_per_query", "max_tokens_per_doc")
 
 _FIELDS_OF_TASK = {
     "embed": ("dimensions", "use_activation"),
@@ -38,6 +40,8 @@ class PoolingParams(
     a vector is cut) are the model's where they are None; so are `step_tag_id`, the token whose
     places are returned, and `returned_token_ids`, the columns, which belong to STEP pooling.
     `skip_reading_prefix_cache`: every token is computed. `requires_token_ids` is set by the engine.
+    `extra_kwargs` bound the texts of a scored pair: `max_tokens_per_query`, `max_tokens_per_doc`
+    (0: not).
     """
 
     use_activation: bool | None = None
@@ -70,7 +74,18 @@ class PoolingParams(
             self.step_tag_id = checks.integer("step_tag_id", self.step_tag_id, 0, MAX_INT, allowed)
         if self.returned_token_ids is not None:
             self.returned_token_ids = _columns(self.returned_token_ids)
+        self._check_extra()
         self._check_task()
+
+    def _check_extra(self) -> None:
+        if self.late_interaction_params is not None:
+            hint = "Leave it out: score() compares token vectors."
+            raise NotBuiltYet("late_interaction_params", self.late_interaction_params, hint)
+        for name, value in (self.extra_kwargs or {}).items():
+            if name not in _EXTRA:
+                raise InvalidParameter("extra_kwargs", name, f"its keys are {', '.join(_EXTRA)}")
+            allowed = "it must be an int of at least 0"
+            checks.integer(f"extra_kwargs[{name!r}]", value, 0, MAX_INT, allowed)
 
     def _check_task(self) -> None:
         if self.task is None:

@@ -9,11 +9,11 @@ block of KV memory, whose contents are never read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from quire.params import SamplingParams
+from quire.params import PoolingParams, RequestParams, SamplingParams
 from quire.runner.faults import ProcessorFailure
 from quire.runner.forward.decode_graphs import decode_sizes
 from quire.runner.grammar_mask import GrammarMask
@@ -91,6 +91,23 @@ def warm_up(
             plans.run(list(_prompts(1 << power, num_rows, max_len)), (_GREEDY,), decodes=0)
 
 
+def warm_up_pooling(
+    runner: ModelRunner, *, tasks: Sequence[str], num_tokens: int, num_rows: int, max_len: int
+) -> None:
+    """Run prompts of `num_tokens` in all, and of powers of two below, that are pooled for each of
+    the tasks.
+    """
+    plans = _Plans(runner)
+    for task in tasks:
+        kind = PoolingParams(task=task)
+        plans.run(list(_prompts(num_tokens, num_rows, max_len + 1)), (kind,), decodes=0)
+        plans.run([1] * min(num_rows, num_tokens), (kind,), decodes=0)
+        for power in range(num_tokens.bit_length()):
+            if 1 << power < num_tokens:
+                lengths = list(_prompts(1 << power, num_rows, max_len + 1))
+                plans.run(lengths, (kind,), decodes=0)
+
+
 class _Plans:
     """Steps made without the scheduler, with ids that no scheduled step has."""
 
@@ -98,7 +115,7 @@ class _Plans:
         self._runner = runner
         self._step_id = -2
 
-    def run(self, lengths: list[int], kinds: tuple[SamplingParams, ...], *, decodes: int) -> None:
+    def run(self, lengths: list[int], kinds: tuple[RequestParams, ...], *, decodes: int) -> None:
         """Run one step of new rows with these numbers of tokens: of the first `decodes` rows only
         the last token is computed, of the others all.
         """
@@ -109,7 +126,8 @@ class _Plans:
             for row, n in zip(rows, lengths, strict=True)
         ]
         decode_rows = list(rows[:decodes])
-        chunks = [Chunk(row, lengths[row], True) for row in rows[decodes:]]
+        draws = isinstance(kinds[0], SamplingParams)
+        chunks = [Chunk(row, lengths[row], draws) for row in rows[decodes:]]
         mask = self._mask() if len(kinds) > 1 else None
         plan = StepPlan(self._next(), [], added, [], decode_rows, chunks)
         plan.zero_blocks = [SCRATCH_BLOCK]  # recurrent states are read before they are written
@@ -132,7 +150,7 @@ class _Plans:
         width = -(-self._runner.model.spec.vocab // 32)
         return GrammarMask([0], np.full((1, width), -1, dtype=np.int32))
 
-    def _new_row(self, row: int, length: int, computed: int, params: SamplingParams) -> NewRow:
+    def _new_row(self, row: int, length: int, computed: int, params: RequestParams) -> NewRow:
         return NewRow(
             row=row,
             handle=row,

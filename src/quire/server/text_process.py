@@ -63,7 +63,9 @@ class EncodeTask(msgspec.Struct, tag="encode"):
 
     def encoded(self, tokenizer: Tokenizer) -> list[int]:
         """The ids."""
-        text, cut = _beginning(tokenizer, self.text, self.most_read), self.cut
+        text, cut = self.text, self.cut
+        if self.most_read:
+            text = tokenizer.beginning(text, self.most_read)
         if cut is None:
             return tokenizer.encode(text, self.add_special_tokens)
         return tokenizer.encode(
@@ -72,8 +74,8 @@ class EncodeTask(msgspec.Struct, tag="encode"):
 
 
 class PairTask(msgspec.Struct, tag="pair"):
-    """Make one prompt of two texts (`CrossPrompts`), of which so many tokens at the beginning are
-    read (0: all). `truncation` has `truncate_prompt_tokens` and `truncation_side`.
+    """Make one prompt of two texts (`CrossPrompts`). `truncation` has `truncate_prompt_tokens` and
+    `truncation_side`, `most_read` how many tokens of each text are read (`extra_kwargs`).
     """
 
     query: str
@@ -83,25 +85,16 @@ class PairTask(msgspec.Struct, tag="pair"):
     template: str | None
     variables: dict[str, Any]
     truncation: dict[str, Any]
-    most_of_query: int = 0
-    most_of_document: int = 0
+    most_read: dict[str, int]
 
     def encoded(self, tokenizer: Tokenizer) -> tuple[list[int], int | None]:
         """The ids, and where the second text begins if its tokens have another type."""
         make = CrossPrompts(
             tokenizer, self.facts, self.max_model_len, self.template, self.variables
         )
-        prompt, params = make.of(
-            _beginning(tokenizer, self.query, self.most_of_query),
-            _beginning(tokenizer, self.document, self.most_of_document),
-            PoolingParams(),
-            self.truncation,
-        )
+        params = PoolingParams(extra_kwargs=dict(self.most_read))
+        prompt, params = make.of(self.query, self.document, params, self.truncation)
         return prompt["prompt_token_ids"], params.second_text_at
-
-
-def _beginning(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
-    return tokenizer.beginning(text, num_tokens) if num_tokens else text
 
 
 class RenderTask(msgspec.Struct, tag="render"):

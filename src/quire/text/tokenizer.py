@@ -235,12 +235,11 @@ class Tokenizer:
         return self._encoding(text, bool(add_special_tokens), limit, side).ids
 
     def beginning(self, text: str, num_tokens: int) -> str:
-        """The part of `text` that its first tokens stand for, special tokens not counted."""
+        """The part of `text` that its first tokens stand for, without special tokens."""
         with _panics_as_errors():
             [encoding] = self.library.encode_batch([text], add_special_tokens=False)
-        if len(encoding.ids) <= num_tokens:
-            return text
-        return text[: encoding.offsets[num_tokens - 1][1]] if num_tokens else ""
+        ends = [end for _, end in encoding.offsets]
+        return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
 
     def encode_pair(
         self,

@@ -32,6 +32,7 @@ from quire.hardware.cpu_list import format_cpus
 from quire.hardware.facts import MachineFacts
 from quire.hardware.placement import place
 from quire.models.layer_memory import KeyValues, LayerMemory
+from quire.models.loading.folder_files import AUTOMATIC_FORMATS
 
 
 def resolve(
@@ -72,7 +73,7 @@ def _decide_model(d: Decisions) -> None:
     d.decide("model_folder", model.folder, "where its files are")
     _decide_names(d)
     d.decide("architecture", model.architecture, "architectures of config.json")
-    if args.load_format in ("auto", "hf", "mmap"):
+    if args.load_format in AUTOMATIC_FORMATS:
         d.decide("load_format", model.load_format, "the format of the weights in the folder")
     else:
         d.requested("load_format")

@@ -86,6 +86,8 @@ class CrossPrompts:
         )
         if self.facts.lowers_input:
             query, document = query.lower(), document.lower()
+        query = self._cut(query, "max_tokens_per_query", params)
+        document = self._cut(document, "max_tokens_per_doc", params)
         if self.template is not None:
             return self._plain(self._rendered(query, document), kwargs), params
         if not self.facts.pooler.encodes_pairs:
@@ -98,6 +100,16 @@ class CrossPrompts:
             params = params.clone()
             params.extra_kwargs = {**(params.extra_kwargs or {}), SECOND_TEXT: types.index(1)}
         return TokensPrompt(prompt_token_ids=ids), params
+
+    def _cut(self, text: str, name: str, params: PoolingParams) -> str:
+        """As much of the text as its first tokens stand for."""
+        limit = (params.extra_kwargs or {}).get(name, 0)
+        if not limit:
+            return text
+        if limit >= self.max_model_len:
+            allowed = f"it must be below max_model_len={self.max_model_len}"
+            raise InvalidParameter(name, limit, allowed)
+        return self.tokenizer.beginning(text, limit)
 
     def _plain(self, text: str, kwargs: Mapping[str, Any]) -> TokensPrompt:
         return TokensPrompt(prompt_token_ids=self.tokenizer.encode(text, **kwargs), prompt=text)

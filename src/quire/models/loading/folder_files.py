@@ -18,6 +18,9 @@ LoadFormat = Literal[
 the files.
 """
 
+AUTOMATIC_FORMATS = ("auto", "hf", "mmap")
+"""Values of the option load_format that leave open which files are read: see `found_format`."""
+
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
 _MOST_HEADER_BYTES = 16 << 20
 """Some 100,000 tensors."""

@@ -34,6 +34,17 @@ _TOKENIZER = [
     "*.tiktoken",
     "tiktoken.model",
 ]
+_SENTENCES = [
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
+    "*_Dense/config.json",
+    "*_Normalize/config.json",
+]
+"""What sentence-transformers says of a model."""
+_DENSE = ["*_Dense/model.safetensors", "*_Dense/pytorch_model.bin"]
+"""The weights of its Dense modules."""
 _PICKLES = ["*.bin", "*.bin.index.json", "*.pt", "*.pth"]
 _SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
 _WEIGHTS = {
@@ -70,6 +81,8 @@ def locate(
         )
     fetch = partial(_fetch, str(model), revision, token, download_dir)
     found = fetch(_patterns(what, load_format))
+    if what in ("weights", "all") and any(found.glob("*_Dense/config.json")):
+        fetch(_DENSE, ignored=[])
     if load_format != "auto" or what not in ("weights", "all"):
         return found
     for other in ("mistral", "pt"):
@@ -81,7 +94,7 @@ def locate(
 
 def _patterns(what: What, load_format: str) -> list[str]:
     """The names of the files to fetch."""
-    wanted = [*_CONFIG]
+    wanted = [*_CONFIG, *_SENTENCES]
     if what in ("tokenizer", "all"):
         wanted += _TOKENIZER
     if what in ("weights", "all"):
@@ -101,9 +114,12 @@ def _fetch(
     token: str | bool | None,
     download_dir: str | Path | None,
     wanted: list[str],
+    ignored: list[str] | None = None,
 ) -> Path:
     import huggingface_hub  # here, because it takes long to import and a folder does not need it
 
+    if ignored is None:
+        ignored = _COPIES + ([] if "params.json" in wanted else _OF_MISTRAL)
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -112,7 +128,7 @@ def _fetch(
                 token=token,
                 cache_dir=download_dir,
                 allow_patterns=wanted,
-                ignore_patterns=_COPIES + ([] if "params.json" in wanted else _OF_MISTRAL),
+                ignore_patterns=ignored,
             )
         )
     except Exception as error:

@@ -50,7 +50,8 @@ class SentenceFiles:
     """What the files say.
 
     `pooling` None: they name none that is implemented, and `note` says which. `normalizes` None:
-    there is no list of modules. `max_length` None: the model's own. `lowers`: input is in small
+    there is no list of modules. `dense_inputs`: the width that each of the `dense` layers reads.
+    `max_length` None: the model's own. `lowers`: input is in small
     letters. `prompts`, by name, are for callers to put before their texts.
     """
 
@@ -58,6 +59,7 @@ class SentenceFiles:
     has_pooling: bool = False
     normalizes: bool | None = None
     dense: tuple[HeadLayer, ...] = ()
+    dense_inputs: tuple[int, ...] = ()
     max_length: int | None = None
     lowers: bool = False
     prompts: Mapping[str, str] | None = None
@@ -80,11 +82,13 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     if "Pooling" in paths:
         config = read_json(folder / paths["Pooling"][0] / "config.json")
         pooling, note = _pooling(config)
+    dense = [_dense(folder, path) for path in paths.get("Dense", ())]
     return SentenceFiles(
         pooling=pooling,
         has_pooling="Pooling" in paths,
         normalizes="Normalize" in paths,
-        dense=tuple(_dense(folder, path) for path in paths.get("Dense", ())),
+        dense=tuple(layer for layer, _ in dense),
+        dense_inputs=tuple(inputs for _, inputs in dense),
         max_length=length,
         lowers=lowers,
         prompts=prompts,
@@ -139,12 +143,14 @@ def _pooling(config: dict[str, Any]) -> tuple[SequencePooling | None, str]:
     )
 
 
-def _dense(folder: Path, inside: str) -> HeadLayer:
-    """The layer of a Dense module. Raises LoadError where it cannot be computed."""
+def _dense(folder: Path, inside: str) -> tuple[HeadLayer, int]:
+    """The layer of a Dense module, and the width that it reads. Raises LoadError where it cannot be
+    computed.
+    """
     path = folder / inside / "config.json"
     c = ConfigReader(read_json(path), f"{inside}/config.json: ")
     c.ignore("module_input_name", "module_output_name", "init_weight", "init_bias")
-    c.integer("in_features")
+    inputs = c.integer("in_features")
     given = c.raw("activation_function", "torch.nn.modules.activation.Tanh")
     name = given.removeprefix("torch.nn.modules.") if isinstance(given, str) else ""
     if name not in _ACTIVATIONS:
@@ -158,7 +164,7 @@ def _dense(folder: Path, inside: str) -> HeadLayer:
         c.integer("out_features"), _ACTIVATIONS[name], c.flag("bias", True), file=files[0]
     )
     c.finish()
-    return layer
+    return layer, inputs
 
 
 def _transformer(folder: Path) -> tuple[int | None, bool]:

@@ -115,7 +115,7 @@ async def text_pairs(
     once where it is that of all.
     """
     reader, params = TextReader.of(server, body), body.params(task)
-    of_query, of_document = body.max_tokens_per_query or 0, body.max_tokens_per_doc or 0
+    of_query, of_document = body.most_read().values()
     for index, document in enumerate(second):
         place = _place(body, index, len(second))
         with naming(body, place):
@@ -143,8 +143,7 @@ async def cross_prompts(
             template=body.chat_template or server.chat.template,
             variables={**server.chat.default_kwargs, **body.variables()},
             truncation=body.truncation,
-            most_of_query=body.max_tokens_per_query or 0,
-            most_of_document=body.max_tokens_per_doc or 0,
+            most_read=body.most_read(),
         )
         params = body.params("classify")
         with naming(body, place):

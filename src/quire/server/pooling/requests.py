@@ -177,6 +177,11 @@ class PairFields(PoolingFields, kw_only=True):
             given.setdefault("instruction", self.instruction)
         return given
 
+    def most_read(self) -> dict[str, int]:
+        """How many tokens of a query and of a document are read; 0: all."""
+        names = ("max_tokens_per_query", "max_tokens_per_doc")
+        return {name: getattr(self, name) or 0 for name in names}
+
     def check_lengths(self, max_model_len: int) -> None:
         """Raise InvalidParameter for a number of tokens that the model cannot take."""
         for name in ("max_tokens_per_query", "max_tokens_per_doc"):

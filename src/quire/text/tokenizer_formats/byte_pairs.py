@@ -18,6 +18,16 @@ MOST_TOKEN_BYTES = 1024
 """Of one token; the number of its divisions grows with it. The longest published has 256 blanks."""
 
 
+def check_ranks(ranks: Mapping[bytes, int], count: int, place: str) -> None:
+    """Raise LoadError, which names `place`, unless these are `count` tokens
+    with ranks from 0 on.
+    """
+    if sorted(ranks.values()) != list(range(count)) or b"" in ranks:
+        raise LoadError(
+            f"{place} has tokens that are empty or equal, or ranks that are not 0, 1, ..."
+        )
+
+
 def build_byte_pairs(
     ranks: Mapping[bytes, int],
     special: Mapping[int, AddedToken],

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from quire.errors import LoadError
 from quire.text.model_files import MOST_VOCABULARY_BYTES, read_text
-from quire.text.tokenizer_formats.byte_pairs import build_byte_pairs
+from quire.text.tokenizer_formats.byte_pairs import build_byte_pairs, check_ranks
 from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
 _SPECIAL_BEFORE_V11 = (
@@ -94,8 +94,5 @@ def _ranks(path: Path, vocab: list[_Token]) -> dict[bytes, int]:
         ranks = {base64.b64decode(t.token_bytes, validate=True): t.rank for t in vocab}
     except (binascii.Error, ValueError) as error:
         raise LoadError(f"{path} has a token that is no base64: {error}.") from error
-    if sorted(ranks.values()) != list(range(len(vocab))) or b"" in ranks:
-        raise LoadError(
-            f"{path} has tokens that are empty or equal, or ranks that are not 0, 1, ..."
-        )
+    check_ranks(ranks, len(vocab), str(path))
     return ranks

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 
 from quire.errors import LoadError
 from quire.text.model_files import MOST_VOCABULARY_BYTES, read_text
-from quire.text.tokenizer_formats.byte_pairs import build_byte_pairs
+from quire.text.tokenizer_formats.byte_pairs import build_byte_pairs, check_ranks
 from quire.text.tokenizer_formats.foreign import ForeignTokenizer
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -32,11 +32,6 @@ _PATTERNS = {
 """By model_type."""
 
 
-def has_pattern(model_type: str) -> bool:
-    """Whether tiktoken files of such models can be read."""
-    return model_type in _PATTERNS
-
-
 def is_tiktoken(path: Path) -> bool:
     """Whether the file is one: SentencePiece files have the same name, and are no text."""
     with path.open("rb") as stream:
@@ -50,7 +45,7 @@ def read_tiktoken(
     """Read the file of a model; `declared`: its special and added tokens by id. Raises LoadError,
     also for a model whose pattern is not known.
     """
-    if not has_pattern(model_type):
+    if model_type not in _PATTERNS:
         raise LoadError(
             f"{path} is a tiktoken file, and the pattern that belongs to it is only in code of the "
             f"repository (model_type {model_type!r}). Convert it once with transformers to a "
@@ -73,8 +68,5 @@ def _ranks(path: Path) -> dict[bytes, int]:
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except (ValueError, binascii.Error) as error:
         raise LoadError(f"{path} is no tiktoken file: {error}.") from error
-    if sorted(ranks.values()) != list(range(len(pairs))) or b"" in ranks:
-        raise LoadError(
-            f"{path} has tokens that are empty or equal, or ranks that are not 0, 1, ..."
-        )
+    check_ranks(ranks, len(pairs), str(path))
     return ranks

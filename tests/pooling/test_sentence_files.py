@@ -1,0 +1,184 @@
+"""Folders of sentence-transformers: their modules are honoured, in every form in which its
+releases have written them, or refused by name.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import normalize
+
+from quire import LLM
+from quire.errors import LoadError, UnsupportedConfigValue
+from quire.models.pooling.sentence_transformers import read_sentence_files
+from tests.pooling import models
+
+OLD = "sentence_transformers.models."
+NEW = "sentence_transformers.sentence_transformer.modules.pooling."
+ASKED = models.prompts(seed=9, lengths=(1, 20, 100))
+
+
+def write(folder, name, value):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def write_modules(folder, *kinds, package=OLD):
+    """A list of modules, with a folder for each but the transformer."""
+    found = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": package + kind}
+        for i, kind in enumerate(("Transformer", *kinds))
+    ]
+    write(folder, "modules.json", found)
+
+
+def write_dense(folder, number, inputs, outputs, activation, seed, name="linear.", bias=True):
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=draw)
+    tensors = {f"{name}weight": weight}
+    if bias:
+        tensors[f"{name}bias"] = torch.randn(outputs, generator=draw)
+    config = {"in_features": inputs, "out_features": outputs, "bias": bias}
+    config |= {"activation_function": f"torch.nn.modules.{activation}"}
+    write(folder, f"{number}_Dense/config.json", config)
+    if seed % 2:
+        save_file(tensors, folder / f"{number}_Dense/model.safetensors")
+    else:
+        torch.save(tensors, folder / f"{number}_Dense/pytorch_model.bin")
+    return weight, tensors.get(f"{name}bias", 0)
+
+
+def embed(folder, **options):
+    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **options) as llm:
+        return np.array([o.outputs.embedding for o in llm.embed(ASKED, use_tqdm=False)])
+
+
+def states(model):
+    return [models.hidden(model, ids) for ids in ASKED]
+
+
+@pytest.mark.parametrize("package", [OLD, NEW, "sentence_transformers.base.modules."])
+@pytest.mark.parametrize(
+    ("config", "pool"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode": "lasttoken", "include_prompt": True}, "last"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ],
+)
+def test_pooling_of_a_generator(tmp_path, package, config, pool):
+    write_modules(tmp_path, "Pooling", package=package)
+    write(tmp_path, "1_Pooling/config.json", config)
+    files = read_sentence_files(tmp_path)
+    assert (files.pooling, files.normalizes, files.has_pooling) == (pool, False, True)
+
+
+def test_two_dense_layers_and_lengths(tmp_path):
+    model = models.make(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=True)
+    write_modules(tmp_path, "Pooling", "Dense", "Dense", "Normalize")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode_mean_tokens": True})
+    first, bias = write_dense(tmp_path, 2, 48, 64, "activation.Tanh", seed=1)
+    second, _ = write_dense(
+        tmp_path, 3, 64, 20, "linear.Identity", seed=2, name="dense.", bias=False
+    )
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 100, "do_lower_case": False})
+    wanted = [
+        normalize(second @ torch.tanh(first @ x.mean(0) + bias), dim=0) for x in states(model)
+    ]
+    np.testing.assert_allclose(embed(tmp_path), torch.stack(wanted), atol=2e-5)
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert llm.llm_engine.front_end.plan.max_model_len == 100
+        with pytest.raises(ValueError, match="maximum context length is 100 tokens"):
+            llm.embed([[5] * 101], use_tqdm=False)
+
+
+def test_vectors_are_as_long_as_the_modules_make_them(tmp_path):
+    model = models.make(tmp_path, "Llama", "Model")
+    write_modules(tmp_path, "Pooling")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "lasttoken"})
+    wanted = torch.stack([x[-1] for x in states(model)])
+    np.testing.assert_allclose(embed(tmp_path), wanted, atol=1e-4, rtol=1e-4)
+    found = embed(tmp_path, pooler_config={"use_activation": True, "pooling_type": "CLS"})
+    wanted = torch.stack([normalize(x[0], dim=0) for x in states(model)])
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_small_letters(tmp_path):
+    models.make(tmp_path, "Qwen3", "Model")
+    write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": True})
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        large, small = llm.embed(["A Quick FOX", "a quick fox"], use_tqdm=False)
+    assert large.outputs == small.outputs and large.prompt_token_ids == small.prompt_token_ids
+
+
+def test_a_generator_stays_one_if_that_is_asked_for(tmp_path):
+    models.make(tmp_path, "Qwen3", "ForCausalLM")
+    write_modules(tmp_path, "Pooling", "Normalize")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "lasttoken"})
+    with LLM(str(tmp_path), dtype="float32", runner="generate") as llm:
+        [output] = llm.generate([[5, 6, 7]], use_tqdm=False)
+    assert output.outputs[0].token_ids
+    assert embed(tmp_path).shape == (3, 48)
+
+
+@pytest.mark.parametrize("mode", [{"pooling_mode_max_tokens": True}, {"pooling_mode": "max"}, {}])
+def test_another_pooling_is_noted(tmp_path, mode):
+    models.make(tmp_path, "Qwen3", "Model")
+    write_modules(tmp_path, "Pooling")
+    write(tmp_path, "1_Pooling/config.json", mode)
+    with LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True) as llm:
+        plan = llm.llm_engine.front_end.plan
+    assert plan.pooler.pooling == "last" and "which is not implemented" in plan.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("listed", "text"),
+    [
+        ([{"type": OLD + "LSTM", "path": ""}], "modules of type sentence_transformers.models.LSTM"),
+        ([{"type": "os.path.Dense", "path": ""}], "modules of type os.path.Dense"),
+        ([{"type": OLD + "Pooling", "path": "../1"}], "no folder of the model"),
+        ([{"type": OLD + "Pooling", "path": "/etc"}], "no folder of the model"),
+        ({"type": 3}, "must be a list of modules"),
+        ([3], "must be a list of modules"),
+    ],
+)
+def test_hostile_lists_of_modules(tmp_path, listed, text):
+    write(tmp_path, "modules.json", listed)
+    with pytest.raises(LoadError, match=text.replace(".", r"\.")):
+        read_sentence_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "text"),
+    [
+        ({"activation_function": "os.system"}, UnsupportedConfigValue, "activation_function"),
+        ({"in_features": "48"}, UnsupportedConfigValue, "in_features"),
+        ({"out_features": 21}, LoadError, "wrong shape"),
+        ({"in_features": 47}, LoadError, "in_features=47, but its inputs have 48"),
+        ({"gain": 2}, LoadError, "gain"),
+        ({"bias": False}, LoadError, "unknown 2_Dense"),
+    ],
+)
+def test_hostile_dense_layers(tmp_path, config, kind, text):
+    models.make(tmp_path, "Qwen3", "Model")
+    write_modules(tmp_path, "Pooling", "Dense")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    write_dense(tmp_path, 2, 48, 20, "linear.Identity", seed=1)
+    path = tmp_path / "2_Dense/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    with pytest.raises(kind, match=text):
+        LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True)
+
+
+def test_a_dense_layer_without_weights(tmp_path):
+    models.make(tmp_path, "Qwen3", "Model")
+    write_modules(tmp_path, "Pooling", "Dense")
+    write(tmp_path, "1_Pooling/config.json", {"pooling_mode": "mean"})
+    write_dense(tmp_path, 2, 48, 20, "linear.Identity", seed=1)
+    (tmp_path / "2_Dense/model.safetensors").unlink()
+    with pytest.raises(LoadError, match="has no weights in"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
