@@ -345,8 +345,3 @@ def test_what_the_model_cannot_do_is_not_there(embedder):
     assert (card["id"], card["max_model_len"]) == ("tiny", 160)
     reply = embedder.post("/v1/embeddings", {"model": "other", "input": "a"})
     assert reply.status_code == 404
-
-
-def test_the_page_shows_what_the_model_can_do(embedder, labeller):
-    assert '<body data-can="score">' in embedder.get("/").text
-    assert '<body data-can="">' in labeller.get("/").text
