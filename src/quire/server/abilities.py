@@ -27,6 +27,12 @@ class Abilities:
     pooling: PoolingFacts | None = None
 
     @property
+    def facts(self) -> PoolingFacts:
+        """The pooler, for routes that need a model that pools."""
+        assert self.pooling is not None, "such routes are there for models that pool only"
+        return self.pooling
+
+    @property
     def task(self) -> str:
         """The task that is served."""
         return "generate" if self.pooling is None else self.pooling.pooler.tasks[0]
@@ -54,8 +60,7 @@ class Abilities:
     @property
     def _scores(self) -> bool:
         """Vectors are compared, and a classifier with one label scores pairs."""
-        assert self.pooling is not None, "asked of a model that pools"
-        classifier = self.pooling.pooler.classifier
+        classifier = self.facts.pooler.classifier
         if self.task == "classify":
             return classifier is not None and classifier.num_labels == 1
         return self.task in ("embed", "token_embed")

@@ -117,11 +117,12 @@ class LongTexts:
         raise_failure(answer, limit)
         return await _as_list(answer.ids)
 
-    async def pair(self, task: PairTask, *, is_trusted: bool) -> tuple[list[int], int | None]:
-        """The prompt of two texts; see `PairTask`. `is_trusted`: its template is the operator's.
-        Raises what `ids` raises.
+    async def pair(
+        self, task: PairTask, *, size: int, is_trusted: bool
+    ) -> tuple[list[int], int | None]:
+        """The prompt of two texts; see `PairTask`. `size`: characters of all that it is made of;
+        `is_trusted`: its template is the operator's. Raises what `ids` raises.
         """
-        size = len(task.query) + len(task.document)
         is_slow = self._tokenizing.is_slow or self._rendering.is_slow
         if is_trusted and size <= SHORT_CHARS and not is_slow:
             encode = partial(task.encoded, self._tokenizer)

@@ -60,6 +60,6 @@ def labeller(tmp_path_factory):
 @pytest.fixture(scope="session")
 def reranker(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reranker")
-    model = models.make(folder, "Qwen2", "ForSequenceClassification", num_labels=1)
+    model = models.make(folder, "Qwen2", "ForSequenceClassification", id2label={0: "fits"})
     with served(folder, model, "--trust-request-chat-template") as pair:
         yield pair

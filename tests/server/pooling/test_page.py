@@ -17,9 +17,9 @@ QUERY = "What is the capital?"
 TEXTS = ["a step hands out tokens", "<b>Paris</b> 1234567890", "def add(first, second):"]
 
 
-def test_the_page_shows_what_the_model_can_do(embedder, labeller):
+def test_the_page_shows_what_the_model_can_do(embedder, server):
     assert '<body data-can="score">' in embedder.get("/").text
-    assert '<body data-can="">' in labeller.get("/").text
+    assert '<body data-can="generate">' in server.get("/").text
 
 
 @pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])

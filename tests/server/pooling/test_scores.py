@@ -25,6 +25,14 @@ def label(pair, text):
     return made.tolist()
 
 
+def test_one_label(reranker):
+    reply = reranker.post("/classify", {"model": "tiny", "input": [QUERY, *DOCUMENTS]}).json()
+    for text, item in zip([QUERY, *DOCUMENTS], reply["data"], strict=True):
+        assert item["probs"] == pytest.approx(label(reranker, text), abs=1e-5)
+        assert (item["label"], item["num_classes"]) == ("fits", 1)
+
+
+@pytest.mark.full
 def test_labels(labeller):
     texts = [QUERY, *DOCUMENTS]
     reply = labeller.post("/classify", {"model": "tiny", "input": texts}).json()
@@ -42,6 +50,7 @@ def test_labels(labeller):
                        ("/rerank", {"query": "a", "documents": ["b"]})):  # fmt: skip
         reply = labeller.post(path, body)
         assert reply.status_code == 501 and "'classify'" in reply.text
+    assert '<body data-can="">' in labeller.get("/").text
 
 
 def test_pairs_that_are_read_together(reranker):

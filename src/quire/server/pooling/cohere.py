@@ -106,9 +106,7 @@ async def embed(server: Server, request: Request) -> Response:
     before = _prompt(server, body.input_type)
     asked: Sequence[EmbeddingType] = body.embedding_types or ["float"]
     kinds = list(dict.fromkeys(asked))
-    facts = server.abilities.pooling
-    assert facts is not None, "the route needs a model that embeds"
-    check_size(len(texts) * (body.output_dimension or facts.width))
+    check_size(len(texts) * (body.output_dimension or server.abilities.facts.width))
     name = RequestName.of(request, "embd-", body.request_id)
     reader = TextReader.of(server, body)
     if body.truncate == "NONE" and body.max_tokens is not None:

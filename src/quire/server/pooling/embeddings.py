@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import RequestName, Server
-from quire.server.http.failures import Refusal
 from quire.server.pooling.inputs import PoolingPrompt, TextReader, prompts_of
 from quire.server.pooling.pieces import joined, pieces_of
 from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
@@ -23,8 +22,8 @@ from quire.server.pooling.requests import EmbeddingRequest, Item, PoolingRequest
 from quire.server.pooling.runs import Pooled, check_size, collected, in_time, pooled
 from quire.server.pooling.vectors import ITEM_BYTES, as_bytes
 
-_HEADER_BYTES = 2**15
-"""The longest header that describes the vectors of a reply in bytes."""
+_MOST_DESCRIBED = 256
+"""The vectors that the header of a reply in bytes describes, in 32 KiB."""
 _OF_ITEM = 8
 """What an item takes in addition to its numbers, in numbers."""
 
@@ -33,11 +32,8 @@ async def embeddings(server: Server, request: Request) -> Response:
     """Make a vector of each input."""
     body = await server.read(request, EmbeddingRequest)
     server.check_model(body.model)
-    body.check()
-    facts = server.abilities.pooling
-    assert facts is not None, "the route needs a model that embeds"
-    items = body.items()
-    check_size(len(items) * (body.dimensions or facts.width))
+    items = _items(body)
+    check_size(len(items) * (body.dimensions or server.abilities.facts.width))
     name = RequestName.of(request, "embd-", body.request_id)
     reader = replace(TextReader.of(server, body), limit=server.pooling.longest)
     prompts = prompts_of(reader, body, items, body.params("embed"))
@@ -59,9 +55,8 @@ async def _in_pieces(
     counts: list[int] = []
     cut = pieces_of(prompts, server.limits.max_model_len, counts)
     parts = await collected(pooled(server, request, body, name, cut))
-    facts = server.abilities.pooling
-    assert facts is not None
-    activates = facts.pooler.activates if body.use_activation is None else body.use_activation
+    own = server.abilities.facts.pooler.activates
+    activates = own if body.use_activation is None else body.use_activation
     return joined(parts, counts, activates=activates)
 
 
@@ -69,8 +64,7 @@ async def pooling(server: Server, request: Request) -> Response:
     """Pool each input by the task that is served."""
     body = await server.read(request, PoolingRequest)
     server.check_model(body.model)
-    body.check()
-    items: Sequence[Item] = body.items()
+    items = _items(body)
     name = RequestName.of(request, "pooling-", body.request_id)
     prompts = prompts_of(TextReader.of(server, body), body, items, body.params(_task(server, body)))
     work = collected(pooled(server, request, body, name, prompts))
@@ -79,15 +73,24 @@ async def pooling(server: Server, request: Request) -> Response:
 
 def _task(server: Server, body: PoolingRequest) -> str:
     """The task that is served. Raises InvalidParameter where another one is asked for."""
-    served, facts = server.abilities.task, server.abilities.pooling
+    served, tasks = server.abilities.task, server.abilities.facts.pooler.tasks
     if body.task in (None, served):
         return served
-    assert facts is not None, "the route needs a model that pools"
-    if body.task in facts.pooler.tasks:
+    if body.task in tasks:
         hint = f"Start the server with --pooler-config.task {body.task} for that."
         raise InvalidParameter("task", body.task, f"this server serves {served!r}", hint)
-    tasks = ", ".join(facts.pooler.tasks)
-    raise InvalidParameter("task", body.task, f"this model can do {tasks}")
+    raise InvalidParameter("task", body.task, f"this model can do {', '.join(tasks)}")
+
+
+def _items(body: VectorFields) -> list[Item]:
+    """The inputs. Raises InvalidParameter."""
+    body.check()
+    items = body.items()
+    if body.encoding_format == "bytes" and len(items) > _MOST_DESCRIBED:
+        allowed = f"its header describes {_MOST_DESCRIBED} vectors at most, and here are more"
+        hint = "Send fewer inputs, or bytes_only."
+        raise InvalidParameter("encoding_format", "bytes", allowed, hint)
+    return items
 
 
 async def _reply(
@@ -127,7 +130,7 @@ async def _reply(
 def _metadata(
     server: Server, body: VectorFields, name: RequestName, results: Sequence[Pooled]
 ) -> str:
-    """Where each vector is in a reply of bytes. Raises Refusal where that is no header any more."""
+    """Where each vector is in a reply of bytes."""
     dtype = body.embed_dtype or "float32"
     data, start = [], 0
     for index, result in enumerate(results):
@@ -144,12 +147,5 @@ def _metadata(
         )
         start = end
     reply = msgspec.structs.asdict(reply_of(server, name, results))
-    text = json.dumps({**reply, "usage": msgspec.structs.asdict(reply["usage"]), "data": data})
-    if len(text) > _HEADER_BYTES:
-        raise Refusal(
-            400,
-            f"The header that describes {len(results)} vectors would be too long; send fewer "
-            f"inputs, or encoding_format=bytes_only.",
-            param="encoding_format",
-        )
-    return text
+    usage = msgspec.structs.asdict(reply["usage"])
+    return json.dumps({**reply, "usage": usage, "data": data})

@@ -12,9 +12,10 @@ from quire.errors import InvalidParameter, PromptTooLong, RequestError
 from quire.params import PoolingParams
 from quire.params.pooling import SECOND_TEXT
 from quire.server.context import Server
-from quire.server.openai.prompts import check_template, render
+from quire.server.openai.prompts import check_template, render, size_of
 from quire.server.pooling.requests import InputFields, Item, PairFields, PooledBody
 from quire.server.text_process import PairTask
+from quire.text.template_bounds import MAX_CHARACTERS
 
 
 class PoolingPrompt(NamedTuple):
@@ -39,12 +40,10 @@ class TextReader:
     @classmethod
     def of(cls, server: Server, body: PooledBody) -> TextReader:
         """For prompts that the model takes. Raises InvalidParameter."""
-        facts = server.abilities.pooling
-        assert facts is not None, "routes that pool need a model that does"
         max_model_len = server.limits.max_model_len
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
         _, cut = take_truncation(body.truncation, max_model_len, side)
-        return cls(server, facts, cut, max_model_len)
+        return cls(server, server.abilities.facts, cut, max_model_len)
 
     async def ids(self, text: str, *, add_special_tokens: bool, most_read: int = 0) -> list[int]:
         """The ids of a text, of which so many tokens are read (0: all). Raises RequestError."""
@@ -133,6 +132,8 @@ async def cross_prompts(
     reader, texts = TextReader.of(server, body), server.need_texts()
     check_template(server, body.chat_template)
     is_trusted = body.chat_template is None
+    variables = {**server.chat.default_kwargs, **body.variables()}
+    variables_size = size_of(variables, most=MAX_CHARACTERS)
     for index, document in enumerate(second):
         place = _place(body, index, len(second))
         task = PairTask(
@@ -141,13 +142,14 @@ async def cross_prompts(
             facts=reader.facts,
             max_model_len=server.limits.max_model_len,
             template=body.chat_template or server.chat.template,
-            variables={**server.chat.default_kwargs, **body.variables()},
+            variables=variables,
             truncation=body.truncation,
             most_read=body.most_read(),
         )
         params = body.params("classify")
         with naming(body, place):
-            ids, second_at = await texts.pair(task, is_trusted=is_trusted)
+            size = len(task.query) + len(document) + variables_size
+            ids, second_at = await texts.pair(task, size=size, is_trusted=is_trusted)
             reader.checked(ids)
         if second_at is not None:
             params.extra_kwargs = {SECOND_TEXT: second_at}

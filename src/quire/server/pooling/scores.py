@@ -12,16 +12,18 @@ from starlette.responses import Response
 
 from quire.engine.frontend.score_prompts import cosine, largest_similarities
 from quire.server.context import RequestName, Server
-from quire.server.http.json_body import json_response
 from quire.server.long_texts import off_loop
 from quire.server.openai.replies import Usage
 from quire.server.pooling.inputs import check_no_template, cross_prompts, text_pairs
+from quire.server.pooling.replies import ItemWriter, json_frame, sent
 from quire.server.pooling.requests import PairFields, RerankRequest, ScoreRequest
 from quire.server.pooling.runs import Pooled, in_time, pooled
 
 _GROUP = 2**20
 """Numbers of vectors that are compared in one go."""
 _OF_ITEM = 8
+"""What an item takes, in numbers."""
+_CHARS_OF_NUMBER = 16
 
 
 class Scored(NamedTuple):
@@ -89,20 +91,19 @@ async def score(server: Server, request: Request) -> Response:
     name = RequestName.of(request, "score-", body.request_id)
     pairs = await _scores(server, request, body, name, first, second)
     num_tokens = sum(pair.num_tokens for pair in pairs)
+    reply = ScoreReply(
+        id=name.shown,
+        created=name.created,
+        model=server.names[0],
+        data=[],
+        usage=Usage(num_tokens, num_tokens, 0),
+    )
 
-    def reply() -> Response:
-        data = [ScoreItem(index, "score", pair.score) for index, pair in enumerate(pairs)]
-        return json_response(
-            ScoreReply(
-                id=name.shown,
-                created=name.created,
-                model=server.names[0],
-                data=data,
-                usage=Usage(num_tokens, num_tokens, 0),
-            )
-        )
+    def item(index: int, pair: Scored) -> bytes:
+        return msgspec.json.encode(ScoreItem(index, "score", pair.score))
 
-    return await off_loop(_OF_ITEM * len(pairs), reply)
+    writer = ItemWriter(pairs, [_OF_ITEM] * len(pairs), item)
+    return await sent(server, writer, json_frame(reply))
 
 
 async def rerank(server: Server, request: Request) -> Response:
@@ -113,20 +114,17 @@ async def rerank(server: Server, request: Request) -> Response:
     name = RequestName.of(request, "rerank-", body.request_id)
     pairs = await _scores(server, request, body, name, first, documents)
     num_tokens = sum(pair.num_tokens for pair in pairs)
+    order = sorted(range(len(pairs)), key=lambda index: -pairs[index].score)[: body.top_n or None]
+    shows = body.return_documents is not False
 
-    def reply() -> Response:
-        order = sorted(range(len(pairs)), key=lambda index: -pairs[index].score)
-        shows = body.return_documents is not False
-        results = [
-            RerankItem(
-                index, pairs[index].score, RerankedDocument(documents[index]) if shows else None
-            )
-            for index in order[: body.top_n or None]
-        ]
-        usage = RerankUsage(num_tokens, num_tokens)
-        return json_response(RerankReply(name.shown, server.names[0], usage, results))
+    def item(_: int, index: int) -> bytes:
+        document = RerankedDocument(documents[index]) if shows else None
+        return msgspec.json.encode(RerankItem(index, pairs[index].score, document))
 
-    return await off_loop(sum(map(len, documents)) + _OF_ITEM * len(pairs), reply)
+    usage = RerankUsage(num_tokens, num_tokens)
+    sizes = [_OF_ITEM + len(documents[index]) // _CHARS_OF_NUMBER for index in order]
+    reply = RerankReply(name.shown, server.names[0], usage, [])
+    return await sent(server, ItemWriter(order, sizes, item), json_frame(reply, "results"))
 
 
 async def _scores(
