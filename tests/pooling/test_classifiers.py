@@ -29,6 +29,17 @@ def close(found, wanted):
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), atol=1e-4, rtol=1e-4)
 
 
+def test_a_bias_where_there_is_one(tmp_path):
+    model = models.make(tmp_path, "Llama", "ForSequenceClassification", num_labels=3)
+    tensors = load_file(tmp_path / "model.safetensors")
+    bias = torch.tensor([1.0, -2.0, 0.5])
+    save_file({**tensors, "score.bias": bias}, tmp_path / "model.safetensors")
+    with open_llm(tmp_path) as llm:
+        outputs = llm.classify(ASKED, use_tqdm=False)
+    for output, logits in zip(outputs, logits_of(model), strict=True):
+        close(output.outputs.probs, (logits + bias).softmax(-1))
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_yes_and_no(tmp_path, is_tied):
     model = models.make(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=is_tied)

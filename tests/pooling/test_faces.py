@@ -136,7 +136,7 @@ def test_refusals_of_tasks(llm, reranker):
     )
     assert "Use classify." in refusal(InvalidParameter, llm.encode, "a", pooling_task="score")
     assert "convert='embed'" in refusal(InvalidParameter, reranker.embed, "a")
-    with pytest.raises(InvalidType, match="this engine pools"):
+    with pytest.raises(RequestError, match="This engine pools prompts"):
         llm.generate("a", use_tqdm=False)
 
 
@@ -223,7 +223,7 @@ def test_a_core_in_another_process(folder, llm):
         try:
             calls = [one(str(i), ids, "embed") for i, ids in enumerate(asked)]
             vectors = await asyncio.gather(*calls, one("t", asked[3], "token_embed"))
-            with pytest.raises(InvalidType, match="this engine pools"):
+            with pytest.raises(RequestError, match="This engine pools prompts"):
                 await anext(engine.generate([5], quire.SamplingParams(), "g"))
             assert await engine.get_supported_tasks() == ("embed", "token_embed")
             return vectors

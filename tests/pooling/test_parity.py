@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from quire import LLM, PoolingParams
 from tests.pooling import models
@@ -82,6 +83,38 @@ def test_labels_of_tokens(tmp_path):
     for ids, output in zip(asked, outputs, strict=True):
         with torch.inference_mode():
             close(output.outputs.data, model(torch.tensor([ids])).logits[0].softmax(-1))
+
+
+SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+OTHERS = {
+    "Gemma3TextModel": {**SMALL, "head_dim": 12, "sliding_window": 24},
+    "MixtralForSequenceClassification": {**SMALL, "num_local_experts": 4},
+    "MambaModel": {"state_size": 8},
+    "GPT2ForSequenceClassification": {"n_head": 4, "n_positions": 160, "eos_token_id": 1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_families(tmp_path, name):
+    """Experts, recurrent states, learned positions, and a name of its own for the text's part."""
+    kind = next(end for end in ("ForSequenceClassification", "Model") if name.endswith(end))
+    keys = {"hidden_size": 48, "num_hidden_layers": 2, "vocab_size": 320, "pad_token_id": 0}
+    keys |= {"num_labels": 3, "max_position_embeddings": 160} | OTHERS[name]
+    config = getattr(transformers, name.removesuffix(kind) + "Config")(**keys)
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).eval()
+    model.save_pretrained(tmp_path)
+    asked = models.prompts(seed=6, lengths=(1, 40, 90))
+    with open_llm(tmp_path, max_model_len=160) as llm:
+        task = llm.llm_engine.front_end.plan.pooler.tasks[0]
+        outputs = llm.encode(asked, pooling_task=task, use_tqdm=False)
+    for ids, output in zip(asked, outputs, strict=True):
+        with torch.inference_mode():
+            found = model(torch.tensor([ids]))
+        if task == "classify":
+            close(output.outputs.data, found.logits[0].softmax(-1))
+        else:
+            close(output.outputs.data, torch.nn.functional.normalize(found[0][0, -1], dim=0))
 
 
 def test_sixteen_bits_are_close(tmp_path):

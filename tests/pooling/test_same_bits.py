@@ -48,14 +48,19 @@ def test_in_a_crowd_in_chunks_and_preempted(folder, pooling):
     same(pooled(folder, asked, pooling, **small)[0][:4], wanted)
 
 
-@pytest.mark.parametrize("task", ["embed", "token_embed"])
-def test_after_tokens_in_the_prefix_cache(folder, task):
+@pytest.mark.parametrize(
+    ("pooling", "task"),
+    [("LAST", "embed"), ("LAST", "token_embed"), ("MEAN", "embed"), ("CLS", "embed")],
+)
+def test_after_tokens_in_the_prefix_cache(folder, pooling, task):
     asked = models.prompts(seed=2, lengths=(100, 100))
     asked = [asked[0], asked[0][:80] + asked[1][:30], asked[0]]
-    wanted = alone(folder, asked, "LAST", task=task)
-    found, num_cached = pooled(folder, asked, "LAST", task=task, max_num_seqs=1)
+    wanted = alone(folder, asked, pooling, task=task)
+    options = {"max_num_seqs": 1, "enable_prefix_caching": True}
+    found, num_cached = pooled(folder, asked, pooling, task=task, **options)
     same(found, wanted)
-    assert (num_cached > 0) is (task == "embed"), "a cached block has no hidden states"
+    is_enough = (pooling, task) == ("LAST", "embed")
+    assert (num_cached > 0) is is_enough, "a cached block has no hidden states"
 
 
 def test_vectors_of_several_sizes(folder):

@@ -71,7 +71,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     tokenizer_folder = _tokenizer_folder(args, folder)
     tokenizer_mode = _tokenizer_mode(args, tokenizer_folder)
     token_ids_of = partial(_token_id, tokenizer_folder, tokenizer_mode)
-    decoder, pooling = _pooling(args, config, decoder, files, token_ids_of)
+    decoder, pooling = _pooling(args, folder, config, decoder, files, token_ids_of)
     token_ids("eos_token_id", config.get("eos_token_id"), decoder.vocab)
     generation, generation_source = _generation_config(args, folder)
     template, template_source = _chat_template(args.chat_template)
@@ -101,8 +101,18 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
     )
 
 
+def _stores(folder: Path, name: str) -> bool:
+    """Whether safetensors files of a folder have a tensor of this name."""
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if has_file(index):
+        listed = read_json(index).get("weight_map")
+        return isinstance(listed, dict) and name in listed
+    return has_file(whole, None) and f'"{name}"'.encode() in read_header(whole)
+
+
 def _pooling(
     args: EngineOptions,
+    folder: Path,
     config: dict[str, Any],
     decoder: AnyDecoder,
     files: SentenceFiles,
@@ -113,6 +123,8 @@ def _pooling(
     check_runner(args, config["architectures"][0], pooler)
     if pooler is None or not isinstance(decoder, Decoder):
         return decoder, {}
+    if (c := pooler.classifier) is not None and not c.bias and _stores(folder, "score.bias"):
+        pooler = replace(pooler, classifier=replace(c, bias=True))
     pooler, reason = finished_pooler(args, pooler, files, config, decoder.dim, token_ids_of)
     return replace(decoder, pooler=pooler), {
         "pooler": pooler,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidParameter, InvalidType, PromptTooLong
+from quire.errors import InvalidParameter, InvalidType, PromptTooLong, RequestError
 from quire.models.pooling.spec import PoolerSpec, check_dimensions
-from quire.params import PoolingParams, checks
+from quire.params import PoolingParams, SamplingParams, checks
 
 _OF_TOKENS = ("token_embed", "token_classify")
 _WITHOUT_TASK = ("token_embed", "token_classify")
@@ -107,9 +107,12 @@ def check_length(ids: list[int], limit: int) -> None:
 
 
 def require_pooling_params(params: object) -> PoolingParams:
-    """The parameters. Raises InvalidType for any others."""
+    """The parameters. Raises RequestError for those of a generation, InvalidType for others."""
     if isinstance(params, PoolingParams):
         return params
-    hint = "To generate, start the engine with runner='generate' on a model that does."
-    allowed = "this engine pools, so it must be a PoolingParams"
-    raise InvalidType("params", params, allowed, hint)
+    if isinstance(params, SamplingParams):
+        raise RequestError(
+            "This engine pools prompts and generates no text. Give PoolingParams, or start it with "
+            "runner='generate' on a model that generates."
+        )
+    raise InvalidType("params", params, "it must be a PoolingParams")

@@ -20,15 +20,21 @@ SPAN = 32
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """The sum [C] of the whole spans up to some token, and that of the tokens after them."""
+    """The sum of the whole spans up to some token, and that of the tokens after them: [C], or [R,
+    C] of several prompts.
+    """
 
     spans: Tensor
     rest: Tensor
 
     @property
     def total(self) -> Tensor:
-        """The sum of all tokens, where they end in the middle of a span or not."""
+        """The sum of all tokens."""
         return self.spans + self.rest
+
+    def of(self, prompt: int) -> PartialSum:
+        """That of one of several prompts, in memory of its own."""
+        return PartialSum(self.spans[prompt].clone(), self.rest[prompt].clone())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +48,55 @@ class PromptChunk:
     """The sum of the tokens before `first`; None where there are none."""
 
 
-def add_pieces(values: Tensor, pieces: Sequence[PromptChunk]) -> list[PartialSum]:
-    """values [T, C] of any float dtype -> the sum of each prompt up to the end of its piece."""
-    spans = _spans(values, pieces)
-    sums, at = [], 0
-    for piece in pieces:
-        count = _num_spans(piece)
-        own, at = spans[at : at + count], at + count
-        total = torch.zeros_like(own[0]) if piece.before is None else piece.before.spans
-        ends_span = (piece.first + piece.count) % SPAN == 0
-        for span in own if ends_span else own[:-1]:
-            total = total + span
-        rest = torch.zeros_like(total) if ends_span else own[-1]
-        sums.append(PartialSum(total, rest))
-    return sums
+def add_chunks(values: Tensor, chunks: Sequence[PromptChunk]) -> PartialSum:
+    """values [T, C] of any float dtype -> the sums [R, C] of R prompts up to the end of their
+    chunks.
+    """
+    spans = _spans(values, chunks)
+    counts = np.array([_num_spans(chunk) for chunk in chunks])
+    begins = np.cumsum(counts) - counts
+    ends_open = np.array([(chunk.first + chunk.count) % SPAN > 0 for chunk in chunks])
+    total = spans.new_zeros((len(chunks), spans.shape[1]))
+    for row, chunk in enumerate(chunks):
+        if chunk.before is not None:
+            total[row] = chunk.before.spans
+    whole = counts - ends_open
+    for number in range(int(whole.max())):
+        rows = np.flatnonzero(whole > number)
+        into = _on(spans, rows)
+        total[into] = total[into] + spans[_on(spans, begins[rows] + number)]
+    rest = torch.zeros_like(total)
+    rows = np.flatnonzero(ends_open)
+    rest[_on(spans, rows)] = spans[_on(spans, (begins + counts - 1)[rows])]
+    return PartialSum(total, rest)
 
 
-def _num_spans(piece: PromptChunk) -> int:
-    return (piece.first + piece.count - 1) // SPAN - piece.first // SPAN + 1
+def _on(values: Tensor, places: np.ndarray) -> Tensor:
+    return torch.from_numpy(places).to(values.device)
 
 
-def _spans(values: Tensor, pieces: Sequence[PromptChunk]) -> Tensor:
-    """The sum of each span that the pieces touch, one after the other, with what came before."""
-    counts = np.array([piece.count for piece in pieces])
-    firsts = np.array([piece.first for piece in pieces])
+def _num_spans(chunk: PromptChunk) -> int:
+    return (chunk.first + chunk.count - 1) // SPAN - chunk.first // SPAN + 1
+
+
+def _spans(values: Tensor, chunks: Sequence[PromptChunk]) -> Tensor:
+    """The sum of each span that the chunks touch, one after the other, with what came before."""
+    counts = np.array([chunk.count for chunk in chunks])
+    firsts = np.array([chunk.first for chunk in chunks])
     starts = np.cumsum(counts) - counts
     within = np.arange(counts.sum()) - np.repeat(starts, counts)
     positions = within + np.repeat(firsts, counts)
-    tokens = within + np.repeat([piece.start for piece in pieces], counts)
-    num_spans = np.array([_num_spans(piece) for piece in pieces])
+    tokens = within + np.repeat([chunk.start for chunk in chunks], counts)
+    num_spans = np.array([_num_spans(chunk) for chunk in chunks])
     first_spans = np.cumsum(num_spans) - num_spans
     span_of = positions // SPAN - np.repeat(firsts // SPAN - first_spans, counts)
     total = torch.zeros((int(num_spans.sum()), values.shape[1]), device=values.device)
-    for piece, at in zip(pieces, first_spans.tolist(), strict=True):
-        if piece.before is not None:
-            total[at] = piece.before.rest
+    for chunk, at in zip(chunks, first_spans.tolist(), strict=True):
+        if chunk.before is not None:
+            total[at] = chunk.before.rest
     offsets = positions % SPAN
     for offset in np.unique(offsets):
         chosen = np.flatnonzero(offsets == offset)
-        into = torch.from_numpy(span_of[chosen]).to(values.device)
-        rows = torch.from_numpy(tokens[chosen]).to(values.device)
-        total[into] = total[into] + values[rows].float()
+        into = _on(values, span_of[chosen])
+        total[into] = total[into] + values[_on(values, tokens[chosen])].float()
     return total

@@ -18,7 +18,7 @@ from quire.runner.batch import StepInputs
 from quire.runner.devices.device import Device
 from quire.runner.grammar_mask import GrammarMask
 from quire.runner.pooling.finish import finished
-from quire.runner.pooling.ordered_sums import PartialSum, PromptChunk, add_pieces
+from quire.runner.pooling.ordered_sums import PartialSum, PromptChunk, add_chunks
 from quire.runner.rows import Rows
 from quire.runner.runner_output import PooledRow, RunnerOutput
 from quire.scheduling.step import NewRow
@@ -118,45 +118,47 @@ class PoolingStep:
         """
         vectors = [part for part in self._parts if part.prompt.params.task not in _OF_TOKENS]
         tokens = [part for part in self._parts if part.prompt.params.task in _OF_TOKENS]
-        hidden = states.last
-        pooled = self._pool(hidden, vectors) if vectors else []
         pooler = self._head.model.pooler
         assert pooler is not None, "the model pools"
         found: list[Tensor] = []
-        for task, layers in (("embed", pooler.embed), ("classify", pooler.classify)):
-            mine = [(part, x) for part, x in pooled if part.prompt.params.task == task]
-            if mine:
-                found.append(layers(torch.cat([x for _, x in mine])))
-                self._results += [(part.prompt, i) for i, (part, _) in enumerate(mine)]
-        return [*found, *self._pool_tokens(hidden, tokens)]
+        if vectors:
+            pooled, ended = self._pool(states.last, vectors), [p for p in vectors if p.is_last]
+            for task, layers in (("embed", pooler.embed), ("classify", pooler.classify)):
+                mine = [i for i, part in enumerate(ended) if part.prompt.params.task == task]
+                if mine:
+                    chosen = pooled if len(mine) == len(ended) else pooled[mine]
+                    found.append(layers(chosen))
+                    self._results += [(ended[i].prompt, at) for at, i in enumerate(mine)]
+        return [*found, *self._pool_tokens(states.last, tokens)]
 
-    def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> list[tuple[_Part, Tensor]]:
-        """The pooled hidden states [1, C] of the prompts that end in this step."""
+    def _pool(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
+        """The pooled hidden states [M, C] of the M prompts that end in this step."""
         pooling = self._head.spec.pooling
         if pooling == "mean":
             return self._means(hidden, parts)
         if pooling == "last":
-            ends = ((part, part.start + part.count - 1) for part in parts if part.is_last)
-            return [(part, hidden[end : end + 1]) for part, end in ends]
-        found = []
+            return hidden[[part.start + part.count - 1 for part in parts if part.is_last]]
+        found = [hidden.new_zeros((0, hidden.shape[1]))]
         for part in parts:
             first = part.prompt.first
             if first is None:
                 assert part.first == 0, "the first token is not computed"
                 first = hidden[part.start : part.start + 1].clone()
             if part.is_last:
-                found.append((part, first))
-            self._kept[part.row] = replace(part.prompt, first=first)
-        return found
+                found.append(first)
+            else:
+                self._kept[part.row] = replace(part.prompt, first=first)
+        return torch.cat(found)
 
-    def _means(self, hidden: Tensor, parts: Sequence[_Part]) -> list[tuple[_Part, Tensor]]:
-        pieces = [PromptChunk(p.first, p.start, p.count, p.prompt.sum) for p in parts]
-        found = []
-        for part, total in zip(parts, add_pieces(hidden, pieces), strict=True):
-            self._kept[part.row] = replace(part.prompt, sum=total)
-            if part.is_last:
-                found.append((part, (total.total / part.prompt.length)[None]))
-        return found
+    def _means(self, hidden: Tensor, parts: Sequence[_Part]) -> Tensor:
+        chunks = [PromptChunk(p.first, p.start, p.count, p.prompt.sum) for p in parts]
+        sums = add_chunks(hidden, chunks)
+        for row, part in enumerate(parts):
+            if not part.is_last:
+                self._kept[part.row] = replace(part.prompt, sum=sums.of(row))
+        lengths = torch.tensor([float(part.prompt.length) for part in parts])
+        means = sums.total / lengths.to(hidden.device)[:, None]
+        return means[[row for row, part in enumerate(parts) if part.is_last]]
 
     def _pool_tokens(self, hidden: Tensor, parts: Sequence[_Part]) -> list[Tensor]:
         """The results [n, D] of the prompts that end in this step, one tensor for each."""
