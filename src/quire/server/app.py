@@ -45,11 +45,11 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     origins, and the key guard if there are keys.
     """
     inner = Starlette(
-        routes=[_route(server, entry) for entry in entries],
+        routes=[_route(server, entry.served_by(server)) for entry in entries],
         exception_handlers={HTTPException: _refuse},
     )
     inner.router.redirect_slashes = False
-    inner.state.entries = entries
+    inner.state.entries = [entry for entry in entries if entry.is_for(server)]
     app: ASGIApp = KeyGuard(inner, access.keys, access.root_path) if access.keys else inner
     if access.origins:
         app = CORSMiddleware(

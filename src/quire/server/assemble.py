@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from quire.config.args.server_args import ServerArgs
 from quire.config.plan import EnginePlan
+from quire.config.pooler_config import PoolerConfig
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.frontend.input_processor import ReasoningMarks
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
-from quire.server.context import AbortElsewhere, ChatSettings, ReplySettings, Server
+from quire.server.context import AbortElsewhere, Server
 from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
@@ -22,9 +23,12 @@ from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
 from quire.server.owned_store import OwnedStore
+from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18
+_BATCHES_AT_ONCE = 2
+"""How many full batches of one request are in the engine at a time."""
 _DECISIVE = ("model", "architecture", "dtype", "quantization", "kv_dtype", "max_model_len")
 """The fields of a plan that answers depend on."""
 
@@ -80,6 +84,7 @@ def build_server(
             hides_tools=args.exclude_tools_when_tool_choice_none,
             parser_plan=parser_plan,
         ),
+        pooling=_pooling_settings(plan),
         replies=ReplySettings(
             tokens_as_ids=args.return_tokens_as_token_ids,
             forces_usage=args.enable_force_include_usage,
@@ -100,6 +105,20 @@ def build_server(
             name: {"value": _plain(value), "reason": plan.reasons[name]}
             for name, value in plan.decided()
         },
+    )
+
+
+def _pooling_settings(plan: EnginePlan) -> PoolingSettings:
+    """How a model that pools is served."""
+    config = plan.pooler_config or PoolerConfig()
+    longest = config.max_embed_len
+    if not config.enable_chunked_processing:
+        longest = min(longest or plan.max_model_len, plan.max_model_len)
+    return PoolingSettings(
+        prompts=plan.prompts,
+        window=_BATCHES_AT_ONCE * plan.max_num_seqs,
+        longest=longest,
+        has_pieces=config.enable_chunked_processing,
     )
 
 

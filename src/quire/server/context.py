@@ -8,14 +8,15 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
-from quire.params import SamplingParams
+from quire.params import RequestParams, SamplingParams
+from quire.server.abilities import Abilities, Ability
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.event_stream import EventStream
@@ -26,39 +27,15 @@ from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits
-from quire.server.output_parsing import ParserPlan
 from quire.server.owned_store import OwnedStore
 from quire.server.responses.stored_conversation import Conversation
 from quire.server.responses.stored_response import StoredResponse
+from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
 
 _LARGE_BODIES = 4
 """How many of the largest bodies may be held at once."""
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSettings:
-    """How conversations become prompts and outputs become answers."""
-
-    template: str | None = None
-    content_format: str = "auto"
-    trusts_requests: bool = False
-    default_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    response_role: str = "assistant"
-    hides_tools: bool = False
-    parser_plan: ParserPlan = field(default_factory=ParserPlan)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplySettings:
-    """What replies carry in addition to the answer."""
-
-    tokens_as_ids: bool = False
-    forces_usage: bool = False
-    prompt_details: bool = False
-    keep_alive_s: float = 15.0
-    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +45,14 @@ class Prompt:
     text: str | None
     ids: list[int]
     params: SamplingParams
+
+
+class Routed(Protocol):
+    """What a body says of how its prompts are run."""
+
+    cache_salt: str | None
+    priority: int | None
+    data_parallel_rank: int | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +68,7 @@ class Server:
     limits: Limits
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     chat: ChatSettings = field(default_factory=ChatSettings)
+    pooling: PoolingSettings = field(default_factory=PoolingSettings)
     replies: ReplySettings = field(default_factory=ReplySettings)
     field_rules: FieldRules = field(default_factory=FieldRules)
     num_keys: int = 0
@@ -95,6 +81,11 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     abort_elsewhere: AbortElsewhere | None = None
     texts: LongTexts | None = None
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the model can do."""
+        return Abilities(self.engine.front_end.inputs.limits.pooling)
 
     @cached_property
     def body_budget(self) -> BodyBudget:
@@ -169,35 +160,40 @@ class Server:
         streams: list[Outputs] = []
         try:
             for index, prompt in enumerate(prompts):
-                streams.append(await self._start(request, body, name, index, prompt))
+                key = f"{name.key}-{index}"
+                stream = await self.add(request, body, key, name.shown, prompt.ids, prompt.params)
+                streams.append(stream)
         except BaseException:
             await close_all(streams)
             raise
         return streams
 
-    async def _start(
+    async def add(
         self,
         request: Request,
-        body: GenerationFields,
-        name: RequestName,
-        index: int,
-        prompt: Prompt,
+        body: Routed,
+        key: str,
+        shown: str,
+        ids: list[int],
+        params: RequestParams,
     ) -> Outputs:
-        key = f"{name.key}-{index}"
-        given: dict[str, Any] = {"prompt_token_ids": prompt.ids}
+        """Add one prompt to the engine as `key`, which the client knows as `shown`. Raises what
+        `start` does.
+        """
+        given: dict[str, Any] = {"prompt_token_ids": ids}
         if salt := self.salt(request, body.cache_salt):
             given["cache_salt"] = salt
         mailbox = await self.engine.add_request(
             key,
             given,
-            prompt.params,
+            params,
             priority=_priority(request, body.priority),
             data_parallel_rank=_rank(request, body.data_parallel_rank),
             trace_headers={n: request.headers[n] for n in HEADERS if n in request.headers},
         )
         if mailbox.traceparent is not None:
             request.scope["state"].setdefault(TRACE_SLOT, mailbox.traceparent)
-        self.in_flight.enter(key, name.shown)
+        self.in_flight.enter(key, shown)
         return Outputs(mailbox, partial(self._leave, key, mailbox.internal_id))
 
     async def _leave(self, key: str, internal_id: str) -> None:
@@ -277,8 +273,8 @@ Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
     """One route: methods, path, handler, the types of its bodies (None: without one) and of its
-    query. `failure`: an error as a reply. `is_alias`: another path of a route that is documented by
-    its own.
+    query. `failure`: an error as a reply. `needs`: what the model must be able to do. `is_alias`:
+    another path of a route that is documented by its own.
     """
 
     methods: str
@@ -288,7 +284,18 @@ class RouteEntry:
     gives: type | None = None
     query: type | None = None
     failure: Callable[[BaseException], Response] = error_response
+    needs: Ability | None = None
     is_alias: bool = False
+
+    def is_for(self, server: Server) -> bool:
+        """Whether the served model can do it."""
+        return self.needs is None or server.abilities.have(self.needs)
+
+    def served_by(self, server: Server) -> RouteEntry:
+        """The route, or one that refuses what the model cannot do."""
+        if self.needs is None or self.is_for(server):
+            return self
+        return replace(self, handler=partial(_refuse, self.needs))
 
     async def answer(self, server: Server, request: Request) -> Response:
         """The reply to a request, also to one that fails."""
@@ -302,3 +309,7 @@ class RouteEntry:
             return self.failure(error)
         finally:
             server.body_budget.release(state)
+
+
+async def _refuse(needs: Ability, server: Server, request: Request) -> Response:
+    raise server.abilities.refusal_of(needs)

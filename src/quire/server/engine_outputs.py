@@ -15,6 +15,7 @@ from quire.engine.frontend.output_stream import RequestOutputCollector
 from quire.errors import EngineGenerateError, RequestError
 from quire.outputs import RequestOutput
 from quire.params.structured import GRAMMAR_FAILED, NO_TOKEN_LEFT
+from quire.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quire.server.http.json_body import until_disconnected
 
 T = TypeVar("T")
@@ -43,6 +44,11 @@ class Outputs:
         output = self._collector.get_nowait() or await self._collector.get()
         self._is_finished = output.finished
         return output
+
+    async def pooled(self) -> PoolingRequestOutput[PoolingOutput]:
+        """The one output of a request that pools, which is closed then."""
+        async with aclosing(self):
+            return await self._collector.get_pooled()
 
     async def aclose(self) -> None:
         """End the request, if it has not ended, and drop its outputs. Idempotent."""

@@ -55,6 +55,5 @@ async def metrics(server: Server, request: Request) -> Response:
 
 
 async def unserved(server: Server, request: Request) -> Response:
-    """Refused: this release generates text, with one model and no adapters."""
-    text = "This server generates text: /v1/chat/completions, /v1/completions, /v1/responses."
-    return error_response(Refusal(501, text))
+    """Refused: there are no models for audio, and no adapters."""
+    return error_response(server.abilities.refusal("API at this path"))

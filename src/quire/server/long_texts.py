@@ -18,12 +18,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from quire.engine.frontend.pooling_input import Truncation
 from quire.engine.process.child_process import ChildProcess
 from quire.errors import CapacityError, EngineError, PromptTooLong, RequestError
 from quire.hardware.task_limits import OVER_TIME
 from quire.server.text_process import (
     LENGTH,
     EncodeTask,
+    PairTask,
     RenderTask,
     TextAnswer,
     TextStart,
@@ -88,8 +90,17 @@ class LongTexts:
         self._most_listed = max(MOST_LISTED, max_model_len)
         self._medium, self._long = _Lane(start), _Lane(start)
 
-    async def ids(self, text: str, *, add_special_tokens: bool, limit: int | None) -> list[int]:
-        """The ids of `text`. `limit`: from how many on it is refused; None: never.
+    async def ids(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        limit: int | None,
+        cut: Truncation | None = None,
+        most_read: int = 0,
+    ) -> list[int]:
+        """The ids of `text`; see `EncodeTask`. `limit`: from how many on it is refused; None:
+        never.
 
         Raises PromptTooLong, perhaps by an estimate, and RequestError for a text that takes too
         much time or memory, CapacityError when too many others wait.
@@ -97,14 +108,34 @@ class LongTexts:
         size = len(text)
         if limit is not None and size > max(limit, INLINE_CHARS):
             await self._refuse_by_size(text, limit)
+        task = EncodeTask(text, add_special_tokens, limit, self._most_listed, cut, most_read)
         if size <= SHORT_CHARS and not self._tokenizing.is_slow:
             encode = partial(self._tokenizer.encode, text, add_special_tokens)
+            if cut is not None or most_read:
+                encode = partial(task.encoded, self._tokenizer)
             ids: list[int] = await off_loop(size, self._tokenizing.timed, size, encode)
             return ids
-        task = EncodeTask(text, add_special_tokens, limit, self._most_listed)
         answer = await self._lane(size).answer(task)
         raise_failure(answer, limit)
         return await _as_list(answer.ids)
+
+    async def pair(
+        self, task: PairTask, *, size: int, is_trusted: bool
+    ) -> tuple[list[int], int | None]:
+        """The prompt of two texts; see `PairTask`. `size`: characters of all that it is made of;
+        `is_trusted`: its template is the operator's. Raises what `ids` raises.
+        """
+        is_slow = self._tokenizing.is_slow or self._rendering.is_slow
+        if is_trusted and size <= SHORT_CHARS and not is_slow:
+            encode = partial(task.encoded, self._tokenizer)
+            made: tuple[list[int], int | None] = await off_loop(
+                size, self._tokenizing.timed, size, encode
+            )
+            return made
+        lane = self._lane(size if is_trusted else MEDIUM_CHARS + 1)
+        answer = await lane.answer(task)
+        raise_failure(answer, None)
+        return await _as_list(answer.ids), answer.second_text_at
 
     async def rendered(
         self, messages: Sequence[Any], options: dict[str, Any], *, size: int, is_trusted: bool

@@ -21,6 +21,18 @@ from quire.server.openai.completions import completions
 from quire.server.openai.replies import ChatReply, CompletionReply
 from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.page import page
+from quire.server.pooling.classification import classify
+from quire.server.pooling.cohere import CohereReply, CohereRequest, embed
+from quire.server.pooling.embeddings import embeddings, pooling
+from quire.server.pooling.replies import PoolingReply
+from quire.server.pooling.requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire.server.pooling.scores import RerankReply, ScoreReply, rerank, score
 from quire.server.responses import conversations
 from quire.server.responses import routes as responses
 from quire.server.responses.input_items import InputItems
@@ -40,11 +52,23 @@ HEALTH_ROUTES: tuple[RouteEntry, ...] = (
 )
 
 UNSERVED = (
-    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score"),
-    *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/audio/transcriptions"),
-    *("/v1/audio/translations", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 )
 """Paths of this field's servers that need another kind of model: answered with 501."""
+
+_POOLING = (
+    RouteEntry("POST", "/v1/embeddings", embeddings, EmbeddingRequest, PoolingReply, needs="embed"),
+    RouteEntry("POST", "/v2/embed", embed, CohereRequest, CohereReply, needs="embed"),
+    RouteEntry("POST", "/pooling", pooling, PoolingRequest, PoolingReply, needs="pool"),
+    RouteEntry("POST", "/classify", classify, ClassificationRequest, PoolingReply,
+               needs="classify"),
+    RouteEntry("POST", "/score", score, ScoreRequest, ScoreReply, needs="score"),
+    RouteEntry("POST", "/v1/score", score, needs="score", is_alias=True),
+    RouteEntry("POST", "/rerank", rerank, RerankRequest, RerankReply, needs="score"),
+    RouteEntry("POST", "/v1/rerank", rerank, needs="score", is_alias=True),
+    RouteEntry("POST", "/v2/rerank", rerank, needs="score", is_alias=True),
+)  # fmt: skip
 
 _MESSAGES = tuple(
     replace(entry, failure=error_response)
@@ -63,12 +87,7 @@ _MESSAGES = tuple(
 )  # fmt: skip
 """Anthropic's API, whose clients expect errors of their own form."""
 
-_ROUTES: tuple[RouteEntry, ...] = (
-    RouteEntry("GET", "/", page),
-    *HEALTH_ROUTES,
-    *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
-    RouteEntry("GET", "/v1/models", models.models, gives=models.ModelList),
-    RouteEntry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
+_GENERATION: tuple[RouteEntry, ...] = (
     RouteEntry("POST", "/v1/completions", completions, CompletionRequest, CompletionReply),
     RouteEntry("POST", "/v1/chat/completions", chat_completions, ChatRequest, ChatReply),
     RouteEntry(
@@ -104,7 +123,16 @@ _ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/v1/conversations/{id}/items/{item_id}", conversations.retrieve_item),
     RouteEntry("DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
                gives=conversations.ConversationObject),
-    *_MESSAGES,
+)  # fmt: skip
+
+_ROUTES: tuple[RouteEntry, ...] = (
+    RouteEntry("GET", "/", page),
+    *HEALTH_ROUTES,
+    *(RouteEntry("POST", path, health.unserved) for path in UNSERVED),
+    RouteEntry("GET", "/v1/models", models.models, gives=models.ModelList),
+    RouteEntry("GET", "/v1/models/{name:path}", models.model, gives=models.ModelCard),
+    *(replace(entry, needs="generate") for entry in (*_GENERATION, *_MESSAGES)),
+    *_POOLING,
     RouteEntry("POST", "/tokenize", tokens.tokenize, tokens.TokenizeRequest, tokens.TokenizeReply),
     RouteEntry(
         "POST", "/detokenize", tokens.detokenize, tokens.DetokenizeRequest, tokens.DetokenizeReply

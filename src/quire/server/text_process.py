@@ -15,10 +15,13 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.frontend.pooling_input import PoolingFacts, Truncation
+from quire.engine.frontend.score_prompts import CrossPrompts
 from quire.engine.process.child_main import ChildProgram
 from quire.engine.process.start_message import ChildStart
 from quire.errors import PromptTooLong, RequestError
 from quire.hardware.task_limits import cpu_time, limit_memory
+from quire.params import PoolingParams
 from quire.text.chat import render_chat
 from quire.text.tokenizer import Tokenizer
 
@@ -47,13 +50,51 @@ class TextStart(ChildStart, kw_only=True):
 
 class EncodeTask(msgspec.Struct, tag="encode"):
     """Tokenize `text`. `limit`: from how many tokens on it is refused; None: it is not.
-    `most_listed`: the most ids that an answer may have.
+    `most_listed`: the most ids that an answer may have. `cut`: what is left of it. `most_read`:
+    only so many tokens at its beginning are read, special tokens not counted; 0: all.
     """
 
     text: str
     add_special_tokens: bool
     limit: int | None
     most_listed: int
+    cut: Truncation | None = None
+    most_read: int = 0
+
+    def encoded(self, tokenizer: Tokenizer) -> list[int]:
+        """The ids."""
+        text, cut = self.text, self.cut
+        if self.most_read:
+            text = tokenizer.beginning(text, self.most_read)
+        if cut is None:
+            return tokenizer.encode(text, self.add_special_tokens)
+        return tokenizer.encode(
+            text, self.add_special_tokens, max_length=cut.limit, truncation_side=cut.side
+        )
+
+
+class PairTask(msgspec.Struct, tag="pair"):
+    """Make one prompt of two texts (`CrossPrompts`). `truncation` has `truncate_prompt_tokens` and
+    `truncation_side`, `most_read` how many tokens of each text are read (`extra_kwargs`).
+    """
+
+    query: str
+    document: str
+    facts: PoolingFacts
+    max_model_len: int
+    template: str | None
+    variables: dict[str, Any]
+    truncation: dict[str, Any]
+    most_read: dict[str, int]
+
+    def encoded(self, tokenizer: Tokenizer) -> tuple[list[int], int | None]:
+        """The ids, and where the second text begins if its tokens have another type."""
+        make = CrossPrompts(
+            tokenizer, self.facts, self.max_model_len, self.template, self.variables
+        )
+        params = PoolingParams(extra_kwargs=dict(self.most_read))
+        prompt, params = make.of(self.query, self.document, params, self.truncation)
+        return prompt["prompt_token_ids"], params.second_text_at
 
 
 class RenderTask(msgspec.Struct, tag="render"):
@@ -63,15 +104,16 @@ class RenderTask(msgspec.Struct, tag="render"):
     options: dict[str, Any]
 
 
-TextTask = EncodeTask | RenderTask
+TextTask = EncodeTask | PairTask | RenderTask
 
 
 class TextAnswer(msgspec.Struct, omit_defaults=True):
-    """The ids as 32-bit integers, or the rendered text, or why there is none: more than
-    `num_tokens` tokens, or an error at `parameter`.
+    """The ids as 32-bit integers, for a pair also where its second text begins, or the rendered
+    text, or why there is none: more than `num_tokens` tokens, or an error at `parameter`.
     """
 
     ids: bytes = b""
+    second_text_at: int | None = None
     text: str | None = None
     num_tokens: int | None = None
     error: str | None = None
@@ -83,6 +125,9 @@ def answer_to(tokenizer: Tokenizer, task: TextTask) -> TextAnswer:
     try:
         if isinstance(task, RenderTask):
             return TextAnswer(text=render_chat(tokenizer, task.messages, **task.options))
+        if isinstance(task, PairTask):
+            ids, second_text_at = task.encoded(tokenizer)
+            return TextAnswer(_packed(ids), second_text_at)
         return _encoded(tokenizer, task)
     except RequestError as error:
         return TextAnswer(error=error.described(_as_json), parameter=error.parameter)
@@ -96,11 +141,15 @@ def _encoded(tokenizer: Tokenizer, task: EncodeTask) -> TextAnswer:
         # A token may reach across the cut: the rest is not added, and a part is taken off.
         if num * 4 // 5 >= task.limit:
             return TextAnswer(num_tokens=num * 4 // 5)
-    ids = tokenizer.encode(task.text, task.add_special_tokens)
+    ids = task.encoded(tokenizer)
     if len(ids) > task.most_listed:
         text = f"The text has {len(ids)} tokens, and a reply lists at most {task.most_listed}."
         return TextAnswer(error=text, parameter="prompt")
-    return TextAnswer(ids=array.array("I", ids).tobytes())
+    return TextAnswer(_packed(ids))
+
+
+def _packed(ids: list[int]) -> bytes:
+    return array.array("I", ids).tobytes()
 
 
 def _as_json(value: object) -> str:

@@ -236,7 +236,8 @@ class Tokenizer:
 
     def beginning(self, text: str, num_tokens: int) -> str:
         """The part of `text` that its first tokens stand for, without special tokens."""
-        [encoding] = self.library.encode_batch([text], add_special_tokens=False)
+        with _panics_as_errors():
+            [encoding] = self.library.encode_batch([text], add_special_tokens=False)
         ends = [end for _, end in encoding.offsets]
         return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
 

@@ -55,12 +55,13 @@ def results_of(target):
 def test_every_url_is_answered_as_a_client_would_be(files):
     source, target = files
     bodies = [BODY, {"prompt": "hello"}, {"input": "hello"}]
+    urls = URLS[:3]  # tests/server/pooling has the others
     source.write_text(
-        "\n".join(line(url, url, body) for url, body in zip(URLS, bodies, strict=True))
+        "\n".join(line(url, url, body) for url, body in zip(urls, bodies, strict=True))
     )
     assert run(source, target) == 0
     chat, text, response = results_of(target)
-    assert [chat["custom_id"], text["custom_id"], response["custom_id"]] == list(URLS)
+    assert [chat["custom_id"], text["custom_id"], response["custom_id"]] == [*urls]
     assert all(
         r["error"] is None and r["response"]["status_code"] == 200 for r in results_of(target)
     )
@@ -80,7 +81,7 @@ WRONG = {
     "no body": (json.dumps({"custom_id": "x", "method": "POST", "url": URLS[0]}), "x", "body"),
     "another field": (line("x", more=1), "x", "more"),
     "GET": (line("x").replace("POST", "GET"), "x", "'GET' is not POST"),
-    "embeddings": (line("x", "/v1/embeddings", {"input": "a"}), "x", "'/v1/embeddings' is not"),
+    "speech": (line("x", "/v1/audio/speech", {"input": "a"}), "x", "'/v1/audio/speech' is not"),
     "admin": (line("x", "/sleep", {}), "x", "'/sleep' is not served"),
     "query": (line("x", URLS[0] + "?a=1"), "x", "is not served"),
     "stream": (line("x", body={**BODY, "stream": True}), "x", "stream is for"),

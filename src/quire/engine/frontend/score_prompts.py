@@ -13,7 +13,6 @@ from quire.errors import InvalidParameter, InvalidType
 from quire.params import PoolingParams
 from quire.params.pooling import SECOND_TEXT
 from quire.prompts import TokensPrompt
-from quire.text.chat_template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -120,7 +119,8 @@ class CrossPrompts:
             {"role": "query", "content": query},
             {"role": "document", "content": document},
         ]
-        return ChatTemplate(self.template).render(messages, self.variables or {})
+        template = self.tokenizer.compiled_chat_template(self.template)
+        return template.render(messages, self.variables or {})
 
 
 def cosine(first: Array, second: Array) -> float:

@@ -12,7 +12,10 @@ import msgspec
 
 from quire.errors import InvalidParameter
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank"),
+)
 """The routes that a batch may call."""
 
 _BOM = b"\xef\xbb\xbf"

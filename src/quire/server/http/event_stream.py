@@ -1,5 +1,5 @@
-"""Server-sent events: bytes are sent as they come, empty lines keep an idle connection open, and a
-client that disconnects ends its request.
+"""Bodies that are sent piece by piece: a client that disconnects, or reads nothing, ends them.
+Those of server-sent events also carry empty lines while they are idle.
 """
 
 from __future__ import annotations
@@ -30,31 +30,25 @@ def event(data: bytes, name: str | None = None) -> bytes:
     return head + b"data: " + data + b"\n\n"
 
 
-class EventStream(Response):
-    """A response whose body is the pieces that `events` yields.
+class PieceStream(Response):
+    """A response whose body is the pieces that `pieces` yields.
 
-    When the client disconnects the generator is closed where it waits; `on_end` is called in any
-    case. With `keep_alive_s` 0 nothing is sent while idle. A client that reads nothing for
-    `stall_s` is disconnected.
+    When the client disconnects the generator is closed where it waits. With `keep_alive_s` 0
+    nothing is sent while idle. A client that reads nothing for `stall_s` is disconnected.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes],
+        pieces: AsyncGenerator[bytes],
         *,
-        on_end: Callable[[], Awaitable[None]],
+        media_type: str,
         keep_alive_s: float = 0.0,
         stall_s: float = 120.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(
-            None, 200, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}
-        )
+        super().__init__(None, 200, headers, media_type)
         del self.headers["content-length"]
-        self._events = events
-        self._on_end = on_end
+        self._pieces = pieces
         self._keep_alive_s = keep_alive_s
         self._stall_s = stall_s
         self._last_sent = 0.0
@@ -71,13 +65,16 @@ class EventStream(Response):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancel(*tasks)
-            await self._events.aclose()
-            await self._on_end()
+            await self._pieces.aclose()
+            await self.on_end()
         if not tasks[0].cancelled():
             tasks[0].result()
 
+    async def on_end(self) -> None:
+        """Called when the last piece is sent, or the client is gone."""
+
     async def _send(self, send: Send) -> None:
-        async for piece in self._events:
+        async for piece in self._pieces:
             await self._put(send, piece)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -100,6 +97,32 @@ class EventStream(Response):
                     return
             elif 0 < self._keep_alive_s <= silent_s:
                 await self._put(send, _KEEP_ALIVE)
+
+
+class EventStream(PieceStream):
+    """The events that `events` yields; `on_end` is called at the end in any case."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        *,
+        on_end: Callable[[], Awaitable[None]],
+        keep_alive_s: float = 0.0,
+        stall_s: float = 120.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            keep_alive_s=keep_alive_s,
+            stall_s=stall_s,
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})},
+        )
+        self._end = on_end
+
+    async def on_end(self) -> None:
+        """Call the `on_end` that was given."""
+        await self._end()
 
 
 async def _cancel(*tasks: asyncio.Future[None]) -> None:

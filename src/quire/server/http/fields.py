@@ -107,6 +107,8 @@ SAME_MEANING: tuple[tuple[str, ...], ...] = (
     ("messages", "input"),
     ("response_format", "text", "output_config"),
     ("system", "instructions"),
+    ("use_activation", "normalize", "softmax"),
+    ("dimensions", "output_dimension"),
 )  # fmt: skip
 """Fields that different APIs have for the same, for the text of a refusal."""
 

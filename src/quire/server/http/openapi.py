@@ -46,6 +46,8 @@ _NAMES = {
     "POST /v1/conversations/{id}/items": "createConversationItems",
     "GET /v1/conversations/{id}/items/{item_id}": "getConversationItem",
     "DELETE /v1/conversations/{id}/items/{item_id}": "deleteConversationItem",
+    "POST /v1/embeddings": "createEmbedding",
+    "POST /v2/embed": "embed",
     "POST /v1/messages": "createMessage",
     "POST /v1/messages/count_tokens": "countMessageTokens",
 }

@@ -77,15 +77,20 @@ def _truncated(
     return kept + ids[len(ids) - (room - len(kept)) :]
 
 
+def check_template(server: Server, template: str | None) -> None:
+    """Raise Refusal (400) for a request's own template where it is not trusted."""
+    if template is not None and not server.chat.trusts_requests:
+        text = "This server takes no chat template from a request (--trust-request-chat-template)."
+        raise Refusal(400, text, param="chat_template")
+
+
 async def render(
     server: Server, body: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
 ) -> str:
     """Render a conversation with the chat template. Raises RequestError or Refusal."""
     kwargs = dict(body.chat_template_kwargs or {})
     template = kwargs.pop("chat_template", None) or body.chat_template
-    if template is not None and not server.chat.trusts_requests:
-        text = "This server takes no chat template from a request (--trust-request-chat-template)."
-        raise Refusal(400, text, param="chat_template")
+    check_template(server, template)
     if body.enable_thinking is not None:
         kwargs.setdefault("enable_thinking", body.enable_thinking)
     if body.reasoning_effort is not None:

@@ -18,6 +18,7 @@ from quire.params import SamplingParams
 from quire.params.kinds import RequestOutputKind
 from quire.params.structured import RepetitionDetectionParams
 from quire.server.http.fields import PlainObject, objects_in
+from quire.server.openai.prompt_forms import prompts_in
 from quire.server.openai.sampling_fields import RequestSamplingFields
 from quire.server.openai.structured import SHAPE_FIELDS, StructuredFields, structured_outputs
 
@@ -252,14 +253,7 @@ class CompletionRequest(GenerationFields):
 
     def prompts(self, limit: int) -> list[str | list[int]]:
         """The prompts: a text, a list of texts, a list of ids, or a list of lists of ids."""
-        given = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if given and all(type(item) is int for item in given):
-            return [given]
-        if not given or not (_all_texts(given) or _all_ids(given)):
-            allowed = "it must be a string, token ids, or a list of such"
-            raise InvalidParameter("prompt", given, allowed)
+        given = prompts_in("prompt", self.prompt)
         if len(given) > limit:
             raise InvalidParameter("prompt", len(given), f"at most {limit} prompts in a request")
         return given
@@ -401,14 +395,3 @@ class ChatRequest(GenerationFields):
 def _num_listed(num: int | None, vocab_size: int) -> int:
     """How many logprobs a position has with the `num` likeliest tokens (-1: all; None: none)."""
     return 0 if num is None else 1 + (vocab_size if num == -1 else num)
-
-
-def _all_texts(items: list[Any]) -> bool:
-    return all(isinstance(item, str) for item in items)
-
-
-def _all_ids(items: list[Any]) -> bool:
-    return all(
-        isinstance(item, list) and item and all(type(token) is int for token in item)
-        for item in items
-    )

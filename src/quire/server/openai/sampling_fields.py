@@ -1,4 +1,4 @@
-"""The fields that the request bodies of all APIs for text have in common."""
+"""The fields that request bodies of several APIs have in common."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+
 RequestId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class RequestSamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are chosen, when the output ends, how the request is treated; null: default."""
+class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which model is asked, and how the request is treated; null: default."""
 
     model: str | None = None
+    priority: int | None = None
+    request_id: RequestId | None = None
+    cache_salt: Salt | None = None
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+
+
+class RequestSamplingFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen and when the output ends; null: default."""
+
     stream: bool | None = None
 
     temperature: float | None = None
@@ -35,8 +44,3 @@ class RequestSamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     vllm_xargs: dict[str, Any] | None = None
-
-    priority: int | None = None
-    request_id: RequestId | None = None
-    cache_salt: Salt | None = None
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None

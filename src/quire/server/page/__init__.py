@@ -1,4 +1,6 @@
-"""The page at `/`: a chat and a dashboard, one document without outside resources."""
+"""The page at `/`: a chat, or the nearest of a few texts, and a dashboard: one document without
+outside resources.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from quire.server.abilities import Ability
 from quire.server.context import Server
 
 _SCRIPTS = (
@@ -20,15 +23,23 @@ _SCRIPTS = (
     "transcript.js",
     "chat.js",
     "history.js",
+    "nearest.js",
     "dashboard.js",
     "page.js",
 )
 """In this order, since they share one scope."""
 
 
+_CAN = '<body data-can="generate">'
+_SHOWN: tuple[Ability, ...] = ("generate", "score")
+"""The abilities that have a view."""
+
+
 async def page(server: Server, request: Request) -> Response:
     """A page to talk to the model and to watch the server, for a browser."""
     text, policy = _document()
+    can = " ".join(ability for ability in _SHOWN if server.abilities.have(ability))
+    text = text.replace(_CAN, f'<body data-can="{can}">')
     return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
 

@@ -1,6 +1,9 @@
 // Tabs, panels, theme, whether the server is well, and what a reload finds again.
 
-const tabs = [...document.querySelectorAll("[role=tab]")];
+const can = document.body.dataset.can.split(" ");
+byId("tab-chat").hidden = !can.includes("generate");
+byId("tab-near").hidden = !can.includes("score");
+const tabs = [...document.querySelectorAll("[role=tab]:not([hidden])")];
 
 function openTab(tab) {
   for (const other of tabs) {
@@ -57,6 +60,13 @@ setInterval(checkHealth, 10_000);
 ask("v1/models").then(async (response) => {
   byId("model").textContent = (await response.json()).data[0].id;
 }, () => {});
-loadConversations();
-show(conversations.get(location.hash.slice(1)) ?? newConversation());
-byId("prompt").focus();
+if (can.includes("generate")) {
+  loadConversations();
+  show(conversations.get(location.hash.slice(1)) ?? newConversation());
+  byId("prompt").focus();
+} else {
+  byId("chat").hidden = true;
+  byId("tab-chat").setAttribute("aria-selected", false);
+  openTab(tabs[0]);
+  if (can.includes("score")) byId("near-query").focus();
+}

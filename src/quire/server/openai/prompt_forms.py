@@ -1,0 +1,31 @@
+"""The forms in which one field of a body holds one prompt or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import InvalidParameter
+
+
+def prompts_in(name: str, given: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of the field `name`: a text, a list of texts, a list of ids, or a list of lists
+    of ids. Raises InvalidParameter for anything else.
+    """
+    if isinstance(given, str):
+        return [given]
+    if given and all(type(item) is int for item in given):
+        return [given]
+    if not given or not (_all_texts(given) or _all_ids(given)):
+        raise InvalidParameter(name, given, "it must be a string, token ids, or a list of such")
+    return given
+
+
+def _all_texts(items: list[Any]) -> bool:
+    return all(isinstance(item, str) for item in items)
+
+
+def _all_ids(items: list[Any]) -> bool:
+    return all(
+        isinstance(item, list) and item and all(type(token) is int for token in item)
+        for item in items
+    )

@@ -1,0 +1,1 @@
+"""The API for models that pool: vectors, labels and scores."""

@@ -1,0 +1,181 @@
+"""`POST /v2/embed`, Cohere's form of embeddings."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidParameter, NotBuiltYet
+from quire.params import PoolingParams
+from quire.server.context import RequestName, Server
+from quire.server.pooling.inputs import InputReader, prompts_of
+from quire.server.pooling.replies import ItemWriter, sent
+from quire.server.pooling.requests import InputFields, PooledBody, text_part
+from quire.server.pooling.runs import Numbers, Pooled, check_size, collected, in_time, pooled
+from quire.server.pooling.vectors import as_bytes, sign_bits
+
+EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
+
+_OF_ITEM = 8
+_SHIFT = 128
+"""From unsigned bytes to those of `binary`."""
+
+
+class CohereRequest(PooledBody, kw_only=True):
+    """Texts, in one of two fields, and how their vectors are written."""
+
+    INPUT: ClassVar[str] = "texts"
+
+    texts: list[str] | None = None
+    inputs: list[dict[str, Any]] | None = None
+    images: list[Any] | None = None
+    input_type: str | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    output_dimension: int | None = None
+    truncate: Literal["END", "START", "NONE"] | None = None
+    max_tokens: int | None = None
+
+    @property
+    def truncation(self) -> dict[str, Any]:
+        if self.truncate == "NONE":
+            return {}
+        side = "left" if self.truncate == "START" else "right"
+        most = -1 if self.max_tokens is None else self.max_tokens
+        return {"truncate_prompt_tokens": most, "truncation_side": side}
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine was made from."""
+        names = {
+            "truncate_prompt_tokens": "max_tokens",
+            "max_length": "max_tokens",
+            "dimensions": "output_dimension",
+        }
+        return names.get(parameter) or super().field_of(parameter)
+
+    def given_texts(self) -> list[str]:
+        """The texts of whichever field has them. Raises InvalidParameter, NotBuiltYet."""
+        if self.images:
+            raise NotBuiltYet("images", self.images, "Send texts.")
+        if bool(self.texts) == bool(self.inputs):
+            allowed = "exactly one of texts and inputs must be given, and not empty"
+            raise InvalidParameter("texts", self.texts, allowed)
+        return list(self.texts or ()) or [_text_of(one) for one in self.inputs or ()]
+
+
+class ApiVersion(msgspec.Struct):
+    """Cohere's version of this route."""
+
+    version: str = "2"
+
+
+class BilledUnits(msgspec.Struct):
+    """Tokens of the texts."""
+
+    input_tokens: int
+
+
+class CohereMeta(msgspec.Struct):
+    """What Cohere says of a request."""
+
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class CohereReply(msgspec.Struct, kw_only=True):
+    """`embeddings` has the vectors of all texts for each type that was asked for."""
+
+    id: str
+    embeddings: dict[str, list[Any]] = {}
+    texts: list[str]
+    meta: CohereMeta
+    response_type: str = "embeddings_by_type"
+
+
+async def embed(server: Server, request: Request) -> Response:
+    """Make a vector of each text."""
+    body = await server.read(request, CohereRequest)
+    server.check_model(body.model)
+    texts = body.given_texts()
+    before = _prompt(server, body.input_type)
+    asked: Sequence[EmbeddingType] = body.embedding_types or ["float"]
+    kinds = list(dict.fromkeys(asked))
+    check_size(len(texts) * (body.output_dimension or server.abilities.facts.width))
+    name = RequestName.of(request, "embd-", body.request_id)
+    reader = InputReader.of(server, body)
+    if body.truncate == "NONE" and body.max_tokens is not None:
+        reader = replace(reader, limit=_checked_limit(body.max_tokens, reader.limit or 0))
+    params = PoolingParams(task="embed", dimensions=body.output_dimension)
+    prompts = prompts_of(reader, InputFields(), [before + text for text in texts], params)
+    work = collected(pooled(server, request, body, name, prompts))
+    results = await in_time(request, body, work)
+    reply = CohereReply(
+        id=name.shown,
+        texts=texts,
+        meta=CohereMeta(ApiVersion(), BilledUnits(sum(one.num_tokens for one in results))),
+    )
+    return await _reply(server, reply, kinds, results)
+
+
+async def _reply(
+    server: Server, reply: CohereReply, kinds: Sequence[EmbeddingType], results: Sequence[Pooled]
+) -> Response:
+    """The vectors of every type, one type after the other."""
+    last = len(results) - 1
+    items = [(kind, place) for kind in kinds for place in range(len(results))]
+    if {"binary", "ubinary"} & {*kinds}:
+        sign_bits(results[0].numbers)  # which refuses what the reply's thread could not
+
+    def item(index: int, which: tuple[EmbeddingType, int]) -> bytes:
+        kind, place = which
+        value = msgspec.json.encode(_value(kind, results[place].numbers))
+        head = b'"%s":[' % kind.encode() if place == 0 else b","
+        tail = b"" if place < last else (b"]" if index == len(items) - 1 else b"],")
+        return head + value + tail
+
+    sizes = [results[place].numbers.size + _OF_ITEM for _, place in items]
+    before, _, after = msgspec.json.encode(reply).partition(b'"embeddings":{}')
+    frame = before + b'"embeddings":{', b"", b"}" + after
+    return await sent(server, ItemWriter(items, sizes, item), frame)
+
+
+def _value(kind: EmbeddingType, numbers: Numbers) -> Any:
+    if kind == "float":
+        return numbers.tolist()
+    if kind == "base64":
+        return base64.b64encode(as_bytes(numbers, "float32", "little")).decode("ascii")
+    bits = sign_bits(numbers).astype(np.int16)
+    return (bits - _SHIFT if kind == "binary" else bits).tolist()
+
+
+def _prompt(server: Server, input_type: str | None) -> str:
+    """What the model wants before texts of this type. Raises InvalidParameter."""
+    if input_type is None:
+        return ""
+    prompts = server.pooling.prompts
+    if input_type not in prompts:
+        known = ", ".join(prompts)
+        allowed = f"the model's are {known}" if known else "the model has none; leave it out"
+        raise InvalidParameter("input_type", input_type, allowed)
+    return prompts[input_type]
+
+
+def _checked_limit(max_tokens: int, longest: int) -> int:
+    if not 1 <= max_tokens <= longest:
+        allowed = f"it must lie between 1 and max_model_len={longest}"
+        raise InvalidParameter("max_tokens", max_tokens, allowed)
+    return max_tokens
+
+
+def _text_of(given: dict[str, Any]) -> str:
+    """The text of one of `inputs`."""
+    parts = given.get("content")
+    if given.keys() != {"content"} or not isinstance(parts, list) or not parts:
+        raise InvalidParameter("inputs", given, 'an input is {"content": [{"type": "text", ...}]}')
+    return "".join(text_part("inputs.content", part) for part in parts)

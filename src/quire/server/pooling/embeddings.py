@@ -1,0 +1,153 @@
+"""`POST /v1/embeddings` and `POST /pooling`."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidParameter
+from quire.server.context import RequestName, Server
+from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
+from quire.server.pooling.pieces import joined, pieces_of
+from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
+from quire.server.pooling.requests import EmbeddingRequest, Item, PoolingRequest, VectorFields
+from quire.server.pooling.runs import Pooled, check_size, collected, in_time, pooled
+from quire.server.pooling.vectors import ITEM_BYTES, as_bytes
+
+_MOST_DESCRIBED = 256
+"""The vectors that the header of a reply in bytes describes, in 32 KiB."""
+_OF_ITEM = 8
+"""What an item takes in addition to its numbers, in numbers."""
+
+
+async def embeddings(server: Server, request: Request) -> Response:
+    """Make a vector of each input."""
+    body = await server.read(request, EmbeddingRequest)
+    server.check_model(body.model)
+    items = _items(body)
+    check_size(len(items) * (body.dimensions or server.abilities.facts.width))
+    name = RequestName.of(request, "embd-", body.request_id)
+    reader = replace(InputReader.of(server, body), limit=server.pooling.longest)
+    prompts = prompts_of(reader, body, items, body.params("embed"))
+    if server.pooling.has_pieces:
+        work = _in_pieces(server, request, body, name, prompts)
+    else:
+        work = collected(pooled(server, request, body, name, prompts))
+    return await _reply(server, body, name, await in_time(request, body, work), "embedding")
+
+
+async def _in_pieces(
+    server: Server,
+    request: Request,
+    body: EmbeddingRequest,
+    name: RequestName,
+    prompts: AsyncGenerator[PoolingPrompt],
+) -> list[Pooled]:
+    """The vectors of inputs that may be longer than the model takes."""
+    counts: list[int] = []
+    cut = pieces_of(prompts, server.limits.max_model_len, counts)
+    parts = await collected(pooled(server, request, body, name, cut))
+    own = server.abilities.facts.pooler.activates
+    activates = own if body.use_activation is None else body.use_activation
+    return joined(parts, counts, activates=activates)
+
+
+async def pooling(server: Server, request: Request) -> Response:
+    """Pool each input by the task that is served."""
+    body = await server.read(request, PoolingRequest)
+    server.check_model(body.model)
+    items = _items(body)
+    name = RequestName.of(request, "pooling-", body.request_id)
+    prompts = prompts_of(
+        InputReader.of(server, body), body, items, body.params(_task(server, body))
+    )
+    work = collected(pooled(server, request, body, name, prompts))
+    return await _reply(server, body, name, await in_time(request, body, work), "pooling", "data")
+
+
+def _task(server: Server, body: PoolingRequest) -> str:
+    """The task that is served. Raises InvalidParameter where another one is asked for."""
+    served, tasks = server.abilities.task, server.abilities.facts.pooler.tasks
+    if body.task in (None, served):
+        return served
+    if body.task in tasks:
+        hint = f"Start the server with --pooler-config.task {body.task} for that."
+        raise InvalidParameter("task", body.task, f"this server serves {served!r}", hint)
+    raise InvalidParameter("task", body.task, f"this model can do {', '.join(tasks)}")
+
+
+def _items(body: VectorFields) -> list[Item]:
+    """The inputs. Raises InvalidParameter."""
+    body.check()
+    items = body.items()
+    if body.encoding_format == "bytes" and len(items) > _MOST_DESCRIBED:
+        allowed = f"its header describes {_MOST_DESCRIBED} vectors at most, and here are more"
+        hint = "Send fewer inputs, or bytes_only."
+        raise InvalidParameter("encoding_format", "bytes", allowed, hint)
+    return items
+
+
+async def _reply(
+    server: Server,
+    body: VectorFields,
+    name: RequestName,
+    results: Sequence[Pooled],
+    kind: str,
+    field: str = "embedding",
+) -> Response:
+    """The results as the request wants them; `field`: their name in an item of JSON."""
+    how = body.encoding_format or "float"
+    dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
+    write = partial(as_bytes, dtype=dtype, endianness=endianness)
+    sizes = [result.numbers.size + _OF_ITEM for result in results]
+    if how in ("bytes", "bytes_only"):
+        writer = ItemWriter(results, sizes, lambda _, result: write(result.numbers))
+        headers = {}
+        if how == "bytes":
+            headers["metadata"] = _metadata(server, body, name, results)
+        return await sent(server, writer, (b"", b"", b""), "application/octet-stream", headers)
+    as_value: Callable[[Any], Any] = (
+        (lambda numbers: numbers.tolist())
+        if how == "float"
+        else lambda numbers: base64.b64encode(write(numbers)).decode("ascii")
+    )
+
+    def item(index: int, result: Pooled) -> bytes:
+        value = as_value(result.numbers)
+        return msgspec.json.encode({"index": index, "object": kind, field: value})
+
+    return await sent(
+        server, ItemWriter(results, sizes, item), json_frame(reply_of(server, name, results))
+    )
+
+
+def _metadata(
+    server: Server, body: VectorFields, name: RequestName, results: Sequence[Pooled]
+) -> str:
+    """Where each vector is in a reply of bytes."""
+    dtype = body.embed_dtype or "float32"
+    data, start = [], 0
+    for index, result in enumerate(results):
+        end = start + result.numbers.size * ITEM_BYTES[dtype]
+        data.append(
+            {
+                "index": index,
+                "embed_dtype": dtype,
+                "endianness": body.endianness or "native",
+                "start": start,
+                "end": end,
+                "shape": list(result.numbers.shape),
+            }
+        )
+        start = end
+    reply = msgspec.structs.asdict(reply_of(server, name, results))
+    usage = msgspec.structs.asdict(reply["usage"])
+    return json.dumps({**reply, "usage": usage, "data": data})

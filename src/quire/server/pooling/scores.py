@@ -1,0 +1,182 @@
+"""`POST /score` and `POST /rerank`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.engine.frontend.score_prompts import cosine, largest_similarities
+from quire.server.context import RequestName, Server
+from quire.server.long_texts import off_loop
+from quire.server.openai.replies import Usage
+from quire.server.pooling.inputs import check_no_template, cross_prompts, text_pairs
+from quire.server.pooling.replies import ItemWriter, json_frame, sent
+from quire.server.pooling.requests import PairFields, RerankRequest, ScoreRequest
+from quire.server.pooling.runs import Pooled, in_time, pooled
+
+_GROUP = 2**20
+"""Numbers of vectors that are compared in one go."""
+_OF_ITEM = 8
+"""What an item takes, in numbers."""
+_CHARS_OF_NUMBER = 16
+
+
+class Scored(NamedTuple):
+    """The score of a pair, and how many tokens both of its texts have."""
+
+    score: float
+    num_tokens: int
+
+
+class ScoreItem(msgspec.Struct):
+    """The score of one pair."""
+
+    index: int
+    object: str
+    score: float
+
+
+class ScoreReply(msgspec.Struct, kw_only=True):
+    """The scores of all pairs."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: Usage
+
+
+class RerankedDocument(msgspec.Struct):
+    """A document as it was sent."""
+
+    text: str
+    multi_modal: None = None
+
+
+class RerankItem(msgspec.Struct, omit_defaults=True):
+    """A document's place in the request and its score."""
+
+    index: int
+    relevance_score: float
+    document: RerankedDocument | None = None
+
+
+class RerankUsage(msgspec.Struct):
+    """Tokens of queries and documents."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankReply(msgspec.Struct):
+    """Documents, the best one first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RerankItem]
+
+
+async def score(server: Server, request: Request) -> Response:
+    """Score each text of one list with the text of another, or with that in its place."""
+    body = await server.read(request, ScoreRequest)
+    server.check_model(body.model)
+    first, second = body.sides()
+    name = RequestName.of(request, "score-", body.request_id)
+    pairs = await _scores(server, request, body, name, first, second)
+    num_tokens = sum(pair.num_tokens for pair in pairs)
+    reply = ScoreReply(
+        id=name.shown,
+        created=name.created,
+        model=server.names[0],
+        data=[],
+        usage=Usage(num_tokens, num_tokens, 0),
+    )
+
+    def item(index: int, pair: Scored) -> bytes:
+        return msgspec.json.encode(ScoreItem(index, "score", pair.score))
+
+    writer = ItemWriter(pairs, [_OF_ITEM] * len(pairs), item)
+    return await sent(server, writer, json_frame(reply))
+
+
+async def rerank(server: Server, request: Request) -> Response:
+    """Put documents in the order of how well they answer a query."""
+    body = await server.read(request, RerankRequest)
+    server.check_model(body.model)
+    first, documents = body.sides()
+    name = RequestName.of(request, "rerank-", body.request_id)
+    pairs = await _scores(server, request, body, name, first, documents)
+    num_tokens = sum(pair.num_tokens for pair in pairs)
+    order = sorted(range(len(pairs)), key=lambda index: -pairs[index].score)[: body.top_n or None]
+    shows = body.return_documents is not False
+
+    def item(_: int, index: int) -> bytes:
+        document = RerankedDocument(documents[index]) if shows else None
+        return msgspec.json.encode(RerankItem(index, pairs[index].score, document))
+
+    usage = RerankUsage(num_tokens, num_tokens)
+    sizes = [_OF_ITEM + len(documents[index]) // _CHARS_OF_NUMBER for index in order]
+    reply = RerankReply(name.shown, server.names[0], usage, [])
+    return await sent(server, ItemWriter(order, sizes, item), json_frame(reply, "results"))
+
+
+async def _scores(
+    server: Server,
+    request: Request,
+    body: PairFields,
+    name: RequestName,
+    first: Sequence[str],
+    second: Sequence[str],
+) -> list[Scored]:
+    """The score of each pair. `first` has one text for all, or one each."""
+    body.check_lengths(server.limits.max_model_len)
+    task = server.abilities.task
+    if task == "classify":
+        results = pooled(server, request, body, name, cross_prompts(server, body, first, second))
+        return await in_time(request, body, _of_pairs(results))
+    check_no_template(body)
+    results = pooled(server, request, body, name, text_pairs(server, body, first, second, task))
+    return await in_time(request, body, _compared(results, len(first), task))
+
+
+async def _of_pairs(results: AsyncGenerator[Pooled]) -> list[Scored]:
+    """The scores of pairs that the model has read together."""
+    async with aclosing(results):
+        return [Scored(float(each.numbers[0]), each.num_tokens) async for each in results]
+
+
+async def _compared(results: AsyncGenerator[Pooled], num_queries: int, task: str) -> list[Scored]:
+    """The scores of texts that were pooled apart, computed in threads as they come, so that not all
+    vectors are kept. The results are those of `text_pairs`.
+    """
+    scored: list[Scored] = []
+    waiting: list[tuple[Pooled, Pooled]] = []
+    query, num_seen, size = None, 0, 0
+    async with aclosing(results):
+        async for result in results:
+            if query is None:
+                query, num_seen = result, num_seen + 1
+                continue
+            waiting.append((query, result))
+            size += query.numbers.size + result.numbers.size
+            if num_seen < num_queries:
+                query = None
+            if size >= _GROUP:
+                scored += await off_loop(size, _score_all, waiting, task)
+                waiting, size = [], 0
+    return scored + await off_loop(size, _score_all, waiting, task)
+
+
+def _score_all(pairs: Sequence[tuple[Pooled, Pooled]], task: str) -> list[Scored]:
+    compare: Any = cosine if task == "embed" else largest_similarities
+    return [
+        Scored(compare(query.numbers, document.numbers), query.num_tokens + document.num_tokens)
+        for query, document in pairs
+    ]
