@@ -1,10 +1,12 @@
 """How long texts take to become vectors: one, 32 and 512 short ones and 32 long ones, beside
-sentence-transformers and the machine's arithmetic in the same run.
+sentence-transformers, ONNX Runtime and the machine's arithmetic in the same run.
 
-The trials take turns, and the best of each counts. A peer runs in a process of its own, with the
-Python that is named, which has sentence-transformers; it sorts by length and pads.
+The trials take turns, and the best of each counts. Peers run in processes of their own, with the
+Python that is named, which has sentence-transformers, or onnxruntime and onnxscript to export the
+model. They sort by length and pad.
 
-    PYTHONPATH=src python benchmarks/embeddings.py --model MODEL --peer-python PYTHON
+    PYTHONPATH=src python benchmarks/embeddings.py --model FOLDER --peer-python PYTHON \\
+        --peers sentence-transformers onnxruntime
 """
 
 from __future__ import annotations
@@ -28,27 +30,78 @@ SENTENCE = "The quick brown fox jumps over the lazy dog and runs on until the ni
 LONG = 10
 """Sentences of a long text."""
 
-PEER = """
+_SENTENCE_TRANSFORMERS = """
 import json, sys, time, torch
 from sentence_transformers import SentenceTransformer
 model, dtype, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 options = {"dtype": getattr(torch, dtype)}
 model = SentenceTransformer(model, device="cpu", model_kwargs=options)
+
+def encode(texts):
+    model.encode(texts, batch_size=32, show_progress_bar=False, normalize_embeddings=True)
+"""
+_ONNXRUNTIME = """
+import json, sys, tempfile, time
+import numpy as np, onnxruntime, torch
+from tokenizers import Tokenizer
+from transformers import AutoModel
+folder, dtype, threads = sys.argv[1:]
+model = AutoModel.from_pretrained(
+    folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+).eval()
+
+class States(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, mask):
+        return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+ids = torch.ones(2, 8, dtype=torch.int64)
+sizes = {0: torch.export.Dim("batch", max=4096), 1: torch.export.Dim("length", min=2, max=512)}
+file = tempfile.mkdtemp() + "/model.onnx"
+stdout, sys.stdout = sys.stdout, sys.stderr
+torch.onnx.export(States(), (ids, ids), file, input_names=["ids", "mask"], dynamo=True,
+                  dynamic_shapes={"ids": sizes, "mask": sizes})
+sys.stdout = stdout
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = int(threads)
+session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+tokenizer = Tokenizer.from_file(folder + "/tokenizer.json")
+tokenizer.no_padding()
+tokenizer.no_truncation()
+
+def encode(texts):
+    found = sorted((e.ids for e in tokenizer.encode_batch(texts)), key=len)
+    for first in range(0, len(found), 32):
+        batch = found[first : first + 32]
+        lengths = np.array([len(ids) for ids in batch])
+        mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+        ids = np.zeros_like(mask)
+        ids[mask == 1] = np.concatenate(batch)
+        states = session.run(None, {"ids": ids, "mask": mask})[0]
+        means = (states * mask[..., None]).sum(1) / lengths[:, None]
+        means / np.linalg.norm(means, axis=1, keepdims=True)
+"""
+_LOOP = """
 print("ready", flush=True)
 for line in sys.stdin:
     texts = json.loads(line)
     start = time.perf_counter()
-    model.encode(texts, batch_size=32, show_progress_bar=False, normalize_embeddings=True)
+    encode(texts)
     print(time.perf_counter() - start, flush=True)
 """
+PEERS = {"sentence-transformers": _SENTENCE_TRANSFORMERS, "onnxruntime": _ONNXRUNTIME}
 
 
 class Peer:
-    """sentence-transformers in a process of its own."""
+    """One of `PEERS` in a process of its own."""
 
-    def __init__(self, python: str, model: str, dtype: str, num_threads: int) -> None:
-        command = [python, "-c", PEER, model, dtype, str(num_threads)]
+    def __init__(self, name: str, python: str, model: str, dtype: str, num_threads: int) -> None:
+        self.name = name
+        command = [python, "-c", PEERS[name] + _LOOP, model, dtype, str(num_threads)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -64,7 +117,7 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("sentence-transformers has ended")
+            raise SystemExit(f"{self.name} has ended")
         return line
 
     def close(self) -> None:
@@ -85,28 +138,30 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     llm = LLM(args.model, dtype=args.dtype, cpu_threads=args.threads)
     probe = LimitProbe(args.dtype, args.threads)
     spec = read_spec(read_config(locate(args.model)))
-    peer = None
+    peers = []
     if args.peer_python is not None:
-        peer = Peer(args.peer_python, args.model, args.dtype, args.threads)
+        where = args.peer_python, args.model, args.dtype, args.threads
+        peers = [Peer(name, *where) for name in args.peers]
     found = {}
     for name, texts in workloads().items():
-        ours, theirs, limits = [], [], []
+        ours, limits = [], []
+        theirs: dict[str, list[float]] = {peer.name: [] for peer in peers}
         for _ in range(args.trials):
             limits.append(probe.measure().flops_per_s)
             start = time.perf_counter()
             outputs = llm.embed(texts, use_tqdm=False)
             ours.append(time.perf_counter() - start)
-            if peer is not None:
-                theirs.append(peer.seconds(texts))
+            for peer in peers:
+                theirs[peer.name].append(peer.seconds(texts))
         lengths = [len(output.prompt_token_ids) for output in outputs]
         flops = sum(length * flops_per_token(spec, length) for length in lengths)
         found[name] = {
             "tokens": sum(lengths),
             "s": min(ours),
             "share_of_arithmetic": flops / max(limits) / min(ours),
-            **({"peer_s": min(theirs), "times_as_fast": min(theirs) / min(ours)} if peer else {}),
+            "peers": {name: min(seconds) for name, seconds in theirs.items()},
         }
-    if peer is not None:
+    for peer in peers:
         peer.close()
     return found
 
@@ -118,15 +173,16 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trials", type=int, default=4)
-    parser.add_argument("--peer-python", help="a Python with sentence-transformers")
+    parser.add_argument("--peer-python", help="a Python that has the peers")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=["sentence-transformers"])
     add_output_flag(parser)
     args = parser.parse_args()
     found = measure(args)
     for name, row in found.items():
         line = f"{name:10} {row['tokens']:6} tokens {row['s'] * 1e3:8.1f} ms"
         line += f", {row['share_of_arithmetic']:.0%} of the arithmetic limit"
-        if "peer_s" in row:
-            line += f"; peer {row['peer_s'] * 1e3:.1f} ms, {row['times_as_fast']:.2f} times"
+        for peer, seconds in row["peers"].items():
+            line += f"; {peer} {seconds * 1e3:.1f} ms, {seconds / row['s']:.2f} times"
         print(line)
     finish(found, args.output_json)
     return 0

@@ -41,7 +41,7 @@ WITHOUT_KERNEL = {
         "add_to_streams",
         "add_matched",
     ),
-    *("heads_linear", "latent_store", "latent_attend"),
+    *("heads_linear", "latent_store", "latent_attend", "attend_prompts"),
 }
 """Ops that torch serves beside Triton's kernels."""
 

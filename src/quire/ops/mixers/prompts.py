@@ -41,7 +41,7 @@ class PlainPrompts:
         return plan_prompts(query_start=query_start, seq_lens=seq_lens)
 
 
-@op(format="prompts")
+@op(format="prompts", only_for="attention that is not causal")
 def plan_prompts(*, query_start: np.ndarray, seq_lens: np.ndarray) -> PlainPrompts:
     """Prepare a step: query_start [R+1] and seq_lens [R] int32 on the host. Each row has all of its
     tokens in the step.
