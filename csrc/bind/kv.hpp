@@ -61,6 +61,25 @@ void attend(Context& c, Type type, int64_t tokens, int64_t heads, uintptr_t q, i
 }
 
 template <class Context>
+void attend_prompts(Context& c, Type type, int64_t tokens, int64_t heads, int64_t kv_heads,
+                    int64_t head_dim, uintptr_t q, int64_t q_token, int64_t q_head, uintptr_t k,
+                    int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_token, int64_t v_head,
+                    uintptr_t out, uintptr_t step, int64_t window, double scale) {
+    const AttendPromptsArgs args{type,
+                                 heads,
+                                 kv_heads,
+                                 head_dim,
+                                 {at_address<void>(q), q_token, q_head},
+                                 {at_address<void>(k), k_token, k_head},
+                                 {at_address<void>(v), v_token, v_head},
+                                 at_address<void>(out),
+                                 at_address<const AttentionStep>(step),
+                                 window,
+                                 scale};
+    c.submit(c.kernels.attend_prompts, args, tokens);
+}
+
+template <class Context>
 void bind_kv(nanobind::module_& m, nanobind::class_<Context>& context) {
     nanobind::enum_<NormOver>(m, "NormOver")
         .value("none", NormOver::none)
@@ -83,7 +102,9 @@ void bind_kv(nanobind::module_& m, nanobind::class_<Context>& context) {
                                      value_scales,
                                      is_int8};
              });
-    context.def("rope_store", &rope_store<Context>).def("attend", &attend<Context>);
+    context.def("rope_store", &rope_store<Context>)
+        .def("attend", &attend<Context>)
+        .def("attend_prompts", &attend_prompts<Context>);
 }
 
 }  // namespace quire

@@ -108,7 +108,7 @@ struct Worker {
         if (is_direct)
             all(direct_room(), direct_span);
         else
-            all(tile_room(), tile_span);
+            all(tile_room(), tile_span<Keys>);
     }
 
     DirectRoom direct_room() {
@@ -118,15 +118,9 @@ struct Worker {
         return room;
     }
 
-    // q in groups of kRows: [dim, kRows] each.
     TileRoom tile_room() {
         const TileRoom room(take(TileRoom::num_floats(rows, shape.dim)), rows, shape.dim);
-        for (int64_t i = rows / kRows * kRows * shape.dim; room.q + i < room.s; ++i) room.q[i] = 0;
-        for (int64_t r = 0; r < rows; ++r) {
-            float* to = room.q + r / kRows * kRows * shape.dim + r % kRows;
-            load_query(r, room.k);  // keys come there later
-            for (int64_t i = 0; i < shape.dim; ++i) to[i * kRows] = room.k[i];
-        }
+        fill_queries(room, rows, shape.dim, [&](int64_t row, float* to) { load_query(row, to); });
         return room;
     }
 

@@ -26,6 +26,8 @@ struct Keys {
 
     // Whether 16 keys of a segment are a tile in memory.
     bool has_tiles() const { return kv.tile == kLanes; }
+    int64_t dim() const { return kv.head_dim; }
+    bool has_scales() const { return kv.is_int8; }
 };
 
 // Queries of one KV head: row r is head r % per_kv of the token at position first + r / per_kv.
@@ -35,16 +37,22 @@ struct Queries {
     int64_t first;
     int64_t window;       // 0: none
     const float* slopes;  // [per_kv], times log2(e)
+    int64_t length = 0;   // tokens of a prompt whose queries see what follows them; 0: they do not
 
     int64_t position(int64_t row) const { return first + row / per_kv; }
-    int64_t stop() const { return position(rows - 1) + 1; }
+    int64_t stop() const { return high(position(rows - 1)); }
+    // The end of the keys that the token at a position sees.
+    int64_t high(int64_t position) const {
+        if (length == 0) return position + 1;
+        return window > 0 ? least(length, position + window) : length;
+    }
     // The first key that the token at a position sees.
     int64_t low(int64_t position) const { return window > 0 ? most(0, position - window + 1) : 0; }
     Sight sight(int64_t row, int64_t segment, const float* key_scales,
                 const float* value_scales) const {
         const int64_t p = position(row);
         return {most(0, low(p) - segment),
-                least(kSegment, p + 1 - segment),
+                least(kSegment, high(p) - segment),
                 slopes[row % per_kv],
                 static_cast<float>(segment - p),
                 key_scales,

@@ -130,6 +130,27 @@ inline void widen_values(const Keys& keys, int64_t segment, int64_t low, int64_t
     }
 }
 
+inline void widen(const Keys& keys, int64_t segment, int64_t low, int64_t high,
+                  const TileRoom& room) {
+    with_stored(keys.type, keys.kv, [&](auto stored) {
+        widen_keys<decltype(stored)>(keys, segment, low, high, room.k);
+        widen_values<decltype(stored)>(keys, segment, low, high, room.v);
+    });
+    if (keys.has_scales())
+        gather_scales(keys, segment, low, high, room.key_scales, room.value_scales);
+}
+
+// Queries in groups of kRows, [dim, kRows] each; load(row, to) leaves one in fp32 in `to` [dim].
+template <class Load>
+inline void fill_queries(const TileRoom& room, int64_t rows, int64_t dim, const Load& load) {
+    for (int64_t i = rows / kRows * kRows * dim; room.q + i < room.s; ++i) room.q[i] = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+        float* to = room.q + r / kRows * kRows * dim + r % kRows;
+        load(r, room.k);  // keys come there later
+        for (int64_t i = 0; i < dim; ++i) to[i * kRows] = room.k[i];
+    }
+}
+
 // The rows of a group, and which keys of a segment they see.
 struct RowGroup {
     int64_t first, count;
@@ -139,7 +160,7 @@ struct RowGroup {
         : first(row), count(least(kRows, queries.rows - row)) {
         const int64_t a = queries.position(row), b = queries.position(row + count - 1);
         low = most(0, queries.low(a) - segment);
-        high = least(kSegment, b + 1 - segment);
+        high = least(kSegment, queries.high(b) - segment);
     }
 };
 
@@ -178,18 +199,16 @@ inline void tile_values(const Queries& queries, const TileRoom& room, int64_t di
     }
 }
 
-// Keys from..to-1, all of one span, merged into `span`.
-inline void tile_span(const Queries& queries, const Keys& keys, const Scoring& scoring,
+// Keys from..to-1, all of one span, merged into `span`. `keys` has dim() and has_scales(), and
+// widen() brings those of a segment into the room.
+template <class Source>
+inline void tile_span(const Queries& queries, const Source& keys, const Scoring& scoring,
                       const TileRoom& room, int64_t from, int64_t to, const Merged& span) {
-    const int64_t dim = keys.kv.head_dim;
-    const bool has_scales = keys.kv.is_int8;
+    const int64_t dim = keys.dim();
+    const bool has_scales = keys.has_scales();
     for (int64_t segment = from / kSegment * kSegment; segment < to; segment += kSegment) {
         const int64_t low = most(0, from - segment), high = least(kSegment, to - segment);
-        with_stored(keys.type, keys.kv, [&](auto stored) {
-            widen_keys<decltype(stored)>(keys, segment, low, high, room.k);
-            widen_values<decltype(stored)>(keys, segment, low, high, room.v);
-        });
-        if (has_scales) gather_scales(keys, segment, low, high, room.key_scales, room.value_scales);
+        widen(keys, segment, low, high, room);
         tile_scores(queries, room, dim, segment, low, high);
         for (int64_t r = 0; r < queries.rows; ++r) {
             const Sight sight = queries.sight(r, segment, has_scales ? room.key_scales : nullptr,

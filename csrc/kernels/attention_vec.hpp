@@ -43,6 +43,32 @@ inline void load_pairs(const BF16* p, F32& first, F32& second) {
     second = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
 }
 
+// 16 vectors as the rows of a matrix become its columns.
+inline void transpose(F32* rows) {
+    __m512 pairs[16];
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
+    }
+    __m512 fours[16];  // [4i + j]: of rows 4i .. 4i + 3, the columns j, j + 4, j + 8, j + 12
+    for (int i = 0; i < 16; i += 4) {
+        fours[i] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+        fours[i + 1] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+        fours[i + 2] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+        fours[i + 3] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+    }
+    for (int j = 0; j < 4; ++j) {
+        const __m512 a = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x88);
+        const __m512 b = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0x88);
+        const __m512 c = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xdd);
+        const __m512 d = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0xdd);
+        rows[j].v = _mm512_shuffle_f32x4(a, b, 0x88);
+        rows[4 + j].v = _mm512_shuffle_f32x4(c, d, 0x88);
+        rows[8 + j].v = _mm512_shuffle_f32x4(a, b, 0xdd);
+        rows[12 + j].v = _mm512_shuffle_f32x4(c, d, 0xdd);
+    }
+}
+
 #elif defined(__AVX2__)
 
 inline __m256 blend(__m256 v, __m256 other, __m256i mask) {
@@ -111,6 +137,17 @@ inline void load_pairs(const BF16* p, F32& first, F32& second) {
     second = {of_bits(pairs & all(0xffff0000u))};
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+inline void transpose(F32* rows) {
+    float from[16][16], to[16];
+    for (int i = 0; i < 16; ++i) store(from[i], rows[i]);
+    for (int j = 0; j < 16; ++j) {
+        for (int i = 0; i < 16; ++i) to[i] = from[i][j];
+        rows[j] = load(to);
+    }
+}
 #endif
 
 inline F32 load_part(const I8* p, int64_t n) {

@@ -305,6 +305,22 @@ struct AttendArgs {
     PerHead alibi;
 };
 
+// out [T, H*D] = attention of q within prompts that the step has whole; see ops/mixers/prompts.py. Of the
+// step it reads the rows' tokens. No window is 0.
+struct AttendPromptsArgs {
+    Type type;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    Rows q;
+    Rows k;
+    Rows v;
+    void* out;
+    const AttentionStep* step;
+    int64_t window;
+    double scale;
+};
+
 // Latents of one layer, see ops/kv.py: of slot i of block n, `rank` values of the normed latent and
 // then `rotated` values of the key at data + n * block_bytes + i * (rank + rotated) elements.
 struct LatentMemory {
@@ -516,6 +532,7 @@ struct Kernels {
     Kernel<ScaleGateArgs> scale_gate;
     Kernel<RopeStoreArgs> rope_store;
     Kernel<AttendArgs> attend;
+    Kernel<AttendPromptsArgs> attend_prompts;
     Kernel<LatentStoreArgs> latent_store;
     Kernel<LatentAttendArgs> latent_attend;
     Kernel<ShortConvArgs> short_conv;

@@ -6,6 +6,7 @@ namespace quire {
 // for.
 namespace portable {
 void fill_attention(Kernels&);
+void fill_attention_prompts(Kernels&);
 void fill_coded(Kernels&);
 void fill_coded_pack(Kernels&);
 void fill_dequantized(Kernels&);
@@ -22,6 +23,7 @@ void fill_state(Kernels&);
 #if defined(__x86_64__)
 namespace avx2 {
 void fill_attention(Kernels&);
+void fill_attention_prompts(Kernels&);
 void fill_coded(Kernels&);
 void fill_dequantized(Kernels&);
 void fill_latent(Kernels&);
@@ -39,6 +41,7 @@ void fill_quantized(Kernels&);
 }  // namespace avx_vnni
 namespace avx512 {
 void fill_attention(Kernels&);
+void fill_attention_prompts(Kernels&);
 void fill_coded(Kernels&);
 void fill_dequantized(Kernels&);
 void fill_latent(Kernels&);
@@ -62,6 +65,7 @@ void fill_linear(Kernels&);
 Kernels kernels_for(Level level) {
     Kernels table{};
     portable::fill_attention(table);
+    portable::fill_attention_prompts(table);
     portable::fill_coded(table);
     portable::fill_coded_pack(table);
     portable::fill_dequantized(table);
@@ -77,6 +81,7 @@ Kernels kernels_for(Level level) {
 #if defined(__x86_64__)
     if (includes(level, Level::avx2)) {
         avx2::fill_attention(table);
+        avx2::fill_attention_prompts(table);
         avx2::fill_coded(table);
         avx2::fill_dequantized(table);
         avx2::fill_latent(table);
@@ -94,6 +99,7 @@ Kernels kernels_for(Level level) {
     }
     if (includes(level, Level::avx512)) {
         avx512::fill_attention(table);
+        avx512::fill_attention_prompts(table);
         avx512::fill_coded(table);
         avx512::fill_dequantized(table);
         avx512::fill_latent(table);

@@ -23,6 +23,7 @@ from quire.ops import (
     GroupBatch,
     LayerLatents,
     LayerState,
+    PromptBatch,
     StateBatch,
     select,
 )
@@ -88,7 +89,7 @@ class PagedRun:
 
     def _memory(self, total, dtype):
         cache = KVCache(ops=self.ops, pool=self.pool, num_blocks=total, dtype=dtype)
-        for kv in {id(kv): kv for kv in cache.layers}.values():
+        for kv in {id(kv): kv for kv in cache.layers if kv is not None}.values():
             if isinstance(kv, LayerState):
                 kv.data.fill_(0xFF)  # NaN in every type
                 continue
@@ -127,6 +128,8 @@ class PagedRun:
             slots += [blocks[p // size] * size + p % size for p in spans[r]]
         starts = np.cumsum([0] + [len(spans[r]) for r in rows]).astype(np.int32)
         lengths = np.array([spans[r].stop for r in rows], dtype=np.int32)
+        if group.kind == "none":
+            return PromptBatch(self.ops.plan_prompts(query_start=starts, seq_lens=lengths))
         if group.chunk is not None:
             order = np.arange(len(rows))
             starts, lengths, table = cut_at_chunks(

@@ -77,6 +77,8 @@ def test_every_family_has_an_oracle():
         if name in WHOLES:
             continue
         family = family_of(name)
+        if family.pools:
+            continue  # test_encoders.py
         compared = [found[other] for other in family.architectures if other in found]
         assert compared, f"no model of {name}"
         for hostile in compared:

@@ -19,6 +19,7 @@ from quire.models import read_spec
 from quire.models.config_reader import IRRELEVANT, read_config
 from quire.models.mixers.recurrent.spec import Mamba2, ShortConv
 from quire.models.parameters import parameters
+from quire.models.pooling.spec import PoolerSpec
 from quire.models.positions import (
     Alibi,
     LinearScaling,
@@ -30,6 +31,7 @@ from quire.models.spec import (
     Attention,
     Block,
     Decoder,
+    DenseAndExperts,
     LayerInputs,
     MixerAfterShared,
     Mlp,
@@ -106,6 +108,8 @@ WHERE_NONE = {
     "input_act": "silu",
     "layer_inputs": LayerInputs(8, 96, Norm()),
     "streams": Streams(2, 0, 4),
+    "pooler": PoolerSpec(("embed",)),
+    "final_norm": Norm(),
 }
 
 
@@ -188,6 +192,10 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return all(mixer.qk_norm is None or commutes(mixer) for mixer in own)
     if last in ("norm_groups", "gate_first"):
         return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
+    if last == "mixer_pre":
+        return block.mixer is None or not block.pre
+    if last == "out_bias":
+        return has_out_bias(block)
     if last == "position_offset":
         return spec.learned_positions == 0
     if last == "eps" and name in FIXED_EPS:
@@ -201,6 +209,13 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
     if last in OF_OWN_KEYS and all(map(shares, single_mixers(block.mixer))):
         return True
     return block.experts is not None and is_explained_of_mixture(last, block.experts)
+
+
+def has_out_bias(block: Block) -> bool:
+    """Whether the layer's feed-forward part has a bias after all products anyway."""
+    mlp = block.mlp.dense if isinstance(block.mlp, DenseAndExperts) else block.mlp
+    own = mlp.shared if isinstance(mlp, Moe) else mlp
+    return isinstance(own, Mlp) and own.bias
 
 
 def num_uses(spec: Decoder, block: Block) -> int:

@@ -45,12 +45,13 @@ def test_the_traces_meet_what_they_are_for():
         met["adapters"] += sum(e.adapter > 0 for e in expected)
         met["waits"] += trace.num_waits
         met["indivisible prompts"] += trace.num_indivisible
+        met["whole prompts that pool"] += trace.num_whole_pools
         met["aborted"] += sum(e.is_cut for e in expected)
         met["further turns"] += sum(len(e.turns) for e in expected)
         for expectation in expected:
             met[expectation.reason] += 1
     assert all(count >= 5 for count in met.values()), met
-    assert len(met) >= 16 + 5
+    assert len(met) >= 17 + 5
 
 
 def test_equal_seeds_give_equal_lives():

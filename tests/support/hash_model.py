@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from quire.params import PoolingParams
 from quire.scheduling.settings import KVGroupSpec
 from quire.scheduling.step import NULL_BLOCK, NewRow, StepPlan, StepResult
 
@@ -78,6 +79,7 @@ class HashRow:
         self.tables = [list(table) for table in new.block_ids]
         self.seed = new.seed
         self.adapter = new.adapter
+        self.pools = isinstance(new.params, PoolingParams)
         self.state_index = 0
         self.drafts: list[int] = []
 
@@ -130,7 +132,8 @@ class HashRunner:
             if not chunk.samples:
                 row.num_computed += chunk.num_tokens
                 row.state_index += 1
-                assert row.num_computed < len(row.tokens), "a chunk that ends a prompt samples"
+                is_end = row.num_computed >= len(row.tokens)
+                assert row.pools or not is_end, "a chunk that ends a prompt samples"
         sampled = zip(plan.sampled_rows, plan.sampled_drafts, strict=True)
         ids = [self._sample(self._rows[number], count) for number, count in sampled]
         flat = [token for tokens in ids for token in tokens]

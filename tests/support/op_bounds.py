@@ -27,7 +27,14 @@ from quire.ops import (
 )
 from quire.ops.segments import Addend
 from tests.support.op_cases.case import Arguments
-from tests.support.op_oracle_paged import IN_BYTES, OracleHeads, OracleKV, OraclePlan, export_kv
+from tests.support.op_oracle_paged import (
+    IN_BYTES,
+    OracleHeads,
+    OracleKV,
+    OraclePlan,
+    OraclePrompts,
+    export_kv,
+)
 from tests.support.op_oracle_rows import (
     Array,
     OracleExperts,
@@ -469,6 +476,26 @@ def _attend(
     return {"0": stored(join(found, q.shape[1] * q.shape[2]))}
 
 
+def _attend_prompts(
+    stored: Stored,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: OraclePrompts,
+    *,
+    scale: float,
+    window: int | None,
+) -> dict[str, Approx]:
+    queries, heads = exact(q), q.shape[1]
+    keys, values = (np.repeat(to_array(x), heads // k.shape[1], 1) for x in (k, v))
+    found = []
+    for token in range(len(q)):
+        seen = plan.seen(token, window)
+        near = exact(keys[seen]), exact(values[seen]), seen - token
+        found.append(_attend_to(stored, queries[token], *near, AttentionArgs(scale)))
+    return {"0": stored(join(found, heads * q.shape[2]))}
+
+
 def _attend_one(
     stored: Stored, q: Approx, kv: OracleKV, distance: Array, slots: Array, args: AttentionArgs
 ) -> Approx:
@@ -617,6 +644,7 @@ BOUNDS: dict[str, Callable[..., dict[str, Approx]]] = {
     "rope_queries": _rope_queries,
     "scale_queries": _scale_queries,
     "attend": _attend,
+    "attend_prompts": _attend_prompts,
     "heads_linear": _heads_linear,
     "latent_store": _latent_store,
     "latent_attend": _latent_attend,

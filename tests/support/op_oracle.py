@@ -53,6 +53,8 @@ IMPLEMENTATIONS = tuple(
         op_oracle_paged.rope_queries,
         op_oracle_paged.plan_attention,
         op_oracle_paged.attend,
+        op_oracle_paged.plan_prompts,
+        op_oracle_paged.attend_prompts,
         op_oracle_paged.pack_heads,
         op_oracle_paged.heads_linear,
         op_oracle_paged.latent_store,

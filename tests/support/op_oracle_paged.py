@@ -271,6 +271,44 @@ def attend(q: Tensor, kv: OracleKV, plan: OraclePlan, args: AttentionArgs) -> Te
     )
 
 
+# attention within whole prompts
+
+
+@dataclass
+class OraclePrompts:
+    """For every token of the step, the first token of its prompt and the end of it."""
+
+    prompts: list[tuple[int, int]]
+
+    def seen(self, token: int, window: int | None) -> Array:
+        """The tokens that a token sees."""
+        first, stop = self.prompts[token]
+        keys = np.arange(first, stop)
+        return keys if window is None else keys[np.abs(keys - token) < window]
+
+
+def plan_prompts(*, query_start: Array, seq_lens: Array) -> OraclePrompts:
+    """List each token's prompt."""
+    rows = zip(query_start.tolist(), seq_lens.tolist(), strict=False)
+    return OraclePrompts([(at, at + n) for at, n in rows for _ in range(n)])
+
+
+def attend_prompts(
+    q: Tensor, k: Tensor, v: Tensor, plan: OraclePrompts, *, scale: float, window: int | None
+) -> Tensor:
+    """Attention, one token and one head at a time."""
+    queries, keys, values = map(to_array, (q, k, v))
+    out = np.zeros_like(queries)
+    for token, heads in enumerate(queries):
+        seen = plan.seen(token, window)
+        for head, query in enumerate(heads):
+            kv_head = head // (len(heads) // k.shape[1])
+            scores = scale * (keys[seen, kv_head] @ query)
+            powers = np.exp(scores - scores.max())
+            out[token, head] = powers @ values[seen, kv_head] / powers.sum()
+    return to_tensor(out.reshape(len(out), q.shape[1] * q.shape[2]))
+
+
 # latent attention
 
 

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire.params import RepetitionDetectionParams, SamplingParams
+from quire.params import PoolingParams, RepetitionDetectionParams, SamplingParams
 from quire.scheduling.block_groups import block_group
 from quire.scheduling.request import Reason, Request, State
 from quire.scheduling.scheduler import Scheduler
@@ -109,6 +109,8 @@ class Expectation:
     adapter: int
     stops_on_repetition: bool
     has_grammar: bool
+    pools: bool = False
+    """It draws no token, and ends with its prompt."""
     turns: list[list[int]] = field(default_factory=list)
     """Further inputs, each taken when the request stops."""
     output: list[int] = field(default_factory=list)
@@ -119,6 +121,8 @@ class Expectation:
     def answer(self, config: SchedulerConfig) -> tuple[list[int], Reason]:
         """The right output and ending, from the oracle alone."""
         prompt, output = self.prompt, list[int]()
+        if self.pools:
+            return output, Reason.STOP
         for turn in [*self.turns, None]:
             ids, reason = self._one_turn(prompt, config)
             output += ids
@@ -155,6 +159,7 @@ class Trace:
     """One random life, determined by `seed`."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
         self.config = self._draw_config()
         self.depth = self.random.choice((1, 2))
@@ -189,6 +194,7 @@ class Trace:
         self.num_snapshots_taken = 0
         self.num_waits = 0
         self.num_indivisible = 0
+        self.num_whole_pools = 0
 
     def run(self) -> None:
         """Live to the end; AssertionError if anything is wrong."""
@@ -296,7 +302,13 @@ class Trace:
             adapter=pick.choice((0, 0, 0, 0, 0, 1) if has_state else (0, 0, 1, 2)),
             stops_on_repetition=pick.random() < 0.1,
             has_grammar=pick.random() < 0.1,
+            pools=self._pools(handle),
         )
+
+    def _pools(self, handle: int) -> bool:
+        """Drawn by itself, so that the rest of a trace does not depend on it."""
+        share = 0.6 if NOTHING in self.config.groups else 0.1
+        return random.Random(f"{self.seed} {handle}").random() < share
 
     def _request(self, handle: int, expectation: Expectation) -> Request:
         pick = self.random
@@ -312,21 +324,25 @@ class Trace:
             pick.random() < self.indivisible or NOTHING in self.config.groups
         )
         self.num_indivisible += is_indivisible
+        pools = expectation.pools
         return Request(
             handle=handle,
             prompt_token_ids=list(expectation.prompt),
-            params=params,
+            params=PoolingParams(task="embed") if pools else params,
             seed=expectation.seed,
             priority=pick.randrange(3),
             arrival_time=float(self.num_steps),
             needs_host_ids=pick.random() < 0.15,
-            resumable=not is_indivisible and pick.random() < 0.15,
-            grammar=EndingGrammar(*self._opening()) if expectation.has_grammar else None,
+            resumable=not is_indivisible and pick.random() < 0.15 and not pools,
+            grammar=None if pools or not expectation.has_grammar else self._grammar(),
             prerequisites=[Outside(*self._opening())] if pick.random() < 0.2 else [],
             adapter=expectation.adapter,
             is_indivisible=is_indivisible,
             takes_drafts=pick.random() < 0.9,
         )
+
+    def _grammar(self) -> EndingGrammar:
+        return EndingGrammar(*self._opening())
 
     def _opening(self) -> tuple[int, Callable[[], int]]:
         """When something outside is ready, and by which clock."""
@@ -377,6 +393,15 @@ class Trace:
             is_hit = has_state and new.num_computed_tokens > 0
             self.num_snapshot_hits += is_hit
             self.num_snapshots_taken += is_hit and self.scheduler.running[new.row].takes_snapshot
+        for chunk in plan.chunks:
+            request = self.scheduler.running[chunk.row]
+            if request.is_indivisible and not request.generates:
+                found = request.num_cached_tokens or 0
+                assert chunk.num_tokens == request.num_prompt_tokens - found, "a prompt was cut"
+                assert not chunk.samples, "a pooled prompt draws no token"
+                self.num_whole_pools += 1
+            if self.config.groups == (NOTHING,):
+                assert not any(request.block_ids), "blocks for layers that keep nothing"
 
     def _execute(self, plan: StepPlan) -> StepResult:
         result = self.runner.execute(plan)

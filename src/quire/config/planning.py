@@ -34,7 +34,7 @@ from quire.models.loading.folder_files import (
     read_header,
 )
 from quire.models.loading.source import What, locate
-from quire.models.max_length import LengthFacts, length_facts
+from quire.models.max_length import LengthFacts, bounded, length_facts
 from quire.models.parameters import num_expert_parameters, num_parameters
 from quire.models.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from quire.models.spec import Block, Decoder
@@ -93,7 +93,7 @@ def gather_model_facts(args: EngineOptions) -> ModelFacts:
         **_storage(config, decoder),
         **pooling,
         memories=memories_of([decoder]),
-        length=_length(config, files, decoder, tokenizer_folder),
+        length=bounded(_length(config, files, decoder, tokenizer_folder), _positions(decoder)),
         generation_config=generation,
         generation_config_source=generation_source,
         chat_template=template,
@@ -161,6 +161,15 @@ def _length(
     if not isinstance(stated, int) or not 0 < stated < (found.limit or stated + 1):
         return found
     return LengthFacts(stated, stated, "model_max_length of tokenizer_config.json")
+
+
+def _positions(decoder: AnyDecoder) -> int | None:
+    """The positions that a model with whole prompts knows: fewer than its config's, where a table's
+    first rows are no positions, or where it was trained with fewer.
+    """
+    if isinstance(decoder, Decoder) and decoder.is_indivisible:
+        return decoder.context
+    return None
 
 
 def overridden(config: dict[str, Any], overrides: Any) -> dict[str, Any]:

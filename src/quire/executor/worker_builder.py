@@ -39,6 +39,7 @@ from quire.runner.runner import ModelRunner
 from quire.runner.sampling import Sampler
 from quire.runner.token_follower import TokenFollower
 from quire.runner.token_head import TokenHead
+from quire.runner.token_types import TokenTypes
 from quire.runner.warm_up import warm_up, warm_up_pooling
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,10 @@ def build_worker(
         block_sizes=[None if g.kind == "state" else g.block_size for g in pool.groups],
         device=device,
     )
+    types = None
+    if isinstance(model.spec, Decoder) and model.spec.token_types:
+        types = TokenTypes(config.max_num_seqs, model.spec.token_types)
+        rows.parts.append(types)
     batches = BatchBuilder(
         rows=rows,
         ops=platform.ops,
@@ -83,6 +88,7 @@ def build_worker(
         kv=kv_cache.layers,
         capacity=config.max_num_batched_tokens,
         sizes=platform.sizes,
+        types=types,
     )
     forward = record_steps(platform, model, batches)
     if exchange is not None:

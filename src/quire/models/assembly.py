@@ -33,6 +33,7 @@ from quire.models.layers import (
     make_input_join,
     make_join,
     make_look_up,
+    make_normed_join,
     make_parallel_join,
     make_scaled_join,
 )
@@ -40,6 +41,7 @@ from quire.models.loading.weight_builder import WeightBuilder
 from quire.models.maker import Maker, Part
 from quire.models.mixers.attention import make_attention
 from quire.models.mixers.latent import make_latent_attention
+from quire.models.mixers.prompt_attention import make_prompt_attention
 from quire.models.mixers.recurrent.assembly import make_recurrent
 from quire.models.mixers.shared_transformer import (
     SharedTransformerUse,
@@ -93,6 +95,10 @@ def _embeddings(ids: Tensor, x: Tensor) -> Tensor:
     return x
 
 
+def _join_of(b: Block) -> MakeJoin:
+    return make_normed_join if b.norms_sum else make_join
+
+
 def _normed(ops: Ops, piece: _Piece) -> NormedPart:
     assert piece.post is not None, "norms after all parts"
     return NormedPart(ops, piece.pre, piece.part, piece.post)
@@ -134,6 +140,7 @@ class Assembly:
         """The embedding stage."""
         table = self._table()
         positions = self._positions()
+        types = self._make.tensor("types.weight") if self._spec.token_types else None
         norm = self._spec.embed_norm
         finish = make_entrance(
             self._ops, None if norm is None else self._make.norm("embed_norm", norm)
@@ -153,7 +160,7 @@ class Assembly:
         if self._spec.streams is not None:
             assert norm is None, "streams are entered from the embedding"
             finish = make_entry(self._make, self._spec.streams)
-        return Embedding(self._ops, look_up, positions, finish, stage)
+        return Embedding(self._ops, look_up, positions, types, finish, stage)
 
     def layers(self) -> Sequence[Layer | StreamsLayer]:
         """All layers and the final norm, which is part of the last one's end."""
@@ -179,7 +186,8 @@ class Assembly:
     def _layers(self) -> list[Layer]:
         layers = [list(self._layer(i, block)) for i, block in enumerate(self._spec.blocks)]
         following = [piece.pre for pieces in layers for piece in pieces][1:]
-        following.append(self._make.norm("norm", self._spec.final_norm))
+        last = self._spec.final_norm
+        following.append(None if last is None else self._make.norm("norm", last))
         after = iter(following)
         return [
             Layer(
@@ -229,10 +237,13 @@ class Assembly:
             yield _Piece(None, use, None, make_input_join, scale=1.0)
             mixer = mixer.mixer
         if mixer is not None:
-            join = make_join if b.parallel == "no" else make_parallel_join
-            yield self._piece(at + "attn", b, b.pre, partial(self._mixer, at, mixer), join)
+            join = _join_of(b) if b.parallel == "no" else make_parallel_join
+            yield self._piece(
+                at + "attn", b, b.has_mixer_pre, partial(self._mixer, at, mixer), join
+            )
         if b.mlp is not None:
-            yield self._piece(at + "mlp", b, b.has_mlp_pre, partial(self._feed, at, b.mlp))
+            feed = partial(self._feed, at, b.mlp)
+            yield self._piece(at + "mlp", b, b.has_mlp_pre, feed, _join_of(b))
 
     def _piece(
         self,
@@ -240,12 +251,12 @@ class Assembly:
         b: Block,
         has_pre: bool,
         make: Callable[[], SubLayer],
-        join: MakeJoin = make_join,
+        join: MakeJoin,
     ) -> _Piece:
         return _Piece(  # evaluated in this order, which is the order of the leaves
             pre=self._make.norm(at + "_pre", b.norm) if has_pre else None,
             part=make(),
-            post=self._make.norm(at + "_post", b.norm) if b.post else None,
+            post=self._make.norm(at + "_post", b.norm) if b.has_post else None,
             join=join,
             scale=b.residual_scale,
         )
@@ -275,7 +286,8 @@ class Assembly:
         else:
             self._place += 1
         if isinstance(m, Attention):
-            return PlacedMixer(make_attention(self._make, at + "attn.", m), place)
+            make = make_attention if m.is_causal else make_prompt_attention
+            return PlacedMixer(make(self._make, at + "attn.", m), place)
         if isinstance(m, LatentAttention):
             return PlacedMixer(make_latent_attention(self._make, at + "attn.", m), place)
         return PlacedMixer(make_recurrent(self._make, at + "mixer.", m), place)

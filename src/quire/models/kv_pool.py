@@ -157,7 +157,7 @@ class KVPool:
         if group.window is not None:
             text += f" {group.window}"
         if group.kind == "none":
-            return text
+            return f"{len(group.layers)} layers that keep nothing"
         if group.kind != "state" and group.block_size != self.block_size:
             text += f" in blocks of {group.block_size} tokens"
         if group.kind == "state":

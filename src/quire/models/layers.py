@@ -32,19 +32,21 @@ Projection = Callable[[Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """The first stage. `look_up` turns ids [T] into the scaled rows [T, C] of a table;
-    `position_table` [P, C] where positions are learned; `finish` is the norm of the result.
+    `position_table` [P, C] where positions are learned, `type_table` [n, C] where tokens have
+    types; `finish` is the norm of the result.
     `inputs` makes what layers have as inputs of their own, from ids and their rows.
     """
 
     ops: Ops
     look_up: Callable[[Tensor], Tensor]
     position_table: Tensor | None
+    type_table: Tensor | None
     finish: Callable[[Tensor], Tensor]
     inputs: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Embed `batch.ids`, or take `batch.embeds` as is, add learned positions and normalise ->
-        [T, C]. Sets `batch.layer_inputs` where layers have some, which needs ids.
+        """Embed `batch.ids`, or take `batch.embeds` as is, add types and learned positions and
+        normalise -> [T, C]. Sets `batch.layer_inputs` where layers have some, which needs ids.
         """
         x = batch.embeds
         if x is None:
@@ -53,6 +55,9 @@ class Embedding:
         if self.inputs is not None:
             assert batch.ids is not None, "inputs of layers are looked up by ids"
             batch.layer_inputs = self.inputs(batch.ids, x)
+        if self.type_table is not None:
+            assert batch.token_types is not None, "the runner stages types for models with some"
+            x = self.ops.add(x, self.ops.embed(batch.token_types, self.type_table))
         if self.position_table is not None:
             x = self.ops.add(x, self.ops.embed(batch.positions[0], self.position_table))
         return self.finish(x)
@@ -162,6 +167,20 @@ def make_join(ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: 
         return ops.add_norm(x, delta, pre, scale)
 
     return _after_norm(ops, post, plain if pre is None else normed)
+
+
+def make_normed_join(
+    ops: Ops, post: NormWeight | None, pre: NormWeight | None, scale: float
+) -> Join:
+    """Make the end of a sub-layer whose sum is normed by `post` and goes on as the residual stream;
+    `pre` norms it once more for the next sub-layer.
+    """
+
+    def join(x: Tensor, h: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        _, total = ops.add_norm(x, delta, post, scale)
+        return total, total if pre is None else ops.norm(total, pre)
+
+    return join
 
 
 def make_scaled_join(

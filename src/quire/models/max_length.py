@@ -53,6 +53,14 @@ def length_facts(config: Mapping[str, Any]) -> LengthFacts:
     return _scaled(found[key], key, config)
 
 
+def bounded(found: LengthFacts, positions: int | None) -> LengthFacts:
+    """The lengths of a model that knows so many positions; None: of one that sets no bound."""
+    if positions is None or (found.limit is not None and found.limit <= positions):
+        return found
+    default = positions if found.default is None else min(found.default, positions)
+    return LengthFacts(positions, default, f"positions of the model, fewer than {found.source}")
+
+
 def _scaled(length: int, key: str, config: Mapping[str, Any]) -> LengthFacts:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping) or str(config.get("model_type", "")).startswith("gemma3"):

@@ -128,6 +128,8 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
     if d.learned_positions:
         shape = (d.position_offset + d.learned_positions, d.dim)
         yield Parameter("positions.weight", shape, "replicated", "position")
+    if d.token_types:
+        yield Parameter("types.weight", (d.token_types, d.dim), "replicated", "position")
     if d.embed_norm is not None:
         yield from _norm("embed_norm", d.embed_norm, d.dim)
     if d.layer_inputs is not None:
@@ -139,7 +141,8 @@ def _before_layers(d: Decoder) -> Iterator[Parameter]:
 
 def _after_layers(d: Decoder) -> Iterator[Parameter]:
     yield from _ways("leave", d)
-    yield from _norm("norm", d.final_norm, d.dim)
+    if d.final_norm is not None:
+        yield from _norm("norm", d.final_norm, d.dim)
     if not d.tie and (d.pooler is None or d.pooler.reads_tokens):
         yield Parameter("head.weight", (d.vocab, d.dim), "vocab", "embedding")
     if d.pooler is not None:
@@ -194,17 +197,17 @@ def _block(at: str, b: Block, d: Decoder) -> Iterator[Parameter]:
         if isinstance(b.mixer, MixerAfterShared):
             yield from _use_of_shared(at + "shared.", b.mixer.shared, dim)
             mixers = (b.mixer.mixer,)
-        if b.pre:
+        if b.has_mixer_pre:
             yield from _norm(at + "attn_pre", b.norm, dim)
         for mixer in mixers:
             yield from _mixer(at, mixer, dim)
-        if b.post:
+        if b.has_post:
             yield from _norm(at + "attn_post", b.norm, dim)
     if b.mlp is not None:
         if b.has_mlp_pre:
             yield from _norm(at + "mlp_pre", b.norm, dim)
         yield from _feed_forward(at + "mlp.", b.mlp, dim)
-        if b.post:
+        if b.has_post:
             yield from _norm(at + "mlp_post", b.norm, dim)
     if b.input_act is not None:
         assert d.layer_inputs is not None, "layers read inputs that the decoder does not make"
@@ -322,7 +325,7 @@ def _mlp(at: str, m: Mlp, dim: int) -> Iterator[Parameter]:
     if m.act == "xielu":
         for part in XIELU_PARTS:
             yield Parameter(f"{at}xielu.{part}", (1,), "replicated", "xielu")
-    yield from _linear(at + "down", dim, m.width, "row", m.bias)
+    yield from _linear(at + "down", dim, m.width, "row", m.bias or m.out_bias)
 
 
 def _moe(at: str, m: Moe, dim: int) -> Iterator[Parameter]:

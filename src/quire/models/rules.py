@@ -53,7 +53,8 @@ class Family:
     head's start with. `ignored` are patterns of
     tensors that files carry and that hold nothing of the model, unless a rule names them.
     drafts_after_layers: layers beyond those of the config predict further tokens (MTP), and are
-    ignored as well. pools: its specs have a pooler.
+    ignored as well. pools: its specs have a pooler. other_ends: how names of tensors may end
+    instead in older files.
     """
 
     architectures: tuple[str, ...]
@@ -65,6 +66,7 @@ class Family:
     ignored: tuple[str, ...] = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     drafts_after_layers: bool = False
     pools: bool = False
+    other_ends: tuple[tuple[str, str], ...] = ()
 
     def rules_for(self, decoder: Decoder) -> tuple[Rule, ...]:
         """The rules of a checkpoint of `decoder`."""

@@ -96,6 +96,8 @@ def _program(d: Decoder) -> Iterator[str]:
         offset = f" + {d.position_offset}" if d.position_offset else ""
         rows = d.position_offset + d.learned_positions
         yield f"x = x + position_embedding[{rows} x {d.dim}](positions{offset})"
+    if d.token_types:
+        yield f"x = x + type_embedding[{d.token_types} x {d.dim}](types)"
     if d.embed_norm is not None:
         yield f"x = {_norm(d.embed_norm)}(x)"
     if (i := d.layer_inputs) is not None:
@@ -114,7 +116,8 @@ def _program(d: Decoder) -> Iterator[str]:
         start += count
     if d.streams is not None:
         yield "x = mean of the first stream and of Wi @ the others with its magnitude"
-    yield f"x = {_norm(d.final_norm)}(x)"
+    if d.final_norm is not None:
+        yield f"x = {_norm(d.final_norm)}(x)"
     yield from _head(d) if d.pooler is None else pooler_lines(d.pooler, d.dim)
 
 
@@ -134,7 +137,7 @@ def _block(b: Block) -> Iterator[str]:
         if isinstance(b.mixer, MixerAfterShared):
             yield from _shared_transformer(b.mixer.shared)
             after = " + t"
-        yield f"h = {_norm(b.norm)}(x{after})" if b.pre else f"h = x{after}"
+        yield f"h = {_norm(b.norm)}(x{after})" if b.has_mixer_pre else f"h = x{after}"
         if b.parallel != "no":
             yield from _parallel(b)
             return
@@ -219,6 +222,8 @@ def _dense_and_experts(m: DenseAndExperts, x: str) -> Iterator[str]:
 
 
 def _residual(b: Block) -> str:
+    if b.norms_sum:
+        return f"x = {_norm(b.norm)}(x + h)"
     value = f"{_norm(b.norm)}(h)" if b.post else "h"
     return (
         f"x = x + {value}" if b.residual_scale == 1 else f"x = x + {b.residual_scale:g} * {value}"
@@ -270,6 +275,9 @@ def _attention(a: Attention) -> Iterator[str]:
         yield f"s = s - {scale}slope * distance    # ALiBi, largest bias {a.alibi.max_bias:g}"
     seen = "all tokens before" if a.window is None else f"the last {a.window} tokens"
     seen = seen if a.chunk is None else f"the tokens of its chunk of {a.chunk}"
+    if not a.is_causal:
+        reach = "" if a.window is None else f" less than {a.window} away"
+        seen = f"all tokens of the prompt{reach}"
     sinks = " and one sink per head" if a.sinks else ""
     values = "(softmax(s) @ v)" if a.gate == "none" else "(sigmoid(Wg @ h) * (softmax(s) @ v))"
     gates = ", one gate for each head" if a.gate == "per_head" else ""
@@ -292,7 +300,8 @@ def _mlp(m: Mlp, x: str, into: str = "h") -> Iterator[str]:
     gate = f"Wg @ {x}" if not m.sparsity else f"sparse(Wg @ {x}, {m.sparsity:g})"
     inner = f"{m.act}({gate}) * (Wu @ {x})" if m.gated else f"{m.act}(Wu @ {x}{bias})"
     bound = "" if m.bound is None else f", factors bounded by {m.bound:g}"
-    yield f"{into} = Wd @ ({inner}){bias}    # width {m.width:,}{bound}"
+    outer = " + bias" if m.bias or m.out_bias else ""
+    yield f"{into} = Wd @ ({inner}){outer}    # width {m.width:,}{bound}"
 
 
 def _moe(m: Moe, x: str, router: str | None = None) -> Iterator[str]:

@@ -39,9 +39,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal softmax attention with H query heads over K key/value heads of D values.
+    """Softmax attention with H query heads over K key/value heads of D values.
 
-    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. `chunk`: it
+    `window`: a query sees itself and the `window - 1` tokens before it; None sees all. If not
+    `is_causal`, it also sees as many of the tokens after it, and nothing is kept. `chunk`: it
     sees the tokens since the last position that is a multiple of `chunk`. `softcap` c bounds scores
     as c * tanh(score / c). `sinks`: one learned logit per head that takes part in the softmax and
     has no value. `clip` bounds queries, keys and values as they are projected. `qk_norm` normalises
@@ -78,10 +79,13 @@ class Attention:
     values_are_keys: bool = False
     value_dim: int | None = None
     shares: int | None = None
+    is_causal: bool = True
 
     @property
-    def memory(self) -> KeyValues:
-        """Keys and values of the tokens that queries see."""
+    def memory(self) -> KeyValues | None:
+        """Keys and values of the tokens that queries see; None where they see their own step's."""
+        if not self.is_causal:
+            return None
         window = self.window if self.chunk is None else self.chunk
         return KeyValues(self.kv_heads, self.head_dim, window, is_chunked=self.chunk is not None)
 
@@ -94,7 +98,11 @@ class Attention:
         """Multiplications and additions, apart from those with weights, for a token that sees
         `context` tokens.
         """
-        return 4 * self.heads * self.head_dim * self.memory.num_seen(context)
+        if self.memory is not None:
+            seen = self.memory.num_seen(context)
+        else:
+            seen = context if self.window is None else min(context, 2 * self.window - 1)
+        return 4 * self.heads * self.head_dim * seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ class LatentAttention:
 class Mlp:
     """down(act(up(x))), or when gated down(act(gate(x)) * up(x)), with F = `width`.
 
+    `bias` is that of all products, `out_bias` of `down` alone.
     `xielu` has learned numbers (Huang & Schlag 2024) and is never gated. `sparsity`: gates are cut
     at the value that so large a share of them would be below if they were distributed normally, and
     lessened by it (Gemma 3n). `bound`: act(gate) is at most so large, up(x) within its bounds on
@@ -151,6 +160,7 @@ class Mlp:
     act: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    out_bias: bool = False
     sparsity: float = 0.0
     bound: float | None = None
 
@@ -316,9 +326,10 @@ class Block:
     """One layer: x += r * post(f(pre(x))) for the token mixer and then for the feed-forward part, r
     = `residual_scale`. A layer may lack either.
 
-    `pre` and `post` say whether these norms exist. In a `parallel` block the feed-forward part
-    reads the x that the mixer has read, through a norm of its own (two_norms) or the mixer's
-    (one_norm).
+    `pre` and `post` say whether these norms exist; without `mixer_pre` the mixer reads x as it is.
+    `norms_sum`: x = norm(x + r * f(x)) instead, which is the only norm. In a `parallel` block the
+    feed-forward part reads the x that the mixer has read, through a norm of its own (two_norms) or
+    the mixer's (one_norm).
 
     `input_act`: a third part adds norm(Wp @ (act(Wg @ x) * v)), where v is the layer's vector of
     `Decoder.layer_inputs`. `scaled`: the layer's result is x times one learned number.
@@ -333,12 +344,24 @@ class Block:
     parallel: Literal["no", "two_norms", "one_norm"] = "no"
     input_act: Activation | None = None
     scaled: bool = False
+    norms_sum: bool = False
+    mixer_pre: bool = True
+
+    @property
+    def has_mixer_pre(self) -> bool:
+        """Whether there is a norm before the mixer."""
+        return self.pre and self.mixer_pre and not self.norms_sum
+
+    @property
+    def has_post(self) -> bool:
+        """Whether there are norms after the mixer and the feed-forward part."""
+        return self.post or self.norms_sum
 
     @property
     def has_mlp_pre(self) -> bool:
         """Whether the feed-forward part has a norm of its own before it."""
         is_apart = self.parallel == "one_norm" or isinstance(self.mlp, DenseAndExperts)
-        return self.pre and not is_apart
+        return self.pre and not self.norms_sum and not is_apart
 
     @property
     def experts(self) -> Moe | None:
@@ -373,10 +396,13 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A whole decoder: embedding, L blocks, final norm, language-model head or pooler.
+    """A whole decoder: embedding, L blocks, final norm (None: it has none), language-model head or
+    pooler.
 
     `learned_positions` counts the rows of a learned position table (0: none), which begin after
-    `position_offset` rows that no token uses. `embed_norm` normalises what enters the first block.
+    `position_offset` rows that no token uses. `token_types` counts the rows of a table of types,
+    such as first and second text, which are added like positions. `embed_norm` normalises what
+    enters the first block.
     `context` is the number of positions that the config declares, None where it declares none.
     Logits are c * tanh(l / c) of l = `logit_scale` * head(x) where `logit_softcap` c is given.
     `leaf_scales` are factors of leaves of every layer, by the ends of their names. `layer_inputs`
@@ -387,7 +413,7 @@ class Decoder:
     vocab: int
     dim: int
     blocks: tuple[Block, ...]
-    final_norm: Norm
+    final_norm: Norm | None
     context: int | None
     embed_scale: float = 1.0
     learned_positions: int = 0
@@ -401,6 +427,13 @@ class Decoder:
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
     pooler: PoolerSpec | None = None
+    token_types: int = 0
+
+    @property
+    def is_indivisible(self) -> bool:
+        """Whether prompts must be computed in one step, since tokens see those after them."""
+        mixers = (mixer for block in self.blocks for mixer in single_mixers(block.mixer))
+        return any(isinstance(mixer, Attention) and not mixer.is_causal for mixer in mixers)
 
     @property
     def memories(self) -> tuple[LayerMemory | None, ...]:

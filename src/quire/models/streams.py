@@ -129,6 +129,7 @@ def make_exit(make: Maker, d: Decoder, s: Streams) -> Callable[[Tensor], Tensor]
     ops, dim = make.ops, d.dim
     sides = [f"streams.leave.{i}" for i in range(1, s.count)]
     projections = [make.linear(side, side) for side in sides]
+    assert d.final_norm is not None, "streams are left through a norm"
     norm = make.norm("norm", d.final_norm, divisor=s.count)
 
     def leave(x: Tensor) -> Tensor:

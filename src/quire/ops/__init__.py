@@ -6,7 +6,15 @@ runner call. The rest of what is exported here are the values that travel throug
 """
 
 from quire.ops.attention import AttentionArgs, AttentionPlan
-from quire.ops.batch import NO_BLOCK, PAD_SLOT, Batch, GroupBatch, LayerBatch, StateBatch
+from quire.ops.batch import (
+    NO_BLOCK,
+    PAD_SLOT,
+    Batch,
+    GroupBatch,
+    LayerBatch,
+    PromptBatch,
+    StateBatch,
+)
 from quire.ops.catalog import CATALOG
 from quire.ops.formats.coded import CodedWeight
 from quire.ops.kv import LayerKV, LayerLatents, LayerState
@@ -43,6 +51,7 @@ __all__ = [
     "NormWeight",
     "Op",
     "Ops",
+    "PromptBatch",
     "QKNorm",
     "RotaryTable",
     "RouteArgs",

@@ -50,7 +50,19 @@ class StateBatch:
         return self.reads, self.writes
 
 
-LayerBatch = GroupBatch | StateBatch
+@dataclass(slots=True)
+class PromptBatch:
+    """The same of layers that keep nothing and see their prompt's own tokens: the prompts."""
+
+    plan: AttentionPlan
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that have an entry per token: none."""
+        return ()
+
+
+LayerBatch = GroupBatch | StateBatch | PromptBatch
 """What a layer gets of its KV group in a step."""
 
 
@@ -62,6 +74,8 @@ class Batch:
     positions [P, T] int64 (P = 1); one entry of `groups` per KV group. Of every layer of the pool,
     which may have those of several models: `kv`, its memory (None: it has none), and
     `layer_groups`, its KV group. Tokens of a row are consecutive.
+
+    token_types [T] int64 in models whose tokens have types.
 
     layer_inputs [T, L * P]: what the embedding stage makes for each layer, in models whose layers
     have inputs of their own; [T, C]: the embeddings, in those whose layers read them again.
@@ -75,3 +89,4 @@ class Batch:
     layer_groups: Sequence[int]
     num_tokens: int
     layer_inputs: Tensor | None = None
+    token_types: Tensor | None = None

@@ -24,6 +24,7 @@ from quire.ops.mixers.latent import (
     pack_heads,
     plan_latent,
 )
+from quire.ops.mixers.prompts import attend_prompts, plan_prompts
 from quire.ops.mixers.state import gated_delta, gated_norm, mamba2_scan, mamba_scan, short_conv
 from quire.ops.mixers.streams import (
     add_matched,
@@ -76,6 +77,8 @@ CATALOG: MappingProxyType[str, Op] = MappingProxyType(
             scale_queries,
             plan_attention,
             attend,
+            plan_prompts,
+            attend_prompts,
             pack_heads,
             heads_linear,
             latent_store,

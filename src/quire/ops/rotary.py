@@ -91,7 +91,7 @@ def rope_store(
     return q
 
 
-@op(only_for="keys and values of another layer")
+@op(only_for="keys and values that are elsewhere or not kept")
 def rope_queries(
     q: Tensor,
     positions: Tensor,
@@ -101,7 +101,8 @@ def rope_queries(
     rotary: RotaryTable | None,
     q_norm: NormWeight | None,
 ) -> Tensor:
-    """Make queries alone, where keys and values are another layer's: q [T, H*D] -> [T, H, D].
+    """Make queries alone, where keys and values are another layer's, or keys alone where nothing
+    is kept: q [T, H*D] -> [T, H, D].
 
     A norm of each head with one weight [D], then the rotation, as in `rope_store`.
     """

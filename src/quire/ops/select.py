@@ -73,6 +73,8 @@ class Ops:
     scale_queries: Callable[..., Any]
     plan_attention: Callable[..., Any]
     attend: Callable[..., Any]
+    plan_prompts: Callable[..., Any]
+    attend_prompts: Callable[..., Any]
     pack_heads: Callable[..., Any]
     heads_linear: Callable[..., Any]
     latent_store: Callable[..., Any]

@@ -24,12 +24,14 @@ from quire.ops import (
     GroupBatch,
     LayerBatch,
     Ops,
+    PromptBatch,
     StateBatch,
 )
 from quire.ops.chunked_rows import cut_at_chunks
 from quire.ops.kv import BlockMemory
 from quire.runner.devices.device import Array, Device
 from quire.runner.rows import Rows
+from quire.runner.token_types import TokenTypes
 from quire.scheduling.step import StepPlan
 
 
@@ -98,27 +100,32 @@ class BatchBuilder:
         kv: list[BlockMemory | None],
         capacity: int,
         sizes: Sequence[int] = (),
+        types: TokenTypes | None = None,
     ) -> None:
         """capacity: the most tokens of a step. sizes, ascending: the row counts to which a step of
-        only decodes is padded; (): no padding.
+        only decodes is padded; (): no padding. types: of tokens, where the model has some.
         """
         self._rows = rows
         self._device = device
         self._sizes = sizes
         self._groups = pool.groups
+        self._types = types
         width = max([capacity, *sizes])
         self._positions = np.zeros(width, dtype=np.int64)
         self._arrays = [_group_arrays(group, width) for group in pool.groups]
+        self._type_arrays = [] if types is None else [np.zeros(width, dtype=np.int64)]
         most_rows = max([len(rows.num_tokens), *sizes])
         self._seq_lens = np.zeros(most_rows, dtype=np.int32)
         self._sampled_at = np.zeros(max(most_rows, width), dtype=np.int64)
-        places = device.places([self._positions, *(a for arrays in self._arrays for a in arrays)])
+        places = device.places(self._per_token)
+        of_types = len(self._type_arrays)
         self.capacity_batch = Batch(
             ids=torch.zeros(width, dtype=torch.int64, device=device.torch),
             embeds=None,
             positions=places[0][None],
             groups=_group_batches(
-                places[1:],
+                pool.groups,
+                places[1 + of_types :],
                 [
                     None if group.kind == "state" else _empty_plan(ops, pool, group, device)
                     for group in pool.groups
@@ -127,6 +134,7 @@ class BatchBuilder:
             kv=kv,
             layer_groups=pool.layer_groups,
             num_tokens=capacity,
+            token_types=places[1] if of_types else None,
         )
         """The whole tensors, whose first entries a step uses; attention plans that are changed in
         place are the steps' own.
@@ -134,6 +142,11 @@ class BatchBuilder:
         # A steady decode comes with the same list object every step.
         self._decode_list: Sequence[int] | None = None
         self._layout: _Layout | None = None
+
+    @property
+    def _per_token(self) -> list[Array]:
+        """The arrays with an entry per token: positions, types, those of each group."""
+        return [self._positions, *self._type_arrays, *(a for own in self._arrays for a in own)]
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Build the tensors of the plan's tokens; the rows must be up to date. Begins a step of the
@@ -219,11 +232,10 @@ class BatchBuilder:
             sampled_at = self._sampled_at[: len(sampled)]
             extra = [sampled, last]
         num_tokens = len(row_of_token)
-        per_token = [self._positions, *(a for arrays in self._arrays for a in arrays)]
-        arrays = [array[:num_tokens] for array in per_token]
+        arrays = [array[:num_tokens] for array in self._per_token]
         arrays += [row_of_token, sampled_at, *extra]
         places = self._device.places(arrays)
-        num_of_tokens = len(per_token)
+        num_of_tokens = len(self._per_token)
         token_rows, at_device, *rest = places[num_of_tokens:]
         inputs = StepInputs(
             self._batch(places[:num_of_tokens]),
@@ -258,20 +270,23 @@ class BatchBuilder:
         return np.pad(rows, (0, size - len(rows)), constant_values=self._rows.pad_row)
 
     def _batch(self, places: Sequence[Tensor]) -> Batch:
-        """A step's part of the whole batch; places: tensors of positions and of each group."""
+        """A step's part of the whole batch; places: tensors of positions, types, groups."""
         whole, num_tokens = self.capacity_batch, len(places[0])
+        of_types = len(self._type_arrays)
         assert whole.ids is not None
         return Batch(
             ids=whole.ids[:num_tokens],
             embeds=None,
             positions=places[0][None],
             groups=_group_batches(
-                places[1:],
-                [group.plan if isinstance(group, GroupBatch) else None for group in whole.groups],
+                self._groups,
+                places[1 + of_types :],
+                [None if isinstance(group, StateBatch) else group.plan for group in whole.groups],
             ),
             kv=whole.kv,
             layer_groups=whole.layer_groups,
             num_tokens=num_tokens,
+            token_types=places[1] if of_types else None,
         )
 
     def _fill(self, layout: _Layout) -> None:
@@ -292,12 +307,14 @@ class BatchBuilder:
         else:
             layout.seq_lens[:num_rows] = ends
             layout.seq_lens[num_rows:] = 1  # padding sees one token of the null block
+        if self._types is not None:
+            self._types.fill(layout.arrays[1], layout.row_of_token, positions)
         self._fill_places(layout, positions)
         self._device.begin(layout.arrays)
         for table, on_device, group, kind in zip(
             rows.tables, rows.device_tables, inputs.batch.groups, self._groups, strict=True
         ):
-            if not isinstance(group, GroupBatch):
+            if isinstance(group, StateBatch):
                 continue
             step = layout.query_start, layout.seq_lens, table, layout.table_rows
             if kind.chunk is None:
@@ -312,6 +329,8 @@ class BatchBuilder:
         for arrays, table, its_size in zip(
             self._arrays, rows.tables, rows.block_sizes, strict=True
         ):
+            if not arrays:
+                continue
             if its_size is None:
                 self._fill_states(layout, table, *arrays)
                 continue
@@ -339,20 +358,25 @@ class BatchBuilder:
 
 def _group_arrays(group: KVGroup, width: int) -> list[Array]:
     """The arrays with an entry per token that a group has in a batch."""
-    return [np.zeros(width, dtype=np.int64) for _ in range(2 if group.kind == "state" else 1)]
+    count = {"state": 2, "none": 0}.get(group.kind, 1)
+    return [np.zeros(width, dtype=np.int64) for _ in range(count)]
 
 
 def _group_batches(
-    places: Sequence[Tensor], plans: Sequence[AttentionPlan | None]
+    groups: Sequence[KVGroup], places: Sequence[Tensor], plans: Sequence[AttentionPlan | None]
 ) -> list[LayerBatch]:
     """The groups' parts of a batch, on tensors of the shapes of `_group_arrays`; a group without an
     attention plan has a recurrent state.
     """
     left = iter(places)
-    return [
-        StateBatch(next(left), next(left)) if plan is None else GroupBatch(next(left), plan)
-        for plan in plans
-    ]
+    parts: list[LayerBatch] = []
+    for group, plan in zip(groups, plans, strict=True):
+        if plan is None:
+            parts.append(StateBatch(next(left), next(left)))
+        else:
+            keeps = group.kind != "none"
+            parts.append(GroupBatch(next(left), plan) if keeps else PromptBatch(plan))
+    return parts
 
 
 def _state_places(counts: Array, drafts: Array, num_tokens: int) -> Array:
@@ -387,6 +411,10 @@ def _cut(
 
 def _empty_plan(ops: Ops, pool: KVPool, group: KVGroup, device: Device) -> AttentionPlan:
     """A plan for no rows, which each step refills."""
+    if group.kind == "none":
+        none = np.zeros(0, dtype=np.int32)
+        prompts: AttentionPlan = ops.plan_prompts(query_start=np.zeros(1, np.int32), seq_lens=none)
+        return prompts
     make = ops.plan_latent
     if not group.has_latents:
         window = None if group.chunk else group.window

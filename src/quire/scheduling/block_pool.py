@@ -32,8 +32,8 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, evicted_first: Collection[int] = ()) -> None:
-        if num_blocks < 2:
-            raise ValueError(f"a pool needs at least two blocks, got {num_blocks}")
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs the null block, got {num_blocks} blocks")
         self.num_blocks = num_blocks
         self.num_free = num_blocks - 1
         self._evicted_first = frozenset(evicted_first)
@@ -123,8 +123,9 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """The share of the blocks that are referenced, 0..1."""
-        return 1 - self.num_free / (self.num_blocks - 1)
+        """The share of the blocks that are referenced, 0..1; 0 where there are none."""
+        usable = self.num_blocks - 1
+        return 1 - self.num_free / usable if usable else 0.0
 
     def _forget(self, block: int) -> None:
         key = self._key[block]

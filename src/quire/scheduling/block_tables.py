@@ -33,6 +33,8 @@ class BlockTables:
         self.states = self._state_blocks(config, states) if states else None
         """The blocks of the groups with recurrent state, if the model has any."""
         is_reusable = not any(isinstance(group, EmptyGroup) for group in self.groups)
+        self.keeps_blocks = not all(isinstance(group, EmptyGroup) for group in self.groups)
+        """Whether requests take blocks."""
         self.enable_prefix_caching = config.enable_prefix_caching and is_reusable
         self._token_groups = [
             g for g, spec in enumerate(config.groups) if spec.kind in ("full", "sliding")

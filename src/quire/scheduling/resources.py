@@ -203,6 +203,8 @@ class BlockBudget:
         self._running = running
 
     def offer(self, request: Request, want: int) -> int:
+        if not self._memory.keeps_blocks:
+            return want
         cost = self._memory.admission_cost(request) + self._memory.outstanding(self._running)
         left = self._memory.pool.num_free - cost
         request.takes_snapshot = left < self._memory.snapshot_cost(request)

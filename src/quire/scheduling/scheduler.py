@@ -48,6 +48,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, resources: Sequence[Resource] = ()) -> None:
         """resources: further limits on running requests, in addition to tokens, rows and blocks."""
         self.config = config
+        self._sees_own_step = any(group.kind == "none" for group in config.groups)
         self.pause = Pause.NONE
         self._next_step = 0
         self._life = life = Lifecycle(config, resources)
@@ -66,6 +67,7 @@ class Scheduler:
         if request.num_tokens < 1 or request.num_tokens >= config.max_model_len + 1:
             raise RequestError(f"a request of {request.num_tokens} tokens cannot be scheduled")
         request.limit_length(config.max_model_len)
+        request.is_indivisible |= self._sees_own_step
         request.is_whole = request.is_indivisible or not config.enable_chunked_prefill
         if request.is_indivisible:
             self._check_indivisible(request)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from quire.kernels.cpu import ATTENTION_OPS, KV_OPS
+from quire.kernels.cpu import ATTENTION_OPS, KV_OPS, PROMPT_OPS
 from quire.kernels.cpu.runtime import find_native
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
 from tests.support.op_cases import CASES
@@ -15,13 +15,14 @@ from tests.support.op_cases.paged import PagedShape
 from tests.support.op_cases.token_by_token import token_by_token
 from tests.support.op_conformance import check
 
-KERNELS = ("attention", "rope_store")
+KERNELS = ("attention", "attention_prompts", "rope_store")
 NATIVE, REASON = find_native()
 pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason=REASON),
     pytest.mark.usefixtures("one_torch_thread"),
 ]
-HOSTILE = [case for case in CASES if case.op in KV_OPS + ATTENTION_OPS and not case.is_bench]
+OPS = (*KV_OPS, *ATTENTION_OPS, *PROMPT_OPS)
+HOSTILE = [case for case in CASES if case.op in OPS and not case.is_bench]
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=case_id)

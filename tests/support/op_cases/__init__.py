@@ -11,6 +11,7 @@ from tests.support.op_cases import (
     masks,
     paged,
     products,
+    prompts,
     rows,
     state,
     streams,
@@ -18,7 +19,7 @@ from tests.support.op_cases import (
 from tests.support.op_cases.case import Case, Draw, Prepared
 
 CASES: tuple[Case, ...] = (
-    *(*rows.CASES, *products.CASES, *paged.CASES, *latent.CASES, *state.CASES),
+    *(*rows.CASES, *products.CASES, *paged.CASES, *prompts.CASES, *latent.CASES, *state.CASES),
     *streams.CASES,
     *(*masks.CASES, *edits.CASES, *logits.CASES, *collective.CASES),
 )

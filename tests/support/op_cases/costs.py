@@ -215,6 +215,16 @@ def attend(q: Tensor, kv: LayerKV, plan: AttentionPlan, args: AttentionArgs) -> 
     return Cost(num_bytes, 4 * num_pairs * q.shape[1] * q.shape[2])
 
 
+def attend_prompts(
+    q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, window: int | None
+) -> Cost:
+    lengths = plan.lengths[0].astype(np.int64)
+    # of n tokens, each sees itself and up to `reach` on both sides
+    reach = np.minimum(lengths, window or lengths.max(initial=0)) - 1
+    pairs = lengths + 2 * (lengths * reach - reach * (reach + 1) // 2)
+    return Cost(nbytes(q, q, k, v), 4 * int(pairs[lengths > 0].sum()) * q.shape[1] * q.shape[2])
+
+
 def counted(plan: AttentionPlan) -> tuple[int, int]:
     """Keys that the rows see, each counted once a row, and (query, visible key) pairs."""
     num_new, seq_lens = plan.lengths
@@ -348,6 +358,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     **{f.__name__: f for f in (embed_packed, linear, hidden, logits, route, moe)},
     **{f.__name__: f for f in (linear_partial, linear_total)},
     **{f.__name__: f for f in (zero_kv, rope_store, rope_queries, scale_queries, attend)},
+    attend_prompts.__name__: attend_prompts,
     **{f.__name__: f for f in (heads_linear, latent_store, latent_attend)},
     **dict.fromkeys(("export_kv", "import_kv", "copy_kv"), blocks),
     **{f.__name__: f for f in (short_conv, mamba_scan, mamba2_scan, gated_delta, gated_norm)},

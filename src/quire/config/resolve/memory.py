@@ -7,7 +7,7 @@ from quire.config.resolve.decisions import Decisions
 from quire.config.resolve.dtype import number_bytes, weight_bytes
 from quire.config.resolve.mapping import decide_weights_folder, free_bytes
 from quire.config.resolve.schedule import length_limit
-from quire.errors import LoadError
+from quire.errors import InvalidParameter, LoadError
 from quire.models.kv_pool import SNAPSHOT_SHARE, KVPool, plan_kv_pool, state_bytes
 
 _BLOCK_SIZE = 32
@@ -36,7 +36,7 @@ def decide_memory(d: Decisions, length: int | None) -> None:
     number = number_bytes(d.value("dtype"), d.value("kv_dtype"))
     pool = plan_kv_pool(d.model.memories, size, number)
     bound = length_limit(d) if length is None else length
-    _decide_share(d)
+    _decide_share(d, keeps_tokens=pool.block_bytes > 0)
     decide_weights_folder(d, _workspace_bytes(d, bound))
     num_blocks, reason = _num_blocks(d, pool, bound)
     _check_given(d, num_blocks * pool.block_bytes, reason)
@@ -83,10 +83,18 @@ def _check_given(d: Decisions, kv_cache_bytes: int, reason: str) -> None:
         )
 
 
-def _decide_share(d: Decisions) -> None:
-    """Fix memory_share: None where the number of blocks is final."""
+def _decide_share(d: Decisions, *, keeps_tokens: bool) -> None:
+    """Fix memory_share: None where the number of blocks is final. Raises InvalidParameter for
+    memory of blocks in a model that has none.
+    """
     args = d.args
     is_fixed = args.num_gpu_blocks_override is not None or args.kv_cache_memory_bytes is not None
+    if is_fixed and not keeps_tokens:
+        name = "num_gpu_blocks_override"
+        name = name if args.kv_cache_memory_bytes is None else "kv_cache_memory_bytes"
+        allowed = "the model keeps no keys and values"
+        raise InvalidParameter(name, vars(args)[name], allowed, "Leave it out.")
+    is_fixed = is_fixed or not keeps_tokens
     if d.machine.device != "cuda" or is_fixed:
         d.decide("memory_share", None, "num_blocks is final")
     elif args.gpu_memory_utilization is None:
@@ -106,6 +114,8 @@ def _num_blocks(d: Decisions, pool: KVPool, length: int) -> tuple[int, str]:
             f"kv_cache_memory_bytes={gib(args.kv_cache_memory_bytes)} was given"
         )
     room, source = _room(d, pool, length)
+    if not pool.block_bytes:
+        return 1, "the model keeps nothing of a request"
     if d.value("memory_share") is not None:
         source = f"an estimate until it is measured: {source}"
     seqs, step = d.value("max_num_seqs"), d.value("max_num_batched_tokens")
@@ -186,6 +196,8 @@ def _refusal(
 
 def _note_shortage(d: Decisions, pool: KVPool, num_blocks: int) -> None:
     """Add a note if fewer requests of full length fit than may run."""
+    if not pool.block_bytes:
+        return
     seqs, length = d.value("max_num_seqs"), d.value("max_model_len")
     together = (num_blocks - 1) / _least_blocks(d, pool, length)
     if together < seqs:

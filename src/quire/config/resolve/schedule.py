@@ -23,8 +23,7 @@ def decide_schedule(d: Decisions) -> int | None:
     length = _length(d)
     bound = length if length is not None else length_limit(d)
     _decide_switches(d)
-    chunked = True if d.args.enable_chunked_prefill is None else d.args.enable_chunked_prefill
-    _decide_budget(d, bound, chunked)
+    _decide_budget(d, bound, d.value("enable_chunked_prefill"))
     _decide_queue(d)
     d.requested("scheduling_policy")
     d.requested("long_prefill_token_threshold")
@@ -75,6 +74,11 @@ def _decide_switches(d: Decisions) -> None:
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         given = vars(d.args)[name]
         why = "the default" if given is None else f"{name} was given"
+        if _sees_whole_prompts(d):
+            if given:
+                allowed = "tokens of this model see those after them: prompts are computed whole"
+                raise InvalidParameter(name, True, allowed, "Leave it out.")
+            given, why = False, "tokens see those after them, so prompts are computed whole"
         if name == "enable_prefix_caching" and given is None and _needs_every_token(d):
             given, why = False, "pooling needs the hidden state of each token"
         if name == "enable_prefix_caching" and _loses_routed_experts(d):
@@ -89,6 +93,11 @@ def _decide_switches(d: Decisions) -> None:
         )
     else:
         d.decide("max_steps_in_flight", 2 if overlap else 1, f"async_scheduling={overlap}")
+
+
+def _sees_whole_prompts(d: Decisions) -> bool:
+    """Whether layers see the tokens of their own step alone."""
+    return any(memory is None for memory in d.model.memories)
 
 
 def _needs_every_token(d: Decisions) -> bool:

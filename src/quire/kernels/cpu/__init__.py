@@ -9,6 +9,7 @@ from quire.kernels.cpu.kv_ops import KVOps
 from quire.kernels.cpu.latent_ops import LatentOps
 from quire.kernels.cpu.linear_ops import LinearOps
 from quire.kernels.cpu.mask_ops import MaskOps
+from quire.kernels.cpu.prompt_ops import PromptOps
 from quire.kernels.cpu.row_ops import RowOps
 from quire.kernels.cpu.runtime import CpuRuntime, find_native
 from quire.kernels.cpu.sample_ops import SampleOps
@@ -23,6 +24,7 @@ KV_OPS = (
     *("export_kv", "import_kv", "copy_kv", "zero_kv"),
 )
 ATTENTION_OPS = ("rope_store", "rope_queries", "plan_attention", "attend")
+PROMPT_OPS = ("plan_prompts", "attend_prompts")
 LINEAR_OPS = (
     *("embed_packed", "pack_linear", "linear", "hidden", "logits"),
     *("linear_partial", "linear_total", "pack_experts", "moe"),
@@ -33,6 +35,7 @@ STATE_OPS = ("short_conv", "mamba_scan", "mamba2_scan", "gated_delta", "gated_no
 SAMPLE_OPS = ("greedy", "draw", "truncate", "rank")
 NATIVE_OPS = (
     *(*ROW_OPS, *LINEAR_OPS, *KV_OPS, *ATTENTION_OPS),
+    *PROMPT_OPS,
     *(*LATENT_OPS, *STATE_OPS, *MASK_OPS, *SAMPLE_OPS),
 )
 
@@ -51,6 +54,7 @@ def implementations(facts: Facts) -> tuple[Implementation, ...]:
         (LinearOps(runtime, facts.dtype), LINEAR_OPS),
         (KVOps(runtime), KV_OPS),
         (AttentionOps(runtime), ATTENTION_OPS),
+        (PromptOps(runtime), PROMPT_OPS),
         (LatentOps(runtime), LATENT_OPS),
         (StateOps(runtime), STATE_OPS),
         (MaskOps(runtime), MASK_OPS),

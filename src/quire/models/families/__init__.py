@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from quire.errors import UnsupportedArchitecture
-from quire.models.config_reader import ConfigReader
+from quire.models.config_reader import ConfigReader, unsupported
 from quire.models.formats import read_storage
 from quire.models.pooling.conversion import Form, converted, generators_of, with_pooler
 from quire.models.pooling.keys import with_pooler_keys
@@ -121,6 +121,46 @@ _HOMES = {
     "VaultGemmaForCausalLM": "gemma2.VAULT",
     "YoutuForCausalLM": "youtu",
     "Zamba2ForCausalLM": "zamba2",
+    "BertForMaskedLM": "bert.BERT",
+    "BertForSequenceClassification": "bert.BERT_CLASSIFIER",
+    "BertForTokenClassification": "bert.BERT_TAGGER",
+    "BertModel": "bert.BERT",
+    "CamembertForMaskedLM": "bert.CAMEMBERT",
+    "CamembertForSequenceClassification": "bert.CAMEMBERT_CLASSIFIER",
+    "CamembertForTokenClassification": "bert.CAMEMBERT_TAGGER",
+    "CamembertModel": "bert.CAMEMBERT",
+    "DistilBertForMaskedLM": "distilbert",
+    "DistilBertForSequenceClassification": "distilbert.CLASSIFIER",
+    "DistilBertForTokenClassification": "distilbert.TAGGER",
+    "DistilBertModel": "distilbert",
+    "GteForMaskedLM": "gte.GTE",
+    "GteForSequenceClassification": "gte.GTE_CLASSIFIER",
+    "GteForTokenClassification": "gte.GTE_TAGGER",
+    "GteModel": "gte.GTE",
+    "GteNewForMaskedLM": "gte.GTE_NEW",
+    "GteNewForSequenceClassification": "gte.GTE_NEW_CLASSIFIER",
+    "GteNewForTokenClassification": "gte.GTE_NEW_TAGGER",
+    "GteNewModel": "gte.GTE_NEW",
+    "ModernBertForMaskedLM": "modernbert",
+    "ModernBertForSequenceClassification": "modernbert.CLASSIFIER",
+    "ModernBertForTokenClassification": "modernbert.TAGGER",
+    "ModernBertModel": "modernbert",
+    "NewForMaskedLM": "gte.NEW",
+    "NewForSequenceClassification": "gte.NEW_CLASSIFIER",
+    "NewForTokenClassification": "gte.NEW_TAGGER",
+    "NewModel": "gte.NEW",
+    "NomicBertForMaskedLM": "nomic_bert",
+    "NomicBertForSequenceClassification": "nomic_bert.CLASSIFIER",
+    "NomicBertForTokenClassification": "nomic_bert.TAGGER",
+    "NomicBertModel": "nomic_bert",
+    "RobertaForMaskedLM": "bert.ROBERTA",
+    "RobertaForSequenceClassification": "bert.ROBERTA_CLASSIFIER",
+    "RobertaForTokenClassification": "bert.ROBERTA_TAGGER",
+    "RobertaModel": "bert.ROBERTA",
+    "XLMRobertaForMaskedLM": "bert.XLM_ROBERTA",
+    "XLMRobertaForSequenceClassification": "bert.XLM_ROBERTA_CLASSIFIER",
+    "XLMRobertaForTokenClassification": "bert.XLM_ROBERTA_TAGGER",
+    "XLMRobertaModel": "bert.XLM_ROBERTA",
 }
 """Architecture -> the module with its family, which is its `FAMILY` unless another name follows."""
 
@@ -202,6 +242,11 @@ def read_spec(
     if decoder.pooler is not None:
         own = with_pooler_keys(reader, decoder.pooler)
         decoder = replace(decoder, pooler=own if pooler is None else pooler)
+    elif decoder.is_indivisible:
+        key = "use_bidirectional_attention"
+        key = key if config.get(key) else "is_causal"
+        allowed = "attention to what comes before, unless the model pools (runner='pooling')"
+        raise unsupported(key, config.get(key), allowed)
     reader.finish()
     return decoder
 

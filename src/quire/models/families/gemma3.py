@@ -26,9 +26,13 @@ def _describe(c: ConfigReader) -> Decoder:
     dim = head_dim_of(c, 256)
     scale = c.number("query_pre_attn_scalar", 256) ** -0.5
     c.only("attn_logit_softcapping", None)  # transformers has the key here, but ignores its value
-    attn = gemma_attention(c, dim, rope=None, scale=scale, qk_norm=gemma_norm(c))
+    sees_all = c.flag("use_bidirectional_attention", False)
+    norm = gemma_norm(c)
+    attn = gemma_attention(c, dim, rope=None, scale=scale, qk_norm=norm, is_causal=not sees_all)
     kinds = read_layer_types(c, _pattern(c))
     window = window_of(c, 4096)
+    if sees_all and window is not None:
+        window = window // 2 + 1  # it counts both sides
     blocks = with_windows(sandwich(c, attn), kinds, window)
     bases = {
         "full_attention": c.number("rope_theta", 1e6),

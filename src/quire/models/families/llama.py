@@ -229,7 +229,7 @@ def _trim_window(block: Block, context: int) -> Block:
 
 def _describe(c: ConfigReader) -> Decoder:
     bias = c.flag("attention_bias", False)
-    attn = attention(c, qkv_bias=bias, o_bias=bias)
+    attn = attention(c, qkv_bias=bias, o_bias=bias, is_causal=c.flag("is_causal", True))
     feed: Mlp | Moe = mlp(c, bias=c.flag("mlp_bias", False))
     return stack(c, Block(attn, feed, rms(c, 1e-6)))
 

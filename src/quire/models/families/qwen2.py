@@ -25,6 +25,8 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
     `use_sliding_window`.
     """
     c.only("use_mrope", False)
+    if not c.flag("is_causal", True):
+        c.only("use_sliding_window", False)
     window, first = window_of(c, 4096), c.integer("max_window_layers", 28, minimum=0)
     window = window if c.flag("use_sliding_window", False) else None
     depth = num_layers_of(c)
@@ -34,7 +36,7 @@ def qwen_layers(c: ConfigReader, block: Block) -> list[Block]:
 
 
 def _describe(c: ConfigReader) -> Decoder:
-    attn = attention(c, qkv_bias=True)
+    attn = attention(c, qkv_bias=True, is_causal=c.flag("is_causal", True))
     return stack_of(c, qwen_layers(c, Block(attn, mlp(c), rms(c, 1e-6))))
 
 

@@ -11,7 +11,8 @@ from quire.models.spec import Block, Decoder
 
 def _describe(c: ConfigReader) -> Decoder:
     dim, norm, bias = head_dim_of(c, 128), rms(c, 1e-6), c.flag("attention_bias", False)
-    attn = attention(c, head_dim=dim, qk_norm=norm, qkv_bias=bias, o_bias=bias)
+    both = {"qkv_bias": bias, "o_bias": bias, "is_causal": c.flag("is_causal", True)}
+    attn = attention(c, head_dim=dim, qk_norm=norm, **both)
     return stack_of(c, qwen_layers(c, Block(attn, mlp(c), norm)))
 
 

@@ -235,6 +235,7 @@ def match(
     bare = not any(name.startswith(family.prefix) for name in files.entries)
     if family.prefix and bare:  # a checkpoint of the decoder without its head's wrapper
         stored = [_without_prefix(s, family.prefix) for s in stored]
+    stored = [_under_its_name(s, family, files) for s in stored]
     if storage is not None:
         stored = [_in_codes(s, storage, files) for s in stored]
     depth = len(decoder.blocks)
@@ -263,6 +264,15 @@ def match(
                 f"{entry.file}: {name} is stored as {entry.dtype}, and config.json describes no "
                 f"quantised weight there; supported are {', '.join(allowed)}."
             )
+    return stored
+
+
+def _under_its_name(stored: StoredTensor, family: Family, files: WeightFiles) -> StoredTensor:
+    """The tensor under its older name, where the files have that one alone."""
+    for end, older in family.other_ends:
+        name = stored.name.removesuffix(end) + older
+        if stored.name.endswith(end) and stored.name not in files.entries and name in files.entries:
+            return replace(stored, name=name)
     return stored
 
 

@@ -17,7 +17,7 @@ from quire.kernels.cpu.plain_ops import CurrentPlan
 from quire.kernels.cpu.program import CpuPlan, Program
 from quire.kernels.cpu.runtime import CpuRuntime
 from quire.models.decoder import HiddenStates
-from quire.ops import Batch, GroupBatch, LayerBatch, StateBatch
+from quire.ops import Batch, GroupBatch, LayerBatch, PromptBatch, StateBatch
 from quire.runner.model import RunnableModel
 
 
@@ -122,6 +122,8 @@ class RecordedForward:
         for group, plan in zip(whole.groups, self._plans, strict=True):
             if isinstance(group, GroupBatch):
                 groups.append(GroupBatch(group.slots[:count], plan or group.plan))
+            elif isinstance(group, PromptBatch):
+                groups.append(PromptBatch(plan or group.plan))
             else:
                 groups.append(StateBatch(group.reads[:count], group.writes[:count]))
         return Batch(
@@ -132,6 +134,7 @@ class RecordedForward:
             kv=whole.kv,
             layer_groups=whole.layer_groups,
             num_tokens=count,
+            token_types=None if whole.token_types is None else whole.token_types[:count],
         )
 
     def __call__(self, batch: Batch, *, samples_all: bool) -> HiddenStates:
@@ -140,7 +143,7 @@ class RecordedForward:
         programs, count = self._programs, batch.num_tokens
         assert programs is not None, "the memory is released"
         for plan, group in zip(self._plans, batch.groups, strict=True):
-            if plan is not None and isinstance(group, GroupBatch):
+            if plan is not None and not isinstance(group, StateBatch):
                 plan.plan = group.plan
         sampling = programs.sampling
         if samples_all and sampling is not None and count <= sampling.both.capacity:

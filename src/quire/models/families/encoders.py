@@ -1,0 +1,86 @@
+"""What families of encoders have in common: their poolers, and the forms of their checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from quire.models.config_reader import ConfigReader, unsupported
+from quire.models.pooling.keys import read_classifier
+from quire.models.pooling.spec import HeadLayer, PoolerSpec
+from quire.models.rules import Family, Rule, rule
+from quire.models.spec import Attention
+
+MakePooler = Callable[[ConfigReader], PoolerSpec]
+
+UNUSED_HEADS = r"(cls|lm_head|head|decoder|vocab_\w+)\..*"
+"""Names of what predicts masked tokens, which no pooler needs."""
+CLASSIFIER_RULES = (rule("classifier.{leaf}", "pooler.classifier.{leaf}"),)
+
+
+def forms(
+    family: Family,
+    stem: str,
+    *,
+    layers: Callable[[ConfigReader], tuple[HeadLayer, ...]],
+    rules: tuple[Rule, ...],
+    token_layers: Callable[[ConfigReader], tuple[HeadLayer, ...]] | None = None,
+    token_rules: tuple[Rule, ...] = CLASSIFIER_RULES,
+    pooling: Callable[[ConfigReader], Any] = lambda c: "cls",
+) -> tuple[Family, Family, Family]:
+    """The family of `stem`Model and `stem`ForMaskedLM, whose heads are left out, of
+    `stem`ForSequenceClassification and of `stem`ForTokenClassification.
+
+    layers, token_layers: what is between hidden states and classifiers, with `rules` and
+    `token_rules` for both. pooling: what a classifier of texts reads.
+    """
+
+    def embed(c: ConfigReader) -> PoolerSpec:
+        return PoolerSpec(("embed", "token_embed"), pooling="cls")
+
+    def classify(c: ConfigReader) -> PoolerSpec:
+        classifier = read_classifier(c, layers=layers(c))
+        return PoolerSpec(("classify",), pooling=pooling(c), classifier=classifier)
+
+    def classify_tokens(c: ConfigReader) -> PoolerSpec:
+        classifier = read_classifier(c, layers=() if token_layers is None else token_layers(c))
+        return PoolerSpec(("token_classify",), classifier=classifier)
+
+    return (
+        _with(family, (f"{stem}Model", f"{stem}ForMaskedLM"), embed, ()),
+        _with(family, (f"{stem}ForSequenceClassification",), classify, rules),
+        _with(family, (f"{stem}ForTokenClassification",), classify_tokens, token_rules),
+    )
+
+
+def _with(
+    family: Family, architectures: tuple[str, ...], make: MakePooler, rules: tuple[Rule, ...]
+) -> Family:
+    describe, own = family.describe, family.rules
+    assert not callable(own), "the same rules for all of a family"
+    return replace(
+        family,
+        architectures=architectures,
+        describe=lambda c: replace(describe(c), pooler=make(c)),
+        rules=(*own, *rules),
+        pools=True,
+    )
+
+
+def whole_attention(c: ConfigReader, head_dim: int | None = None, **facts: Any) -> Attention:
+    """Attention of as many heads as `num_attention_heads`, over the whole prompt."""
+    width, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
+    if head_dim is None:
+        head_dim = width // heads
+        if width % heads:
+            raise unsupported("num_attention_heads", heads, f"a divisor of hidden_size={width}")
+    return Attention(heads, heads, head_dim, head_dim**-0.5, is_causal=False, **facts)
+
+
+def check_encoder(c: ConfigReader) -> None:
+    """Take the keys that all encoders' files may have. Raises UnsupportedConfigValue for those that
+    make a decoder of one.
+    """
+    c.only("is_decoder", False)
+    c.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "tie_word_embeddings")

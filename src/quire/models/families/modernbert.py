@@ -1,0 +1,134 @@
+"""ModernBERT: rotated positions with a base for each kind of layer, most layers local, gated units,
+norms before the parts but none before the first attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.config_reader import ConfigReader
+from quire.models.families.encoders import (
+    CLASSIFIER_RULES,
+    UNUSED_HEADS,
+    check_encoder,
+    forms,
+    whole_attention,
+)
+from quire.models.families.llama import (
+    context_of,
+    layer_norm,
+    layer_rules,
+    mlp,
+    num_layers_of,
+    read_layer_types,
+    stack_of,
+    with_rope,
+    with_windows,
+)
+from quire.models.pooling.spec import HeadActivation, HeadLayer, SequencePooling
+from quire.models.rope_config import read_ropes
+from quire.models.rules import Family, rule
+from quire.models.spec import Block, Decoder, Norm
+
+_RULES = (
+    rule("{prefix}embeddings.tok_embeddings.weight", "embed.weight"),
+    rule("{prefix}embeddings.norm.{leaf}", "embed_norm.{leaf}"),
+    rule("{prefix}final_norm.{leaf}", "norm.{leaf}"),
+    *layer_rules(
+        {
+            "attn_norm": "attn_pre",
+            "attn.Wqkv": "attn.q attn.k attn.v",
+            "attn.Wo": "attn.o",
+            "mlp_norm": "mlp_pre",
+            "mlp.Wi": "mlp.gate mlp.up",
+            "mlp.Wo": "mlp.down",
+        }
+    ),
+)
+_TRAINING = (
+    *("initializer_cutoff_factor", "mlp_dropout", "deterministic_flash_attn", "decoder_bias"),
+    *(
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
+        "reference_compile",
+        "repad_logits_with_grad",
+    ),
+)
+"""Keys about training and about the head that predicts masked tokens."""
+_OF_CLASSIFIERS = ("classifier_activation", "classifier_bias", "classifier_pooling")
+"""Keys that files of other models have as well."""
+_HEAD_ACTIVATIONS: dict[str, HeadActivation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+_POOLINGS: dict[str, SequencePooling] = {"cls": "cls", "mean": "mean"}
+
+
+def _norm(c: ConfigReader) -> Norm:
+    return layer_norm(c, "norm_eps", bias=c.flag("norm_bias", False))
+
+
+def _describe(c: ConfigReader) -> Decoder:
+    check_encoder(c)
+    c.only("position_embedding_type", "absolute", "sans_pos")  # of which neither has any
+    c.ignore(*_TRAINING, *_OF_CLASSIFIERS)
+    bias = c.flag("attention_bias", False)
+    attn = whole_attention(c, qkv_bias=bias, o_bias=bias)
+    feed = mlp(c, act_key="hidden_activation", act="gelu", bias=c.flag("mlp_bias", False))
+    period = c.integer("global_attn_every_n_layers", 3)
+    kinds = read_layer_types(c, _kinds(num_layers_of(c), period))
+    block = Block(attn, feed, _norm(c))
+    # so many tokens in all: half of them on each side, and the query's own
+    window = c.integer("local_attention", 128) // 2 + 1
+    bases = {
+        "full_attention": c.number("global_rope_theta", 160000.0),
+        "sliding_attention": c.number("local_rope_theta", 10000.0),
+    }
+    ropes = read_ropes(c, attn.head_dim, bases, context=context_of(c))
+    blocks = [
+        with_rope(layer, ropes[kind])
+        for layer, kind in zip(with_windows(block, kinds, window), kinds, strict=True)
+    ]
+    blocks[0] = replace(blocks[0], mixer_pre=False)
+    return stack_of(c, blocks, embed_norm=block.norm, final_norm=block.norm, tie=False)
+
+
+def _kinds(depth: int, period: int) -> list[str]:
+    """Every n-th layer, from the first on, sees everything."""
+    return ["sliding_attention" if i % period else "full_attention" for i in range(depth)]
+
+
+def _head(c: ConfigReader) -> tuple[HeadLayer, ...]:
+    norm = _norm(c)
+    layer = HeadLayer(
+        c.integer("hidden_size"),
+        c.choice("classifier_activation", _HEAD_ACTIVATIONS, "gelu"),
+        bias=c.flag("classifier_bias", False),
+        norm_eps=norm.eps,
+        norm_bias=norm.bias,
+    )
+    return (layer,)
+
+
+def _pooling(c: ConfigReader) -> SequencePooling:
+    pooling: SequencePooling = c.choice("classifier_pooling", _POOLINGS, "cls")
+    return pooling
+
+
+_HEAD_RULES = (
+    rule("head.dense.{leaf}", "pooler.layers.0.{leaf}"),
+    rule("head.norm.{leaf}", "pooler.layers.0.norm.{leaf}"),
+    *CLASSIFIER_RULES,
+)
+FAMILY, CLASSIFIER, TAGGER = forms(
+    Family((), _describe, _RULES, ignored=(UNUSED_HEADS,)),
+    "ModernBert",
+    layers=_head,
+    rules=_HEAD_RULES,
+    token_layers=_head,
+    token_rules=_HEAD_RULES,
+    pooling=_pooling,
+)

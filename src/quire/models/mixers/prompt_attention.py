@@ -1,0 +1,82 @@
+"""Attention within whole prompts, as encoders have it, as a part of a decoder that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.models.layers import Projection
+from quire.models.maker import Maker
+from quire.models.parameters import projections_of
+from quire.models.spec import Attention
+from quire.ops import LinearWeight, NormWeight, Ops, PromptBatch, RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAttentionLayer:
+    """Attention over the tokens of the same prompt: project, rotate, attend, project."""
+
+    ops: Ops
+    qkv: LinearWeight
+    out: Projection
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary: RotaryTable | None
+    q_norm: NormWeight | None
+    k_norm: NormWeight | None
+    scale: float
+    window: int | None
+
+    def __call__(self, h: Tensor, positions: Tensor, group: PromptBatch, kv: None) -> Tensor:
+        """h [T, C] -> [T, C]."""
+        ops, width = self.ops, self.kv_heads * self.head_dim
+        qkv = ops.linear(h, self.qkv)
+        q, k, v = qkv.split((self.heads * self.head_dim, width, width), 1)
+        attended = ops.attend_prompts(
+            self._turned(q, positions, self.heads, self.q_norm),
+            self._turned(k, positions, self.kv_heads, self.k_norm),
+            v.unflatten(1, (self.kv_heads, self.head_dim)),
+            group.plan,
+            scale=self.scale,
+            window=self.window,
+        )
+        return self.out(attended)
+
+    def _turned(self, x: Tensor, positions: Tensor, heads: int, norm: NormWeight | None) -> Tensor:
+        """x [T, heads * D], normed and rotated -> [T, heads, D]."""
+        if self.rotary is None and norm is None:
+            return x.unflatten(1, (heads, self.head_dim))
+        turned: Tensor = self.ops.rope_queries(
+            x, positions, heads=heads, head_dim=self.head_dim, rotary=self.rotary, q_norm=norm
+        )
+        return turned
+
+
+def make_prompt_attention(make: Maker, at: str, a: Attention) -> PromptAttentionLayer:
+    """Build the mixer whose leaves' names begin with `at`, in their order."""
+    plain = Attention(a.heads, a.kv_heads, a.head_dim, a.scale)
+    kinds = (a.chunk, a.softcap, a.sinks, a.temperature, a.clip, a.alibi, a.gate, a.value_dim)
+    usual = (plain.chunk, plain.softcap, plain.sinks, plain.temperature, plain.clip)
+    assert kinds == (*usual, plain.alibi, plain.gate, plain.value_dim), "no other form"
+    assert not (a.value_norm or a.values_are_keys or a.shares is not None), "no other form"
+    if a.qk_norm is not None:
+        assert a.qk_norm_over == "head" and not a.qk_norm_after_rope, "norms of heads, first"
+    qkv = make.linear(at + "qkv", *(at + part for part in projections_of(a)))
+    norms = [
+        None if a.qk_norm is None else make.norm(f"{at}{part}_norm", a.qk_norm) for part in "qk"
+    ]
+    return PromptAttentionLayer(
+        ops=make.ops,
+        qkv=qkv,
+        q_norm=norms[0],
+        k_norm=norms[1],
+        out=make.row_linear(at + "o", a.heads),
+        heads=a.heads,
+        kv_heads=a.kv_heads,
+        head_dim=a.head_dim,
+        rotary=make.rotary(a.rope),
+        scale=a.scale,
+        window=a.window,
+    )

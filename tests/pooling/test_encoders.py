@@ -1,0 +1,151 @@
+"""Encoders through the engine: vectors, labels, the longest prompt, and what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire import LLM, PoolingParams
+from quire.config.args.engine_args import EngineArgs
+from quire.config.planning import make_plan
+from quire.errors import InvalidParameter, LoadError, RequestError
+from tests.models.hostile.encoders import ENCODERS, make_encoder
+
+LENGTHS = {"max_num_batched_tokens": 100}
+"""Two steps for the prompts of a model, with the longest of 64 tokens."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Makes each checkpoint once."""
+    found = {}
+
+    def make(name):
+        if name not in found:
+            found[name] = make_encoder(ENCODERS[name], tmp_path_factory.mktemp(name) / "model")
+        return found[name]
+
+    return make
+
+
+def open_llm(made, **options):
+    options = {"dtype": "float32", "skip_tokenizer_init": True, **options}
+    return LLM(str(made.folder), **options)
+
+
+def plan_of(made, **options):
+    options = {"dtype": "float32", "skip_tokenizer_init": True, **options}
+    return make_plan(EngineArgs(model=str(made.folder), **options))
+
+
+def params_of(made, task, **options):
+    return [
+        PoolingParams(
+            task=task,
+            extra_kwargs=None if second is None else {"compressed_token_type_ids": second},
+            **options,
+        )
+        for second in made.seconds
+    ]
+
+
+def encode(made, task, prompts=None, params=None, **options):
+    params = params or params_of(made, task, use_activation=False)
+    with open_llm(made, **options) as llm:
+        outputs = llm.encode(prompts or made.prompts, params, pooling_task=task, use_tqdm=False)
+    return [torch.as_tensor(output.outputs.data) for output in outputs]
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaForMaskedLM", "gemma3"])
+def test_vectors_equal_the_first_hidden_states(made, name):
+    model = made(name)
+    pooling = {"pooler_config": {"seq_pooling_type": "CLS"}, "runner": "pooling"}
+    found = encode(model, "embed", **pooling, **LENGTHS)
+    for vector, states in zip(found, model.hidden, strict=True):
+        torch.testing.assert_close(vector, states[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("BertForSequenceClassification", "classify"),
+        ("BertForTokenClassification", "token_classify"),
+        ("RobertaForSequenceClassification", "classify"),
+        ("DistilBertForSequenceClassification", "classify"),
+        ("modernbert-biased", "classify"),
+        ("ModernBertForTokenClassification", "token_classify"),
+        pytest.param("NomicBertForSequenceClassification", "classify", marks=pytest.mark.full),
+        pytest.param("GteForSequenceClassification", "classify", marks=pytest.mark.full),
+        pytest.param("XLMRobertaForTokenClassification", "token_classify", marks=pytest.mark.full),
+        pytest.param("CamembertForSequenceClassification", "classify", marks=pytest.mark.full),
+    ],
+)
+def test_labels_equal_those_of_transformers(made, name, task):
+    model = made(name)
+    found = encode(model, task, **LENGTHS)
+    for logits, expected in zip(found, model.logits, strict=True):
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prompt_has_the_same_bits_alone_and_in_a_crowd(made):
+    model = made("BertForTokenClassification")
+    together = encode(model, "token_classify", **LENGTHS)
+    params = params_of(model, "token_classify", use_activation=False)
+    with open_llm(model) as llm:
+        for prompt, own, found in zip(model.prompts, params, together, strict=True):
+            (alone,) = llm.encode(prompt, own, pooling_task="token_classify", use_tqdm=False)
+            assert torch.equal(torch.as_tensor(alone.outputs.data), found)
+
+
+def test_positions_of_roberta_begin_behind_those_of_padding(made):
+    model = made("RobertaForMaskedLM")
+    assert plan_of(model).max_model_len == 64  # of 68 rows, the last 64
+    with open_llm(model) as llm, pytest.raises(RequestError, match="64"):
+        llm.embed([[5] * 65], use_tqdm=False)
+
+
+def test_the_plan_is_weights_and_activations(made):
+    plan = plan_of(made("BertModel"))
+    assert (plan.num_blocks, plan.kv_cache_bytes) == (1, 0)
+    assert not plan.enable_prefix_caching and not plan.enable_chunked_prefill
+
+
+def test_a_step_has_room_for_the_longest_prompt(made, tmp_path):
+    model = made("DistilBertModel")
+    assert plan_of(model, max_num_seqs=2).max_num_batched_tokens >= 64
+    with pytest.raises(InvalidParameter, match="max_model_len=64"):
+        plan_of(model, max_num_batched_tokens=63)
+    longer = model.folder.parent / "longer"
+    shutil.copytree(model.folder, longer)
+    path = longer / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 20000}))
+    assert plan_of(replace(model, folder=longer)).max_num_batched_tokens == 20000
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"enable_chunked_prefill": True},
+        {"enable_prefix_caching": True},
+        {"num_gpu_blocks_override": 8},
+        {"kv_cache_memory_bytes": 2**20},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_of_what_is_not_kept_are_refused_by_name(made, option):
+    with pytest.raises(InvalidParameter, match=next(iter(option))):
+        plan_of(made("BertModel"), **option)
+
+
+def test_a_generator_that_sees_what_follows_is_refused(made, tmp_path):
+    model = made("llama")
+    folder = tmp_path / "model"
+    shutil.copytree(model.folder, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps(config))
+    with pytest.raises(LoadError, match="is_causal"):
+        plan_of(replace(model, folder=folder))
+    assert plan_of(replace(model, folder=folder), runner="pooling").pooler is not None
