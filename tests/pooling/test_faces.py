@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 
 import quire
 from quire import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, PoolingParams
@@ -167,6 +168,39 @@ def test_params_of_a_caller_are_not_changed(llm):
     params = PoolingParams()
     llm.embed("a", pooling_params=params, use_tqdm=False)
     assert params == PoolingParams()
+
+
+def test_sizes_that_a_config_declares(folder, llm):
+    whole = np.array(llm.embed([[5, 6, 7]], use_tqdm=False)[0].outputs.embedding)
+    sizes = {"hf_overrides": {"matryoshka_dimensions": [8, 16]}, "dtype": "float32"}
+    with LLM(folder, pooler_config={"dimensions": 8}, **sizes) as cut:
+        for params, size in ((None, 8), (PoolingParams(dimensions=16), 16)):
+            [output] = cut.embed([[5, 6, 7]], pooling_params=params, use_tqdm=False)
+            wanted = whole[:size] / np.linalg.norm(whole[:size])
+            assert output.outputs.embedding == pytest.approx(wanted.tolist(), abs=1e-6)
+        for size, text in ((12, "the sizes are 8, 16."), (49, "vectors have from 1 to 48 numbers")):
+            params = PoolingParams(dimensions=size)
+            assert text in refusal(InvalidParameter, cut.embed, "a", pooling_params=params)
+    with pytest.raises(InvalidParameter, match="the sizes are 8, 16"):
+        LLM(folder, pooler_config={"dimensions": 12}, **sizes)
+
+
+def test_a_head_in_the_model_s_dtype(tmp_path):
+    model = models.make(tmp_path, "Qwen3", "ForSequenceClassification", num_labels=3)
+    asked, found = models.prompts(seed=8), []
+    for overrides in ({}, {"head_dtype": "model"}):
+        with LLM(str(tmp_path), dtype="bfloat16", hf_overrides=overrides) as llm:
+            params = PoolingParams(use_activation=False)
+            outputs = llm.classify(asked, pooling_params=params, use_tqdm=False)
+            found.append(np.array([output.outputs.probs for output in outputs]))
+    wide, narrow = found
+    assert np.array_equal(narrow, torch.tensor(narrow).bfloat16().float().numpy())
+    assert not np.array_equal(wide, narrow)
+    np.testing.assert_allclose(narrow, wide, rtol=2**-7, atol=2**-6)
+    with torch.inference_mode():
+        exact = [model(torch.tensor([ids])).logits[0].tolist() for ids in asked]
+    scale = np.abs(exact).max()
+    assert np.abs(wide - exact).max() < 0.05 * scale
 
 
 def test_many_inputs_in_one_call(folder):

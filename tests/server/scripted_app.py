@@ -12,12 +12,13 @@ from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_processor import InputProcessor, ModelLimits
 from quire.engine.frontend.output_processor import OutputProcessor
 from quire.server.app import Access, build_app
-from quire.server.context import ChatSettings, Server
+from quire.server.context import Server
 from quire.server.http.fields import FieldRules
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import Limits
 from quire.server.output_parsing import plan_parsers
 from quire.server.routes import ROUTES
+from quire.server.settings import ChatSettings
 from quire.testing.loop_client import LoopClient
 from quire.testing.scripted_core import ScriptedCore
 from quire.text.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from openai import OpenAI
 
-from quire.server.context import ChatSettings
 from quire.server.http.listening import Listening, bind, make_listener
+from quire.server.settings import ChatSettings
 from tests.server.scripted_app import make_scripted, tokenizer
 
 TEMPLATE = (

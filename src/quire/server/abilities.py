@@ -45,12 +45,11 @@ class Abilities:
             return True
         return self._scores if ability == "score" else ability == self.task
 
-    def require(self, ability: Ability) -> None:
-        """Raise Refusal (501) for what the model cannot do."""
-        if not self.have(ability):
-            known = () if self.pooling is None else self.pooling.pooler.tasks
-            hint = f" (--pooler-config.task {ability} changes that)" if ability in known else ""
-            raise self.refusal(_APIS[ability], hint)
+    def refusal_of(self, ability: Ability) -> Refusal:
+        """The reply (501) to a request for an API that needs what the model cannot do."""
+        known = () if self.pooling is None else self.pooling.pooler.tasks
+        hint = f" (--pooler-config.task {ability} changes that)" if ability in known else ""
+        return self.refusal(_APIS[ability], hint)
 
     def refusal(self, api: str, hint: str = "") -> Refusal:
         """The reply (501) to a request for what the model cannot do."""

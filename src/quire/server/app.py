@@ -15,12 +15,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quire.server.anthropic.failures import error_response as anthropic_error
-from quire.server.context import Server
+from quire.server.context import RouteEntry, Server
 from quire.server.http.browser_guard import BrowserGuard
 from quire.server.http.failures import Refusal, error_response
 from quire.server.http.in_flight import InFlightMiddleware
 from quire.server.http.security import KeyGuard
-from quire.server.route_entry import RouteEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def build_app(server: Server, access: Access, entries: Sequence[RouteEntry]) -> 
     origins, and the key guard if there are keys.
     """
     inner = Starlette(
-        routes=[_route(server, entry) for entry in entries],
+        routes=[_route(server, entry.served_by(server)) for entry in entries],
         exception_handlers={HTTPException: _refuse},
     )
     inner.router.redirect_slashes = False

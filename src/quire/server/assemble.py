@@ -14,13 +14,7 @@ from quire.engine.frontend.input_processor import ReasoningMarks
 from quire.engine.shared_cores.load_board import Neighbours
 from quire.release import __version__
 from quire.server.app import Access
-from quire.server.context import (
-    AbortElsewhere,
-    ChatSettings,
-    PoolingSettings,
-    ReplySettings,
-    Server,
-)
+from quire.server.context import AbortElsewhere, Server
 from quire.server.http.browser_guard import is_loopback
 from quire.server.http.fields import FieldRules
 from quire.server.http.in_flight import InFlightRequests
@@ -29,6 +23,7 @@ from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import EXTRA_ARGS, Limits
 from quire.server.output_parsing import ParserPlan, choose_parsers
 from quire.server.owned_store import OwnedStore
+from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
 
 _NO_VOCABULARY = 2**18

@@ -8,70 +8,34 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from quire.engine.async_llm import AsyncLLM
 from quire.observability.tracing import HEADERS
 from quire.params import RequestParams, SamplingParams
-from quire.server.abilities import Abilities
+from quire.server.abilities import Abilities, Ability
 from quire.server.anthropic.message_batch import MessageBatch
 from quire.server.engine_outputs import Outputs, close_all
 from quire.server.http.event_stream import EventStream
-from quire.server.http.failures import Refusal
-from quire.server.http.fields import BODY_SLOT, FieldRules
+from quire.server.http.failures import Refusal, error_response
+from quire.server.http.fields import BODY_SLOT, FieldRules, name_as_sent
 from quire.server.http.in_flight import ID_SLOT, TRACE_SLOT, InFlightRequests, own_request_id
 from quire.server.http.json_body import BodyBudget, T, read_json
 from quire.server.http.security import owner_of
 from quire.server.long_texts import LongTexts
 from quire.server.openai.requests import GenerationFields, Limits
-from quire.server.output_parsing import ParserPlan
 from quire.server.owned_store import OwnedStore
 from quire.server.responses.stored_conversation import Conversation
 from quire.server.responses.stored_response import StoredResponse
+from quire.server.settings import ChatSettings, PoolingSettings, ReplySettings
 from quire.text.tokenizer import Tokenizer
 
 _LARGE_BODIES = 4
 """How many of the largest bodies may be held at once."""
 AbortElsewhere = Callable[[Sequence[str] | None], Awaitable[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSettings:
-    """How conversations become prompts and outputs become answers."""
-
-    template: str | None = None
-    content_format: str = "auto"
-    trusts_requests: bool = False
-    default_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    response_role: str = "assistant"
-    hides_tools: bool = False
-    parser_plan: ParserPlan = field(default_factory=ParserPlan)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingSettings:
-    """How prompts are pooled. `prompts`: what may be put before texts, by name. `window`: how many
-    inputs of one request are in the engine at a time. `longest`: the most tokens of a text that is
-    embedded (None: any number); `has_pieces`: it may be longer than the model takes.
-    """
-
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    window: int = 256
-    longest: int | None = None
-    has_pieces: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReplySettings:
-    """What replies carry in addition to the answer."""
-
-    tokens_as_ids: bool = False
-    forces_usage: bool = False
-    prompt_details: bool = False
-    keep_alive_s: float = 15.0
-    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,3 +262,54 @@ def _rank(request: Request, asked: int | None) -> int | None:
     """
     text = request.headers.get("x-data-parallel-rank", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else asked
+
+
+_CLIENT_GONE = 499
+"""For the access log: the client has disconnected."""
+
+Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """One route: methods, path, handler, the types of its bodies (None: without one) and of its
+    query. `failure`: an error as a reply. `needs`: what the model must be able to do. `is_alias`:
+    another path of a route that is documented by its own.
+    """
+
+    methods: str
+    path: str
+    handler: Handler
+    takes: type | None = None
+    gives: type | None = None
+    query: type | None = None
+    failure: Callable[[BaseException], Response] = error_response
+    needs: Ability | None = None
+    is_alias: bool = False
+
+    def is_for(self, server: Server) -> bool:
+        """Whether the served model can do it."""
+        return self.needs is None or server.abilities.have(self.needs)
+
+    def served_by(self, server: Server) -> RouteEntry:
+        """The route, or one that refuses what the model cannot do."""
+        if self.needs is None or self.is_for(server):
+            return self
+        return replace(self, handler=partial(_refuse, self.needs))
+
+    async def answer(self, server: Server, request: Request) -> Response:
+        """The reply to a request, also to one that fails."""
+        state = request.scope["state"]
+        try:
+            return await self.handler(server, request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as error:
+            name_as_sent(error, state.get(BODY_SLOT))
+            return self.failure(error)
+        finally:
+            server.body_budget.release(state)
+
+
+async def _refuse(needs: Ability, server: Server, request: Request) -> Response:
+    raise server.abilities.refusal_of(needs)

@@ -110,7 +110,9 @@ class LongTexts:
             await self._refuse_by_size(text, limit)
         task = EncodeTask(text, add_special_tokens, limit, self._most_listed, cut, most_read)
         if size <= SHORT_CHARS and not self._tokenizing.is_slow:
-            encode = partial(task.encoded, self._tokenizer)
+            encode = partial(self._tokenizer.encode, text, add_special_tokens)
+            if cut is not None or most_read:
+                encode = partial(task.encoded, self._tokenizer)
             ids: list[int] = await off_loop(size, self._tokenizing.timed, size, encode)
             return ids
         answer = await self._lane(size).answer(task)

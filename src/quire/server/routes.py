@@ -13,6 +13,7 @@ from quire.server.anthropic.failures import error_response
 from quire.server.anthropic.message_batch import BatchObject
 from quire.server.anthropic.replies import Count, MessageReply
 from quire.server.anthropic.requests import CountRequest, MessagesRequest
+from quire.server.context import RouteEntry
 from quire.server.http import documents
 from quire.server.openai import models, rendering
 from quire.server.openai.chat import chat_completions
@@ -37,7 +38,6 @@ from quire.server.responses import routes as responses
 from quire.server.responses.input_items import InputItems
 from quire.server.responses.replies import CompactedResponse, InputTokens, ResponseObject
 from quire.server.responses.requests import ResponsesRequest
-from quire.server.route_entry import RouteEntry
 
 HEALTH_ROUTES: tuple[RouteEntry, ...] = (
     RouteEntry("GET", "/health", health.health),

@@ -81,7 +81,7 @@ WRONG = {
     "no body": (json.dumps({"custom_id": "x", "method": "POST", "url": URLS[0]}), "x", "body"),
     "another field": (line("x", more=1), "x", "more"),
     "GET": (line("x").replace("POST", "GET"), "x", "'GET' is not POST"),
-    "embeddings": (line("x", "/v1/embeddings", {"input": "a"}), "x", "'/v1/embeddings' is not"),
+    "speech": (line("x", "/v1/audio/speech", {"input": "a"}), "x", "'/v1/audio/speech' is not"),
     "admin": (line("x", "/sleep", {}), "x", "'/sleep' is not served"),
     "query": (line("x", URLS[0] + "?a=1"), "x", "is not served"),
     "stream": (line("x", body={**BODY, "stream": True}), "x", "stream is for"),

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from quire.server.admin import ADMIN_ROUTES
+from quire.server.context import RouteEntry
 from quire.server.health import health
 from quire.server.http.documents import page
 from quire.server.http.openapi import document
-from quire.server.route_entry import RouteEntry
 from quire.server.routes import ROUTES, TOKENIZER_INFO
 
 DOCUMENT = document([*ROUTES, TOKENIZER_INFO, *ADMIN_ROUTES])

@@ -198,7 +198,7 @@ class PoolingStep:
             if place == 0 or isinstance(place, slice):
                 matrix = next(left)
             assert matrix is not None
-            found = matrix[place].numpy()
+            found = matrix[place].float().numpy()
             output.pooled.append(
                 PooledRow(prompt.handle, finished(found, self._head.spec, prompt.params))
             )

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from quire.release import __version__
+from quire.server.context import RouteEntry
 from quire.server.health import unserved
 from quire.server.http.failures import JSON, ErrorBody
-from quire.server.route_entry import RouteEntry
 
 Schema = dict[str, Any]
 

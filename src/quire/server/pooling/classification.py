@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.context import RequestName, Server
-from quire.server.pooling.inputs import TextReader, prompts_of
+from quire.server.pooling.inputs import InputReader, prompts_of
 from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
 from quire.server.pooling.requests import ClassificationRequest
 from quire.server.pooling.runs import Pooled, check_size, collected, in_time, pooled
@@ -34,7 +34,7 @@ async def classify(server: Server, request: Request) -> Response:
     labels = _labels(server)
     check_size(len(items) * len(labels))
     name = RequestName.of(request, "classify-", body.request_id)
-    prompts = prompts_of(TextReader.of(server, body), body, items, body.params("classify"))
+    prompts = prompts_of(InputReader.of(server, body), body, items, body.params("classify"))
     work = collected(pooled(server, request, body, name, prompts))
     results = await in_time(request, body, work)
 

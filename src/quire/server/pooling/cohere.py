@@ -15,7 +15,7 @@ from starlette.responses import Response
 from quire.errors import InvalidParameter, NotBuiltYet
 from quire.params import PoolingParams
 from quire.server.context import RequestName, Server
-from quire.server.pooling.inputs import TextReader, prompts_of
+from quire.server.pooling.inputs import InputReader, prompts_of
 from quire.server.pooling.replies import ItemWriter, sent
 from quire.server.pooling.requests import InputFields, PooledBody, text_part
 from quire.server.pooling.runs import Numbers, Pooled, check_size, collected, in_time, pooled
@@ -108,7 +108,7 @@ async def embed(server: Server, request: Request) -> Response:
     kinds = list(dict.fromkeys(asked))
     check_size(len(texts) * (body.output_dimension or server.abilities.facts.width))
     name = RequestName.of(request, "embd-", body.request_id)
-    reader = TextReader.of(server, body)
+    reader = InputReader.of(server, body)
     if body.truncate == "NONE" and body.max_tokens is not None:
         reader = replace(reader, limit=_checked_limit(body.max_tokens, reader.limit or 0))
     params = PoolingParams(task="embed", dimensions=body.output_dimension)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from quire.errors import InvalidParameter
 from quire.server.context import RequestName, Server
-from quire.server.pooling.inputs import PoolingPrompt, TextReader, prompts_of
+from quire.server.pooling.inputs import InputReader, PoolingPrompt, prompts_of
 from quire.server.pooling.pieces import joined, pieces_of
 from quire.server.pooling.replies import ItemWriter, json_frame, reply_of, sent
 from quire.server.pooling.requests import EmbeddingRequest, Item, PoolingRequest, VectorFields
@@ -35,7 +35,7 @@ async def embeddings(server: Server, request: Request) -> Response:
     items = _items(body)
     check_size(len(items) * (body.dimensions or server.abilities.facts.width))
     name = RequestName.of(request, "embd-", body.request_id)
-    reader = replace(TextReader.of(server, body), limit=server.pooling.longest)
+    reader = replace(InputReader.of(server, body), limit=server.pooling.longest)
     prompts = prompts_of(reader, body, items, body.params("embed"))
     if server.pooling.has_pieces:
         work = _in_pieces(server, request, body, name, prompts)
@@ -66,7 +66,9 @@ async def pooling(server: Server, request: Request) -> Response:
     server.check_model(body.model)
     items = _items(body)
     name = RequestName.of(request, "pooling-", body.request_id)
-    prompts = prompts_of(TextReader.of(server, body), body, items, body.params(_task(server, body)))
+    prompts = prompts_of(
+        InputReader.of(server, body), body, items, body.params(_task(server, body))
+    )
     work = collected(pooled(server, request, body, name, prompts))
     return await _reply(server, body, name, await in_time(request, body, work), "pooling", "data")
 

@@ -27,7 +27,7 @@ class PoolingPrompt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextReader:
+class InputReader:
     """Tokenizes the texts of one request, whose prompts have at most `limit` tokens (None: any
     number).
     """
@@ -38,7 +38,7 @@ class TextReader:
     limit: int | None
 
     @classmethod
-    def of(cls, server: Server, body: PooledBody) -> TextReader:
+    def of(cls, server: Server, body: PooledBody) -> InputReader:
         """For prompts that the model takes. Raises InvalidParameter."""
         max_model_len = server.limits.max_model_len
         side = "right" if server.tokenizer is None else server.tokenizer.truncation_side
@@ -69,7 +69,7 @@ class TextReader:
         return ids
 
 
-async def item_ids(reader: TextReader, body: InputFields, item: Item) -> list[int]:
+async def item_ids(reader: InputReader, body: InputFields, item: Item) -> list[int]:
     """The ids of one input. Raises RequestError or Refusal."""
     special = body.add_special_tokens
     if isinstance(item, str):
@@ -97,7 +97,7 @@ def _place(body: PooledBody, index: int, num: int) -> str:
 
 
 async def prompts_of(
-    reader: TextReader, body: InputFields, items: Sequence[Item], params: PoolingParams
+    reader: InputReader, body: InputFields, items: Sequence[Item], params: PoolingParams
 ) -> AsyncGenerator[PoolingPrompt]:
     """The prompts of the inputs, made when they are needed."""
     for index, item in enumerate(items):
@@ -113,7 +113,7 @@ async def text_pairs(
     """The prompts of texts that are pooled apart: each document comes after its query, which comes
     once where it is that of all.
     """
-    reader, params = TextReader.of(server, body), body.params(task)
+    reader, params = InputReader.of(server, body), body.params(task)
     of_query, of_document = body.most_read().values()
     for index, document in enumerate(second):
         place = _place(body, index, len(second))
@@ -129,7 +129,7 @@ async def cross_prompts(
     server: Server, body: PairFields, first: Sequence[str], second: Sequence[str]
 ) -> AsyncGenerator[PoolingPrompt]:
     """The prompts of a model that reads both texts of a pair at once."""
-    reader, texts = TextReader.of(server, body), server.need_texts()
+    reader, texts = InputReader.of(server, body), server.need_texts()
     check_template(server, body.chat_template)
     is_trusted = body.chat_template is None
     variables = {**server.chat.default_kwargs, **body.variables()}
