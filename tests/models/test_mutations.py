@@ -194,7 +194,7 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
         return all(mixer.norm_eps is None for mixer in mixers if isinstance(mixer, Mamba2))
     if last == "mixer_pre":
         return block.mixer is None or not block.pre
-    if last == "out_bias":
+    if last == "out_bias" and "mlp" in path:
         return has_out_bias(block)
     if last == "position_offset":
         return spec.learned_positions == 0
@@ -213,6 +213,8 @@ def is_explained(path: tuple[str, ...], spec: Decoder, name: str, block: Block) 
 
 def has_out_bias(block: Block) -> bool:
     """Whether the layer's feed-forward part has a bias after all products anyway."""
+    if isinstance(block.mixer, MixerAfterShared):
+        return block.mixer.shared.mlp.bias
     mlp = block.mlp.dense if isinstance(block.mlp, DenseAndExperts) else block.mlp
     own = mlp.shared if isinstance(mlp, Moe) else mlp
     return isinstance(own, Mlp) and own.bias

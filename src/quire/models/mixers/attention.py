@@ -108,6 +108,7 @@ class SharedAttentionLayer:
 
 def make_attention(make: Maker, at: str, a: Attention) -> AttentionLayer | SharedAttentionLayer:
     """Build the mixer whose leaves' names begin with `at`, in their order."""
+    assert a.is_causal, "prompts that are seen whole have a mixer of their own"
     if a.shares is not None:
         return _shared(make, at, a)
     qkv = make.linear(
