@@ -107,6 +107,20 @@ def test_scores_of_a_cross_encoder(tmp_path, family, activation):
     assert sorted(range(len(found)), key=lambda place: -found[place]) == ranked
 
 
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_scores_of_pairs_that_are_too_long(tmp_path, family):
+    """The longer text is cut, and the special tokens stay."""
+    write(tmp_path, family, "ForSequenceClassification", num_labels=1)
+    documents = [DOCUMENTS[3] * 10, "bread " * 300]
+    judge = library.CrossEncoder(str(tmp_path), device="cpu", max_length=128)
+    right = judge.predict([(QUERY, one) for one in documents], show_progress_bar=False)
+    with LLM(str(tmp_path), dtype="float32", max_model_len=128) as llm:
+        cut = {"truncate_prompt_tokens": -1}
+        found = llm.score(QUERY, documents, use_tqdm=False, tokenization_kwargs=cut)
+    assert [len(output.prompt_token_ids) for output in found] == [128, 128]
+    close([output.outputs.score for output in found], right)
+
+
 MODULES = {
     "mean": lambda width: [layers.Pooling(width, "mean"), layers.Normalize()],
     "cls": lambda width: [layers.Pooling(width, "cls")],

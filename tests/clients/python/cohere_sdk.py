@@ -6,7 +6,15 @@ import struct
 
 import cohere
 
-from tests.clients.searches import QUESTION, TEXTS, check_order, check_same, vectors
+from tests.clients.searches import (
+    BEST,
+    QUESTION,
+    TEXTS,
+    TOO_LONG,
+    check_order,
+    check_same,
+    vectors,
+)
 
 
 def _client(url, kind=cohere.ClientV2):
@@ -21,9 +29,22 @@ def rerank(url, model):
     client = _client(url)
     asked = {"model": model, "query": QUESTION, "documents": TEXTS}
     check_order(_results(client.rerank(**asked)), url, model)
-    few = client.rerank(**asked, top_n=2, max_tokens_per_doc=4096 // 32)
+    few = client.rerank(**asked, top_n=2, max_tokens_per_doc=128)
     assert len(few.results) == 2
     check_order(_results(few), url, model)
+
+
+def rerank_long_documents(url, model):
+    """Documents that are longer than the model are refused, or cut where that is asked for."""
+    asked = {"model": model, "query": QUESTION, "documents": [TEXTS[0], TEXTS[BEST] + TOO_LONG]}
+    try:
+        _client(url).rerank(**asked)
+    except cohere.BadRequestError as error:
+        assert "context_length_exceeded" in str(error.body)
+    else:
+        raise AssertionError("a document that is too long was taken")
+    found = _client(url).rerank(**asked, max_tokens_per_doc=12).results
+    assert [item.index for item in found] == [1, 0]
 
 
 def rerank_async(url, model):
