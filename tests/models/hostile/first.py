@@ -114,6 +114,7 @@ FIRST = {
             "use_sliding_window": True,
             "sliding_window": 4,
         },
+        seed=1,
     ),
     "gpt_oss": Hostile(
         "gpt_oss",

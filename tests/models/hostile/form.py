@@ -67,7 +67,8 @@ class Hostile:
     `part_of`: the architecture of a model that also takes pictures, as whose text part it is
     stored. `lacks_embeddings`: transformers' hidden states begin with the output of the first
     layer. Models that are not `is_default` run with `--full` only: one is where no other that runs
-    by default has a kind of fact that it has.
+    by default has a kind of fact that it has. `seed` of its weights: another one where two experts'
+    scores are too near to each other for some processor's rounding.
     """
 
     kind: str
@@ -82,3 +83,4 @@ class Hostile:
     attention: str = "eager"
     lacks_embeddings: bool = False
     is_default: bool = False
+    seed: int = 0

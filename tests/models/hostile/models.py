@@ -125,7 +125,7 @@ def _learned_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 def random_model(hostile: Hostile) -> torch.nn.Module:
     """The model as transformers makes it, with weights that leave nothing at one or zero."""
     config = AutoConfig.for_model(hostile.kind, **keys_of(hostile), attn_implementation="eager")
-    torch.manual_seed(0)
+    torch.manual_seed(hostile.seed)
     model = AutoModelForCausalLM.from_config(config).eval().float()
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *_learned_buffers(model)]:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 SPAN = 32
+_TOGETHER = 64
+"""Spans that are laid out side by side, which bounds the memory for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,12 @@ def _spans(values: Tensor, chunks: Sequence[PromptChunk]) -> Tensor:
         if chunk.before is not None:
             total[at] = chunk.before.rest
     offsets = positions % SPAN
-    for offset in np.unique(offsets):
-        chosen = np.flatnonzero(offsets == offset)
-        into = _on(values, span_of[chosen])
-        total[into] = total[into] + values[_on(values, tokens[chosen])].float()
+    for first in range(0, len(total), _TOGETHER):
+        part = total[first : first + _TOGETHER]
+        inside = np.flatnonzero((span_of >= first) & (span_of < first + _TOGETHER))
+        laid_out = part.new_zeros((SPAN, *part.shape))  # adding 0 changes no bit
+        places = _on(values, offsets[inside]), _on(values, span_of[inside] - first)
+        laid_out[places] = values[_on(values, tokens[inside])].float()
+        for offset in range(offsets[inside].min(), offsets[inside].max() + 1):
+            part += laid_out[offset]
     return total
