@@ -79,6 +79,7 @@ Pool::Lease::Lease(Pool& pool) {
 
 Pool::Pool(int size) : size_(size), birth_(generation()), scratch_(size > 0 ? size : 0) {
     if (size < 1) throw std::invalid_argument("a pool has at least one thread");
+    shares_ = std::make_unique<Share[]>(size);
 }
 
 Pool::~Pool() {
@@ -91,6 +92,7 @@ void Pool::resize(int size) {
     Lease lease(*this);
     stop();
     scratch_.resize(size);
+    shares_ = std::make_unique<Share[]>(size);
     size_ = size;
 }
 
@@ -122,7 +124,7 @@ void Pool::forget_threads_lost_by_fork() {
     new std::vector<std::thread>(std::move(threads_));  // never joined, so never destroyed
     threads_.clear();
     new (&mutex_) std::mutex;
-    unclaimed_ = 0;
+    for (int i = 0; i < size_; ++i) shares_[i].unclaimed = 0;
     sleeping_ = 0;
 }
 
@@ -134,7 +136,12 @@ void Pool::run(int64_t num_tiles, Tile tile, const void* context) {
     if (threads_.empty()) start();
     region_ = {tile, context, num_tiles};
     finished_.store(0, std::memory_order_relaxed);
-    unclaimed_.store(num_tiles, std::memory_order_release);
+    for (int64_t i = 0, first = 0; i < size_; ++i) {
+        Share& share = shares_[i];
+        share.end = (i + 1) * num_tiles / size_;
+        share.unclaimed.store(share.end - first, std::memory_order_release);
+        first = share.end;
+    }
     // Sequentially consistent, as is going to sleep: either we see the sleeper, or it sees us.
     epoch_.fetch_add(1);
     if (sleeping_.load() > 0) epoch_.notify_all();
@@ -142,19 +149,27 @@ void Pool::run(int64_t num_tiles, Tile tile, const void* context) {
     wait_for_end(num_tiles);
 }
 
-// Claim and compute tiles until none is left; false if there was none.
+// Claim and compute tiles of a share until none is left; how many there were.
+int64_t Pool::compute_share(Share& share, int worker) {
+    int64_t count = 0;
+    int64_t left = share.unclaimed.load(std::memory_order_acquire);
+    while (left > 0) {
+        if (!share.unclaimed.compare_exchange_weak(left, left - 1, std::memory_order_acquire))
+            continue;
+        region_.tile(region_.context, share.end - left, worker);
+        ++count;
+        left = share.unclaimed.load(std::memory_order_acquire);
+    }
+    return count;
+}
+
+// The same for all shares, the own one first; false if there was no tile.
 bool Pool::compute(int worker) {
     int64_t count = 0;
-    int64_t num_tiles = 0;
-    int64_t left = unclaimed_.load(std::memory_order_acquire);
-    while (left > 0) {
-        if (!unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) continue;
-        num_tiles = region_.num_tiles;
-        region_.tile(region_.context, num_tiles - left, worker);
-        ++count;
-        left = unclaimed_.load(std::memory_order_acquire);
-    }
+    for (int i = worker; i < size_; ++i) count += compute_share(shares_[i], worker);
+    for (int i = 0; i < worker; ++i) count += compute_share(shares_[i], worker);
     if (count == 0) return false;
+    const int64_t num_tiles = region_.num_tiles;
     // Sequentially consistent, as is going to sleep in wait_for_end().
     if (finished_.fetch_add(count) + count == num_tiles && is_owner_asleep_.load())
         finished_.notify_all();
@@ -178,7 +193,7 @@ void Pool::work(int worker) {
         if (compute(worker)) continue;
         if (wait_for_region(seen)) continue;
         sleeping_.fetch_add(1);
-        if (unclaimed_.load() <= 0) epoch_.wait(seen);
+        epoch_.wait(seen);
         sleeping_.fetch_sub(1);
     }
 }

@@ -13,13 +13,16 @@
 
 namespace quire {
 
-// A region is the tiles of one operation. Its owner publishes it in one atomic word that holds the
-// number of tiles nobody has claimed yet; a thread claims a tile by counting that down, so a thread
-// that the operating system has taken off its core holds up nobody unless it sits on a tile.
+// A region is the tiles of one operation. Its owner gives each thread a share of neighbouring
+// tiles, an atomic word that holds how many of them nobody has claimed yet. A thread claims a tile
+// by counting that down, first in its own share, whose word and whose memory no other core has in
+// its cache, then in those of the others. So a thread that the operating system has taken off its
+// core holds up nobody unless it sits on a tile.
 //
 // Invariants:
-// - `region_` is written only while `unclaimed_` is 0 and every claimed tile is finished, and read
-//   only by a thread that has claimed a tile, which keeps the region from ending.
+// - `region_` and the ends of shares are written only while nothing is unclaimed and every claimed
+//   tile is finished, and read only by a thread that has claimed a tile, which keeps the region
+//   from ending.
 // - `finished_` reaches the number of tiles exactly when all are done.
 //
 // Threads spin for about 50 us after their last tile and then sleep in the kernel, so an idle pool
@@ -66,10 +69,17 @@ class Pool {
         int64_t num_tiles = 0;
     };
 
+    // Tiles end - unclaimed .. end - 1 are left.
+    struct alignas(64) Share {
+        std::atomic<int64_t> unclaimed{0};
+        int64_t end = 0;
+    };
+
     void start();
     void stop();
     void work(int worker);
     bool compute(int worker);
+    int64_t compute_share(Share& share, int worker);
     bool wait_for_region(uint32_t seen);
     void wait_for_end(int64_t num_tiles);
     void forget_threads_lost_by_fork();
@@ -77,7 +87,7 @@ class Pool {
     int size_;
     uint32_t birth_;  // forks of this process so far
     Region region_;
-    alignas(64) std::atomic<int64_t> unclaimed_{0};
+    std::unique_ptr<Share[]> shares_;  // of each thread
     alignas(64) std::atomic<int64_t> finished_{0};
     alignas(64) std::atomic<uint32_t> epoch_{0};  // what sleeping threads wait on
     std::atomic<int> sleeping_{0};
