@@ -9,6 +9,8 @@ import torch
 
 from quire.kernels.cpu import ATTENTION_OPS, KV_OPS, PROMPT_OPS
 from quire.kernels.cpu.runtime import find_native
+from quire.ops.norm import NormWeight
+from quire.ops.rotary import QKNorm, RotaryTable
 from tests.kernels.cpu.native_ops import DTYPES, case_id, cpu_ops, dtype_id, is_sharp
 from tests.support.op_cases import CASES
 from tests.support.op_cases.paged import PagedShape
@@ -45,3 +47,41 @@ CHUNKED = [
 @pytest.mark.sharp(when=is_sharp)
 def test_new_tokens_of_a_request_have_the_bits_of_one_after_the_other(isa, dtype, case):
     check(case, dtype, dataclasses.replace(cpu_ops(isa, dtype), batch_invariant=True))
+
+
+@pytest.mark.parametrize("over", ["head", "per_head", "full"])
+def test_heads_of_few_tokens_have_the_bits_that_they_have_among_many(isa, over):
+    dtype, heads, kv_heads, dim, count = torch.bfloat16, 10, 5, 32, 9
+    ops = cpu_ops(isa, dtype)
+    torch.manual_seed(0)
+    qkv = torch.randn(count, (heads + 2 * kv_heads) * dim).to(dtype)
+    widths = {"head": [(dim,)] * 2, "per_head": [(heads, dim), (kv_heads, dim)]}.get(
+        over, [(heads * dim,), (kv_heads * dim,)]
+    )
+    weights = [torch.randn(shape).to(dtype) for shape in widths]
+    norms = QKNorm(*(NormWeight("rms", 1e-6, weight) for weight in weights), over=over)
+    table = RotaryTable(torch.randn(64, dim), dim)
+
+    def stored(runs):
+        kv = ops.allocate_kv(4, 16, kv_heads, dim, dtype, device=torch.device("cpu"))
+        queries = [
+            ops.rope_store(
+                qkv[run],
+                kv,
+                torch.arange(count)[run] + 5,
+                torch.arange(count)[None, run] + 40,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=dim,
+                rotary=table,
+                qk_norm=norms,
+                clip=1.5,
+            ).clone()
+            for run in runs
+        ]
+        return torch.cat(queries), ops.export_kv(kv, [0, 1, 2, 3])
+
+    q, kv = stored([slice(0, count)])
+    for step in (1, 2, 3):
+        few_q, few_kv = stored([slice(i, i + step) for i in range(0, count, step)])
+        assert torch.equal(few_q, q) and torch.equal(few_kv, kv)
