@@ -15,7 +15,7 @@ LEVELS = {
     "executor": 4, "engine": 4, "grammar": 4, "beam_search": 4,
     "llm": 5, "llm_pooling": 5, "server": 5,
     "__init__": 5,
-    "cli": 6, "bench": 6, "testing": 6, "__main__": 6,
+    "cli": 6, "bench": 6, "testing": 6, "as_vllm": 6, "__main__": 6,
 }  # fmt: skip
 """The folders and files of the package. Those of one level may see each other, in no circle."""
 
