@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
 from os import PathLike
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-from quire.as_vllm.table import MODULES, PROGRAMS, ROOT, VERSION, names_of, why_missing
+from quire.as_vllm.table import MODULES, PROGRAMS, REFUSED, ROOT, VERSION, names_of, why_missing
 from quire.as_vllm.variables import read_variables
 
 
@@ -39,6 +39,8 @@ class ServedModule(ModuleType):
 
 
 def _value_at(asked: str, module: str, name: str) -> Any:
+    if module == REFUSED:
+        return _refusal(asked)
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
@@ -47,6 +49,13 @@ def _value_at(asked: str, module: str, name: str) -> Any:
     except AttributeError:
         pass
     raise ImportError(why_missing(asked))
+
+
+def _refusal(asked: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(why_missing(asked))
+
+    return refuse
 
 
 class ServedLoader(Loader):

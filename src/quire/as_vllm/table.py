@@ -9,6 +9,9 @@ ROOT = "vllm"
 VERSION = "0.32.0"
 """The release whose names these are, which programs compare with those that they support."""
 
+REFUSED = ""
+"""The home of what can be imported and not called: programs import it whatever they go on to do."""
+
 _PUBLIC = {
     "quire": """LLM SamplingParams PoolingParams RequestOutput CompletionOutput PoolingOutput
         PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput
@@ -47,6 +50,11 @@ SERVED: dict[str, dict[str, str]] = {
             destroy_model_parallel=nothing_to_destroy
             destroy_distributed_environment=nothing_to_destroy"""
     },
+    "vllm.distributed.weight_transfer.nccl_common": {REFUSED: "trainer_init"},
+    "vllm.distributed.weight_transfer.nccl_engine": {
+        REFUSED: "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine"
+    },
+    "vllm.distributed.weight_transfer.packed_tensor": {REFUSED: "packed_nccl_broadcast_producer"},
     "vllm.engine.arg_utils": _ENGINE_ARGS,
     "vllm.engine.async_llm_engine": _ASYNC_ENGINE,
     "vllm.engine.llm_engine": _SYNC_ENGINE,

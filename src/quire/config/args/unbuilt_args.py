@@ -73,7 +73,9 @@ class UnbuiltArgs:
         "Start the copies of other machines there with --headless.",
         flags=("-dpb",),
     )
-    distributed_executor_backend: Any = unbuilt(None, "how workers are started", _ONE_DEVICE, "uni")
+    distributed_executor_backend: Any = unbuilt(
+        None, "how workers are started", _ONE_DEVICE, "uni", "mp", "external_launcher"
+    )
     nnodes: int = unbuilt(1, "machines", _ONE_DEVICE, flags=("-n",))
     node_rank: int = unbuilt(0, "number of this machine", _ONE_DEVICE, flags=("-r",))
     master_addr: str = unbuilt("127.0.0.1", "address of machine 0", _ONE_DEVICE)
