@@ -23,6 +23,7 @@ from quire.engine.client.client import AsyncEngineCoreClient
 from quire.engine.control_verbs import AwaitedControl
 from quire.engine.event_loop import Alarm
 from quire.engine.frontend.admission import Admission, QueueLimits
+from quire.engine.frontend.engine_attributes import EngineAttributes
 from quire.engine.frontend.frontend import FrontEnd
 from quire.engine.frontend.input_feeders import InputFeeders
 from quire.engine.frontend.output_stream import RequestOutputCollector
@@ -79,7 +80,7 @@ def _stream_errors(request_id: str) -> Iterator[None]:
         raise EngineGenerateError(f"The stream ended by an error: {error}") from error
 
 
-class AsyncLLM(AwaitedControl):
+class AsyncLLM(EngineAttributes, AwaitedControl):
     """Serves requests concurrently; every method belongs to one event loop.
 
     Steps run in processes of their own. `sleep`, `pause_generation` and the like are verbs
@@ -88,6 +89,8 @@ class AsyncLLM(AwaitedControl):
     plan's) over this front end and its `neighbours`, the other front ends of the same engine.
     Invariant: every request ends with one last output or one exception.
     """
+
+    front_end: FrontEnd[AsyncEngineCoreClient]
 
     def __init__(
         self,
@@ -117,11 +120,10 @@ class AsyncLLM(AwaitedControl):
             if not isinstance(vllm_config, EnginePlan):
                 raise InvalidType("vllm_config", vllm_config, "it must be an EnginePlan")
             front_end = launch_async_front_end(vllm_config, stat_loggers, aggregate_engine_logging)
-        self.vllm_config = vllm_config = vllm_config or front_end.plan
         self.front_end = front_end
         self._is_logging = front_end.log_stats if log_stats is None else log_stats
         self._log_requests = log_requests
-        limits = limits or _limits(vllm_config)
+        limits = limits or _limits(vllm_config or front_end.plan)
         self._admission = Admission(front_end.outputs, limits, neighbours=neighbours)
         # a counter that exists at zero shows its first increment, too
         front_end.stats.note_rejected(self._admission.num_rejected)
@@ -198,10 +200,11 @@ class AsyncLLM(AwaitedControl):
         """Continue a prompt and yield its outputs (cumulative, delta or final) as they arrive.
         Closing the generator, or cancelling its task, aborts the request.
 
-        `prompt` may be an async generator of `StreamingInput`. After `timeout_s` seconds (None:
-        `extra_args["timeout_s"]`, else never) the request ends with what it has so far. Raises
-        subclasses of RequestError, CapacityError when the queue is full, EngineDeadError, and
-        EngineGenerateError for anything else.
+        `prompt` may be an async generator of `StreamingInput`, or an `EngineCoreRequest` of
+        `input_processor.process_inputs`, which `prompt_text` may go with. After `timeout_s` seconds
+        (None: `extra_args["timeout_s"]`, else never) the request ends with what it has so far.
+        Raises subclasses of RequestError, CapacityError when the queue is full, EngineDeadError,
+        and EngineGenerateError for anything else.
         """
         mailbox = None
         try:
@@ -557,6 +560,10 @@ class AsyncLLM(AwaitedControl):
     def _require_alive(self) -> None:
         if self.errored:
             raise EngineDeadError(str(self.dead_error)) from self.dead_error
+
+
+AsyncLLMEngine = AsyncLLM
+"""The same by an older name."""
 
 
 def _limits(plan: EnginePlan | None) -> QueueLimits:

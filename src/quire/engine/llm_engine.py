@@ -14,6 +14,7 @@ from quire.config.args.engine_args import EngineArgs
 from quire.config.plan import EnginePlan
 from quire.engine.client.client import EngineCoreClient
 from quire.engine.control_verbs import BlockingControl
+from quire.engine.frontend.engine_attributes import EngineAttributes
 from quire.engine.frontend.frontend import FrontEnd, build_front_end
 from quire.engine.frontend.output_processor import AnyOutput
 from quire.engine.launcher import launch_front_end
@@ -29,7 +30,7 @@ T = TypeVar("T")
 LOG_INTERVAL_S = 10.0
 
 
-class LLMEngine(BlockingControl):
+class LLMEngine(EngineAttributes, BlockingControl):
     """Serves requests step by step in the calling thread; not thread-safe. With
     `multiprocess_mode`, and always when the plan has several cores, steps run in processes of their
     own. `sleep`, `collective_rpc` and the like are verbs (control_verbs.py).
@@ -38,6 +39,8 @@ class LLMEngine(BlockingControl):
     step (engine/stats/loggers.py). `front_end`, if given, is used instead of building one.
     `executor_class` and `mm_registry` accept only their default.
     """
+
+    front_end: FrontEnd[EngineCoreClient]
 
     def __init__(
         self,
@@ -118,8 +121,10 @@ class LLMEngine(BlockingControl):
     ) -> str:
         """Queue a request and return the engine's own id for it; outputs carry `request_id`.
 
-        `arrival_time` is wall-clock time in seconds (default: now). `prompt_text` is shown as the
-        prompt in outputs. Raises subclasses of RequestError; then the engine is unchanged.
+        `arrival_time` is wall-clock time in seconds (default: now). An `EngineCoreRequest` of
+        `input_processor.process_inputs` may stand in place of a prompt; its own id and parameters
+        rule, and `prompt_text` is shown as its prompt. Raises subclasses of RequestError; then the
+        engine is unchanged.
         """
         group = self.front_end.add(
             request_id,
@@ -180,6 +185,16 @@ class LLMEngine(BlockingControl):
     def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None when the engine was made without one."""
         return self.front_end.tokenizer
+
+    @property
+    def model_executor(self) -> Any:
+        """The executor of a core in this process. Raises AttributeError where it is in another."""
+        client: Any = self.front_end.client
+        try:
+            return client.engine_core.executor
+        except AttributeError:
+            text = "The core is in another process: use collective_rpc, or keep it in this one."
+            raise AttributeError(text, name="model_executor", obj=self) from None
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises EngineError when the engine was made without one."""

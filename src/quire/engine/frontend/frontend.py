@@ -117,14 +117,24 @@ class FrontEnd(Generic[Client]):
         **inputs: Any,
     ) -> RequestGroup:
         """Check a request, register it for its outputs and send it; `inputs` go to the input
-        processor.
+        processor. An `EngineCoreRequest` as prompt brings its own id, parameters and times.
 
         With tracing on, its span belongs to the trace of `trace_headers`. It ends `timeout_s`
         seconds from now (None: the timeout in its `extra_args`, if any). Raises subclasses of
         RequestError; then nothing has changed.
         """
+        if isinstance(prompt, EngineCoreRequest):
+            from quire.engine.frontend.prepared_request import parts_of  # few give one
+
+            parts = parts_of(prompt, prompt_text)
+            more = {"resumable": resumable, "has_mailbox": has_mailbox, "timeout_s": timeout_s}
+            return self.add(**{**inputs, **more, **parts})
         if not isinstance(request_id, str):
             raise InvalidType("request_id", request_id, "it must be a str")
+        if prompt_text is not None:
+            hint = "Else give {'prompt_token_ids': ..., 'prompt': ...} as the prompt."
+            allowed = "it goes with an EngineCoreRequest"
+            raise InvalidParameter("prompt_text", prompt_text, allowed, hint)
         request, text = self.inputs.process(
             prompt,
             params,
@@ -136,13 +146,15 @@ class FrontEnd(Generic[Client]):
         timeout_s = _timeout_s(timeout_s, request.params)
         request.data_parallel_rank = data_parallel_rank
         request.resumable = resumable
+        request.external_req_id = request_id
+        request.request_id = internal_id = f"{request_id}-{request.handle:08x}"
         requests, own = [request], request.params
         if isinstance(own, SamplingParams) and own.n > 1:
             requests = fan_out(request, own)
         group = RequestGroup(
             request_id=request_id,
-            internal_id=f"{request_id}-{request.handle:08x}",
-            prompt=text if prompt_text is None else prompt_text,
+            internal_id=internal_id,
+            prompt=text,
             prompt_token_ids=request.prompt_token_ids,
             output_kind=request.params.output_kind,
             handles=range(request.handle, request.handle + len(requests)),

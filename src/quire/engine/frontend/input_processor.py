@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -137,6 +138,35 @@ class InputProcessor:
         request.seed = self._seed_of(own)
         request.thinking = self._thinking(own, token_ids)
         return request, parsed.text
+
+    def process_inputs(
+        self,
+        request_id: str,
+        prompt: object,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> EngineCoreRequest:
+        """A checked request, to be given to `add_request` or `generate` as the prompt; the engine
+        is not changed. Raises subclasses of RequestError.
+        """
+        request, text = self.process(
+            prompt,
+            params,
+            handle=-1,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            priority=priority,
+        )
+        request.request_id, request.prompt_text = request_id, text
+        request.trace_headers = None if trace_headers is None else dict(trace_headers)
+        request.data_parallel_rank = data_parallel_rank
+        return request
 
     def _process_pooling(
         self,

@@ -43,6 +43,10 @@ class FinishReason(enum.IntEnum):
         return self.name.lower()
 
 
+FINISH_REASON_STRINGS = tuple(map(str, FinishReason))
+"""Those words, by number."""
+
+
 class EngineCoreEventType(enum.IntEnum):
     """The events of a request in a core."""
 
@@ -86,13 +90,17 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `output_token_ids` are tokens that were emitted before the core was restarted: the core
     continues after them. `data_parallel_rank` pins it to one core. `resumable` says that more input
     may follow under the same handle. `timeout_s` counts from its arrival at the core.
+
+    `request_id` is the engine's own name of the request and `external_req_id` the caller's; the
+    core goes by the handle. `prompt_text` and `trace_headers` are of one that a program gives to an
+    engine in place of a prompt (frontend/prepared_request.py), and do not travel.
     """
 
-    handle: int
-    prompt_token_ids: list[int]
-    params: RequestParams
-    seed: int
-    arrival_time: float
+    handle: int = -1
+    prompt_token_ids: list[int] = []
+    params: RequestParams = msgspec.field(default_factory=SamplingParams)
+    seed: int = 0
+    arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
     output_token_ids: list[int] = []
@@ -105,6 +113,10 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     continues: bool = False
     """More input for a request that was sent as resumable; passed over when that has ended."""
     thinking: Thinking | None = None
+    request_id: str = ""
+    external_req_id: str | None = None
+    trace_headers: dict[str, str] | None = None
+    prompt_text: str | None = None
 
     @property
     def sampling_params(self) -> SamplingParams | None:
@@ -277,6 +289,16 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
         """One view for each request that has new tokens or has ended; not kept."""
         return list(self)
 
+    @property
+    def scheduler_stats(self) -> SchedulerStats | None:
+        """`stats`, by the reference's name."""
+        return self.stats
+
+    @property
+    def finished_requests(self) -> set[str] | None:
+        """The `request_id`s of the outputs that are their request's last; None without any."""
+        return {str(end.handle) for end in self.finished} or None
+
     def __iter__(self) -> Iterator[EngineCoreOutput]:
         ended = {end.handle: end for end in self.finished}
         start = 0
@@ -299,6 +321,11 @@ class EngineCoreOutput:
     columns: EngineCoreOutputs
     start: int
     """Where its ids begin in `columns.token_ids`."""
+
+    @property
+    def request_id(self) -> str:
+        """The request's handle, as text: names stay in the front end."""
+        return str(self.handle)
 
     @property
     def finished(self) -> bool:
