@@ -118,7 +118,7 @@ def test_pausing_keeps_or_ends_what_there_is():
             lambda e: LLMEngine(executor_class=dict),
             NotBuiltYet,
             "executor_class=<class 'dict'> is not allowed: this release does not implement "
-            "it. Leave it out.",
+            "it. Give executor_class_of(vllm_config) of quire.executor.backends, or leave it out.",
         ),
         (
             lambda e: LLMEngine(),

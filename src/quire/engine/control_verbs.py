@@ -83,12 +83,19 @@ class ControlVerbs(UnbuiltEngineMethods):
         return Utility("release_kv_cache_memory")
 
     @verb("profile", combine=joined, is_repeatable=False, convert=lambda files: None)
-    def start_profile(self, profile_prefix: str | None = None) -> Utility[None]:
-        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so.
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> Utility[None]:
+        """Begin a trace of the steps, in a file of `profiler_config`'s folder whose name starts so,
+        after `delay_iterations` steps and of `max_iterations` at most (None: as configured).
 
         Raises InvalidParameter without `profiler_config`, ProfilerAlreadyActive.
         """
-        return Utility("profile", (True, profile_prefix))
+        return Utility("profile", (True, profile_prefix, delay_iterations, max_iterations))
 
     @verb(
         "profile", combine=joined, is_repeatable=False, convert=lambda files: [*filter(None, files)]
@@ -108,7 +115,8 @@ class ControlVerbs(UnbuiltEngineMethods):
         """Call a method of every worker by name, or, where the workers are in this process, a
         function with each worker as first argument; one result for each worker.
 
-        Raises TimeoutError when a core in another process has not answered after `timeout` seconds.
+        Raises TimeoutError after `timeout` seconds. The call itself is not ended: a core in another
+        process, or whoever uses one in this process next, goes on when it is done.
         """
         return Utility("collective_rpc", (method, None, list(args), dict(kwargs or {})), timeout)
 

@@ -46,6 +46,7 @@ class WaitingQueue:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._requests: list[Request] = []
+        self._deferred: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -55,6 +56,15 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         insort(self._requests, request, key=self._policy)
+        if request.prerequisites:
+            self._deferred.append(request)
+
+    @property
+    def num_deferred(self) -> int:
+        """How many of them wait for a prerequisite. O(those that did when this was last read)."""
+        waits = (State.WAITING, State.PREEMPTED)
+        self._deferred = [r for r in self._deferred if r.state in waits and not r.is_ready]
+        return len(self._deferred)
 
     def remove(self, request: Request) -> None:
         index = bisect_left(self._requests, self._policy(request), key=self._policy)

@@ -187,7 +187,7 @@ class EngineCore(CoreControl):
             self._steps.append(self._boundary.launch(plan))
         if not self._steps:
             self._wait_for_prerequisite()
-            return self._outputs(SchedulerOutput(), None)
+            return self.report()
         runner_output = self._steps.popleft().result()
         outputs = self._outputs(
             self.scheduler.update(runner_output.result, self._clock()), runner_output
@@ -195,6 +195,10 @@ class EngineCore(CoreControl):
         if self._waiting:
             self._settle()
         return outputs
+
+    def report(self) -> EngineCoreOutputs:
+        """Outputs without a step: how the queues stand, and what has ended without one."""
+        return self._outputs(SchedulerOutput(), None)
 
     def step_with_batch_queue(self) -> EngineCoreOutputs:
         """The same as `step`, which already keeps up to `depth` steps in flight."""
@@ -274,9 +278,10 @@ class EngineCore(CoreControl):
         )
         since = [now - then for now, then in zip(counted, self._counted, strict=True)]
         self._counted = counted
-        return SchedulerStats(
-            len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage, *since
-        )
+        queue = len(scheduler.running), len(scheduler.waiting), scheduler.memory.pool.usage
+        stats = SchedulerStats(*queue, *since)
+        stats.num_deferred_reqs = scheduler.waiting.num_deferred
+        return stats
 
 
 def _finished(ending: FinishedRequest) -> Finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.config.plan import EnginePlan
@@ -66,3 +67,8 @@ class EngineAttributes:
             name="renderer",
             obj=self,
         )
+
+    def __del__(self) -> None:
+        """End the cores of an engine that nothing refers to any more."""
+        if "front_end" in vars(self) and not sys.is_finalizing():
+            self.front_end.shutdown()

@@ -76,7 +76,7 @@ class FrontEnd(Generic[Client]):
         self.sampling_defaults = dict(sampling_defaults or {})
         self.plan = plan
         self.tracer = tracer
-        self._has_warned = False
+        self._has_warned = self._is_closed = False
         self.stats: Stats = stats or EngineStats(model_name, inputs.limits.max_model_len)
         self._next_handle = client_index << CLIENT_SHIFT
         self._deadlines: list[tuple[float, str]] = []
@@ -240,7 +240,10 @@ class FrontEnd(Generic[Client]):
         return processed
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """Shut down the core through its client, and the helpers on this side."""
+        """Shut down the core through its client, and the helpers on this side. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.client.shutdown(timeout_s)
         self.inputs.close()
         if self.tracer is not None:

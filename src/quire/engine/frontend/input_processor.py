@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.engine.frontend.pooling_input import (
+    TRUNCATE,
     PoolingFacts,
     check_length,
     completed,
     require_pooling_params,
     take_truncation,
+    with_truncation,
 )
 from quire.engine.wire.messages import EngineCoreRequest
 from quire.errors import InvalidParameter, InvalidType, NotBuiltYet, PromptTooLong
@@ -123,7 +125,8 @@ class InputProcessor:
             )
         own = self._own_params(params)
         parsed = parse_prompt(prompt)
-        token_ids = self.prompt_token_ids(parsed, tokenization_kwargs)
+        kwargs = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
+        token_ids = self.prompt_token_ids(parsed, kwargs)
         self._check_experts_start(own.routed_experts_prompt_start, len(token_ids))
         own.limit_output(self.limits.max_model_len - len(token_ids))
         request = EngineCoreRequest(
@@ -179,7 +182,8 @@ class InputProcessor:
         """The message of a pooling request, whose prompt may be as long as the model takes."""
         limit = self.limits.max_model_len
         side = "right" if self._tokenizer is None else self._tokenizer.truncation_side
-        kwargs, cut = take_truncation(tokenization_kwargs, limit, side)
+        asked = with_truncation(tokenization_kwargs, own.truncate_prompt_tokens)
+        kwargs, cut = take_truncation(asked, limit, side)
         if parsed.token_ids is None:
             text = parsed.text or ""
             ids = self._encode(text.lower() if facts.lowers_input else text, kwargs)
@@ -284,12 +288,19 @@ class InputProcessor:
     def prompt_token_ids(
         self, parsed: ParsedPrompt, tokenization_kwargs: Mapping[str, Any] | None
     ) -> list[int]:
-        """Return the prompt's ids; at least one more token fits the model. Raises InvalidParameter
-        for an empty prompt or an unknown id, PromptTooLong.
+        """Return the prompt's ids; at least one more token fits the model. With
+        `truncate_prompt_tokens` (-1: as many as fit) the last ones are left, or the first ones
+        where `truncation_side` is "right". Raises InvalidParameter for an empty prompt or an
+        unknown id, PromptTooLong.
         """
-        token_ids = parsed.token_ids
+        token_ids, cut = parsed.token_ids, None
+        if tokenization_kwargs and TRUNCATE in tokenization_kwargs:
+            room = self.limits.max_model_len - 1
+            tokenization_kwargs, cut = take_truncation(tokenization_kwargs, room, "left")
         if token_ids is None:
             token_ids = self._encode(parsed.text or "", tokenization_kwargs)
+        elif cut is not None:
+            token_ids = cut.of(token_ids)
         if len(token_ids) >= self.limits.max_model_len:
             raise PromptTooLong(len(token_ids), self.limits.max_model_len)
         self._check_ids(token_ids, parsed)

@@ -195,7 +195,9 @@ class Started(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A core after a step, for metrics: how it stands, and what was counted since the last ones."""
+    """A core after a step, for metrics: how it stands, and what was counted since the last ones.
+    Of the waiting requests `num_deferred_reqs` cannot run yet, because a grammar is being made.
+    """
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
@@ -204,6 +206,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     prefix_cache_requests: int = 0
+    num_deferred_reqs: int = 0
 
     @property
     def prefix_cache_stats(self) -> PrefixCacheStats:
