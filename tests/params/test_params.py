@@ -175,6 +175,10 @@ def test_unknown_keyword_is_named():
         SamplingParams.from_optional(best_of=3)
 
 
+def test_a_former_name_may_be_none():
+    assert SamplingParams(best_of=None) == SamplingParams()
+
+
 ACCEPTED = [
     ({"seed": -1}, "seed", None),
     ({"seed": 0}, "seed", 0),

@@ -113,7 +113,7 @@ SERVED: dict[str, dict[str, str]] = {
             FinishReason PauseMode UtilityOutput"""
     },
     "vllm.v1.engine.async_llm": {
-        "quire": "AsyncLLM",
+        "quire": "AsyncLLM AsyncEngineArgs SamplingParams PoolingParams RequestOutput",
         "quire.engine": "InputStreamError StreamingInput",
     },
     "vllm.v1.engine.core": {"quire.engine": "EngineCore EngineCoreProc DPEngineCoreProc"},

@@ -133,6 +133,11 @@ class UnbuiltArgs:
         {},
         flags=("-ac",),
     )
+    renderer_num_workers: int = unbuilt(
+        1,
+        "threads that render prompts",
+        "Prompts are rendered in the API server: --api-server-count.",
+    )
     # Transfer, observation
     reasoning_parser: str | None = unbuilt(
         None, "split reasoning from the answer", "Split the text after generation.", ""
